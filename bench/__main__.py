@@ -37,11 +37,17 @@ ROWS = {
 def main() -> int:
     """Return 0 when all was measured, 1 when a measure failed, 3 under --strict when a promised ratio was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"any of {', '.join(ROWS)} (default: all)")
     parser.add_argument(
-        "--json", type=pathlib.Path, help="where to keep the figures (default: bench/results/<time>.json)"
+        "rows", nargs="*", metavar="ROW", help=f"any of {', '.join(ROWS)} (default: all)"
     )
-    parser.add_argument("--strict", action="store_true", help="exit 3 when a ratio is below its goal")
+    parser.add_argument(
+        "--json",
+        type=pathlib.Path,
+        help="where to keep the figures (default: bench/results/<time>.json)",
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit 3 when a ratio is below its goal"
+    )
     parser.add_argument("--one", nargs=2, metavar=("ROW", "FILE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -69,7 +75,9 @@ def main() -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")
     missed = [record["measure"] for record in report["rows"] if record["met"] is False]
-    print(f"# {len(report['rows'])} figures in {path}; below their goal: {', '.join(missed) or 'none'}")
+    print(
+        f"# {len(report['rows'])} figures in {path}; below their goal: {', '.join(missed) or 'none'}"
+    )
     return 1 if report["failed"] else 3 if missed and args.strict else 0
 
 
@@ -84,7 +92,13 @@ def _run(name: str) -> tuple[list[dict[str, typing.Any]], str | None, str | None
         command = [sys.executable, "-m", "bench", "--one", name, str(out)]
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s, check=False
+                command,
+                cwd=ROOT,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return [], f"not done after {limit_s} s", None
@@ -99,7 +113,9 @@ def _one(name: str, out: str) -> int:
     with tempfile.TemporaryDirectory(prefix=f"ddptrain-{name}-") as scratch:
         found: list[row.Row | row.NotHere] = []
         try:
-            found += importlib.import_module(f"bench.rows.{name.replace('-', '_')}").run(pathlib.Path(scratch))
+            found += importlib.import_module(f"bench.rows.{name.replace('-', '_')}").run(
+                pathlib.Path(scratch)
+            )
         except row.NotHere as e:
             found.append(e)
     rows = [one.as_record() for one in found if isinstance(one, row.Row)]
@@ -110,7 +126,11 @@ def _one(name: str, out: str) -> int:
 
 def _shown(record: dict[str, typing.Any]) -> str:
     ours, peer = (f"{record[key]:.4g} {record['unit']}" for key in ("ours", "peer"))
-    goal = "" if record["goal"] is None else f"{record['goal']:g} {'met' if record['met'] else 'MISSED'}"
+    goal = (
+        ""
+        if record["goal"] is None
+        else f"{record['goal']:g} {'met' if record['met'] else 'MISSED'}"
+    )
     about = "; ".join(filter(None, (record["peer_name"], record["note"])))
     return _line(record["measure"], ours, peer, f"{record['ratio']:.2f}", goal, about)
 
@@ -123,7 +143,10 @@ def _machine() -> dict[str, typing.Any]:
     import torch
 
     lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
         "began": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}",

@@ -18,10 +18,14 @@ def environment() -> str:
     if os.geteuid() != 0:
         raise row.NotHere("the sandbox needs root")
     if '"trainer/0"' not in ctl("status", "--format", "json", check=False):
-        raise row.NotHere(f"no sandbox model {MODEL} with the trainer: ./sandboxctl deploy ./bundle.yaml")
+        raise row.NotHere(
+            f"no sandbox model {MODEL} with the trainer: ./sandboxctl deploy ./bundle.yaml"
+        )
     archive = login("ls -t /mnt/shared/environments/*.tar.zst | head -n 1")
     if not archive:
-        raise row.NotHere("no environment in the sandbox: ./sandboxctl run trainer/0 install-environment")
+        raise row.NotHere(
+            "no environment in the sandbox: ./sandboxctl run trainer/0 install-environment"
+        )
     return archive.rsplit("/", 1)[-1].removesuffix(".tar.zst")
 
 
@@ -52,5 +56,7 @@ def ctl(*words: str, check: bool = True) -> str:
     argv = [str(CTL), "--model", MODEL, *words]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S * 2, check=False)
     if check and done.returncode:
-        raise RuntimeError(f"{' '.join(words)[:200]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
+        raise RuntimeError(
+            f"{' '.join(words)[:200]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}"
+        )
     return done.stdout

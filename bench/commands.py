@@ -37,7 +37,9 @@ def start(ranks: int, *args: object, **env: str) -> subprocess.Popen[str]:
 def popen(command: list[str], **env: str) -> subprocess.Popen[str]:
     """Start a command, one thread per process, its output in a pipe."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **env}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def wait_for(process: subprocess.Popen[str], text: str) -> str:

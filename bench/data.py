@@ -19,7 +19,9 @@ def corpus(limit_bytes: int) -> list[str]:
     NotHere when the machine has less.
     """
     paths = sysconfig.get_paths()
-    found = {path for name in ("stdlib", "purelib") for path in pathlib.Path(paths[name]).rglob("*.py")}
+    found = {
+        path for name in ("stdlib", "purelib") for path in pathlib.Path(paths[name]).rglob("*.py")
+    }
     documents: list[str] = []
     size = 0
     for path in sorted(found, key=lambda path: (zlib.crc32(str(path).encode()), path)):
@@ -28,7 +30,9 @@ def corpus(limit_bytes: int) -> list[str]:
         size += len(whole)
         if size >= limit_bytes:
             return documents
-    raise row.NotHere(f"{limit_bytes >> 20} MiB of text wanted, Python and its packages have {size >> 20} MiB here")
+    raise row.NotHere(
+        f"{limit_bytes >> 20} MiB of text wanted, Python and its packages have {size >> 20} MiB here"
+    )
 
 
 def dataset(root: pathlib.Path, tokens: int, vocab: int, *, num_shards: int = 1) -> shards.Dataset:
@@ -39,7 +43,14 @@ def dataset(root: pathlib.Path, tokens: int, vocab: int, *, num_shards: int = 1)
         for number in range(num_shards if split == "train" else 1):
             body = (rng.integers(0, vocab, count // num_shards) // 2 * 2 % vocab).astype(np.uint16)
             name = f"{split}/shard-{number:05d}.bin"
-            entries[split].append({"split": split, "file": name, "docs": 1, **shards.write(root / name, [body], "<u2")})
+            entries[split].append(
+                {
+                    "split": split,
+                    "file": name,
+                    "docs": 1,
+                    **shards.write(root / name, [body], "<u2"),
+                }
+            )
     identity = tokenizers.Identity("bench", vocab, 0, "0")
     manifest = {
         "format": 1,

@@ -22,9 +22,13 @@ FIELDS = ("pci.bus_id", "uuid", "name", "driver_version", "mig.mode.current")
 
 def output(*argv: str) -> str:
     """Return a command's output; the programs of slurm-gpu and the bench find their modules."""
-    places = os.pathsep.join(str(ROOT / place) for place in ("charms/slurm-gpu/src", "lib", "payload", "."))
+    places = os.pathsep.join(
+        str(ROOT / place) for place in ("charms/slurm-gpu/src", "lib", "payload", ".")
+    )
     environment = {**os.environ, "PYTHONPATH": places}
-    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, env=environment, timeout=3600).stdout
+    return subprocess.run(
+        argv, check=True, stdout=subprocess.PIPE, text=True, env=environment, timeout=3600
+    ).stdout
 
 
 def bus_id(text: str) -> str:
@@ -36,7 +40,9 @@ def bus_id(text: str) -> str:
 def cards() -> tuple[list[dict[str, typing.Any]], list[str]]:
     """Return the cards that slurm-gpu lists, and how they differ from nvidia-smi's."""
     found = json.loads(output(sys.executable, str(READER)))
-    listed = output("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+    listed = output(
+        "nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"
+    )
     differences: list[str] = []
     ours = {bus_id(card["bus_id"]): card for card in found["gpus"]}
     theirs = {bus_id(line.split(", ")[0]): line.split(", ") for line in listed.splitlines()}
@@ -50,7 +56,11 @@ def cards() -> tuple[list[dict[str, typing.Any]], list[str]]:
             "driver": (found["driver"], driver),
             "mig": (card["mig"], mig == "Enabled"),
         }
-        differences += [f"{bus} {key}: {one}, nvidia-smi {two}" for key, (one, two) in pairs.items() if one != two]
+        differences += [
+            f"{bus} {key}: {one}, nvidia-smi {two}"
+            for key, (one, two) in pairs.items()
+            if one != two
+        ]
     return found["gpus"], differences
 
 
@@ -60,9 +70,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         report = pathlib.Path(scratch, "row.json")
         done = subprocess.run(
-            [sys.executable, "-m", "bench", "gpu", "--json", str(report)], cwd=ROOT, stdout=sys.stderr, check=False
+            [sys.executable, "-m", "bench", "gpu", "--json", str(report)],
+            cwd=ROOT,
+            stdout=sys.stderr,
+            check=False,
         )
-        row = json.loads(report.read_text()) if report.exists() else {"failed": f"exit status {done.returncode}"}
+        row = (
+            json.loads(report.read_text())
+            if report.exists()
+            else {"failed": f"exit status {done.returncode}"}
+        )
     print(json.dumps({"cards": listed, "differences": differences, "row": row}, indent=2))
     return int(bool(differences) or not row.get("rows"))
 

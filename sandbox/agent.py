@@ -40,7 +40,9 @@ class Agent:
                     return message
                 show(message)
         self._stderr.seek(0)
-        last = self._stderr.read().decode(errors="replace").splitlines()[-20:] or ["no error output"]
+        last = self._stderr.read().decode(errors="replace").splitlines()[-20:] or [
+            "no error output"
+        ]
         problem = f"the host stopped in the middle of the hook ({last[-1]})"
         return {"ok": False, "error": problem, "trace": "\n".join(last)}
 

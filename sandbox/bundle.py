@@ -34,7 +34,9 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 ARCH = "arch=amd64"  # the one constraint that the sandbox takes, as it means nothing here
-NOT_PLAYED = "Not played by the sandbox."  # the description of such endpoints and options of stand-ins
+NOT_PLAYED = (
+    "Not played by the sandbox."  # the description of such endpoints and options of stand-ins
+)
 
 Json = dict[str, typing.Any]
 
@@ -58,24 +60,32 @@ class BundleApplication:
 class Bundle:
     """The merged bundle: its applications by name, and relations as two `application:endpoint`."""
 
-    applications: dict[str, BundleApplication] = dataclasses.field(default_factory=dict[str, BundleApplication])
+    applications: dict[str, BundleApplication] = dataclasses.field(
+        default_factory=dict[str, BundleApplication]
+    )
     relations: list[tuple[str, str]] = dataclasses.field(default_factory=list[tuple[str, str]])
 
 
 class _Loader(yaml.SafeLoader):
     """Refuses a key that is given twice."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[typing.Hashable, typing.Any]:
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[typing.Hashable, typing.Any]:
         keys: list[str] = []
         for key, _ in node.value:
             if key.value in keys:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
+                )
             keys.append(key.value)
         return super().construct_mapping(node, deep)
 
 
 def load(
-    path: pathlib.Path, overlays: collections.abc.Sequence[pathlib.Path] = (), defaults: pathlib.Path | None = None
+    path: pathlib.Path,
+    overlays: collections.abc.Sequence[pathlib.Path] = (),
+    defaults: pathlib.Path | None = None,
 ) -> Bundle:
     """Read `path`, merge the part of `defaults` about its applications, then `overlays`.
 
@@ -87,7 +97,9 @@ def load(
         _merge(bundle, path, document)
     for document in _parse(defaults) if defaults is not None else []:
         for name, body in document["applications"].items():
-            _merge_application(bundle, typing.cast(pathlib.Path, defaults), name, body, is_default=True)
+            _merge_application(
+                bundle, typing.cast(pathlib.Path, defaults), name, body, is_default=True
+            )
     for file in overlays:
         for document in _parse(file):
             _merge(bundle, file, document)
@@ -95,13 +107,19 @@ def load(
     return bundle
 
 
-def single(charm: pathlib.Path, app: str, options: Json, attach: tuple[str, ...], defaults: pathlib.Path) -> Bundle:
+def single(
+    charm: pathlib.Path, app: str, options: Json, attach: tuple[str, ...], defaults: pathlib.Path
+) -> Bundle:
     """Describe the deployment of one charm with one unit, as `juju deploy ./CHARM [APP]` makes it."""
-    of_charm = next((document["applications"].get(charm.stem) for document in _parse(defaults)), None)
+    of_charm = next(
+        (document["applications"].get(charm.stem) for document in _parse(defaults)), None
+    )
     bundle = Bundle()
     if of_charm is not None:
         _merge_application(bundle, defaults, app, of_charm, is_default=True)
-    _merge_application(bundle, charm, app, {"charm": str(charm.resolve()), "num_units": 1, "options": options})
+    _merge_application(
+        bundle, charm, app, {"charm": str(charm.resolve()), "num_units": 1, "options": options}
+    )
     bundle.applications[app].attach = attach
     return bundle
 
@@ -132,22 +150,32 @@ def _check_keys(where: str, given: Json, known: frozenset[str]) -> None:
 def _merge(bundle: Bundle, file: pathlib.Path, document: Json) -> None:
     _check_keys(file.name, document, _BUNDLE_KEYS)
     if "machines" in document:
-        raise SandboxError(f"{file.name}: the sandbox gives every unit a host of its own: no machines section")
+        raise SandboxError(
+            f"{file.name}: the sandbox gives every unit a host of its own: no machines section"
+        )
     for name, body in _mapping(file, "applications", document.get("applications")).items():
         if body is not None:
             _merge_application(bundle, file, name, body)
             continue
         if name not in bundle.applications:
-            raise SandboxError(f"{file.name}: no application {name!r} to remove{_guess(name, bundle.applications)}")
+            raise SandboxError(
+                f"{file.name}: no application {name!r} to remove{_guess(name, bundle.applications)}"
+            )
         del bundle.applications[name]
-        bundle.relations = [ends for ends in bundle.relations if all(end.split(":")[0] != name for end in ends)]
+        bundle.relations = [
+            ends for ends in bundle.relations if all(end.split(":")[0] != name for end in ends)
+        ]
     relations: object = document.get("relations") or []
-    for ends in typing.cast(list[object], relations) if isinstance(relations, list) else [relations]:
+    for ends in (
+        typing.cast(list[object], relations) if isinstance(relations, list) else [relations]
+    ):
         match ends:
             case [str(first), str(second)]:
                 bundle.relations.append((first, second))
             case _:
-                raise SandboxError(f"{file.name}: relation {ends!r} is not a list of two application:endpoint")
+                raise SandboxError(
+                    f"{file.name}: relation {ends!r} is not a list of two application:endpoint"
+                )
 
 
 def _merge_application(
@@ -169,7 +197,9 @@ def _merge_application(
         charm = str(body["charm"])
         app.charm = str((file.parent / charm).resolve()) if charm.startswith((".", "/")) else charm
     if not app.charm and not is_default:
-        raise SandboxError(f"{where} has no charm, and the bundle lacks it{_guess(name, bundle.applications)}")
+        raise SandboxError(
+            f"{where} has no charm, and the bundle lacks it{_guess(name, bundle.applications)}"
+        )
     bundle.applications[name] = app
 
 
@@ -182,13 +212,17 @@ def check(bundle: Bundle, metadata: collections.abc.Mapping[str, Json]) -> None:
     for app in bundle.applications.values():
         declared = metadata[app.name]
         for option, value in app.body.get("options", {}).items():
-            if problem := option_problem(option, value, section(section(declared, "config"), "options")):
+            if problem := option_problem(
+                option, value, section(section(declared, "config"), "options")
+            ):
                 raise SandboxError(f"{app.name}: {problem}")
         _check_units(app, declared)
         known = section(declared, "resources")
         for resource, path in app.body.get("resources", {}).items():
             if resource not in known:
-                raise SandboxError(f"{app.name} has no resource {resource!r}{_guess(resource, known)}")
+                raise SandboxError(
+                    f"{app.name} has no resource {resource!r}{_guess(resource, known)}"
+                )
             if isinstance(path, str) and not pathlib.Path(path).is_file():
                 raise SandboxError(f"{app.name}: resource {resource!r}: no file {path}")
     for ends in bundle.relations:
@@ -206,19 +240,27 @@ def _check_units(app: BundleApplication, metadata: Json) -> None:
         raise SandboxError(f"{app.name} is subordinate: it has no constraints")
     for key in ("constraints", "to"):
         if app.body.get(key, ARCH) != ARCH:
-            raise SandboxError(f"{app.name}: {key} is for Juju's machines: leave this overlay out in the sandbox")
+            raise SandboxError(
+                f"{app.name}: {key} is for Juju's machines: leave this overlay out in the sandbox"
+            )
     if app.body.get("base", _BASES[0]) not in _BASES:
-        raise SandboxError(f"{app.name}: the sandbox's hosts have base {' or '.join(_BASES)}, not {app.body['base']}")
+        raise SandboxError(
+            f"{app.name}: the sandbox's hosts have base {' or '.join(_BASES)}, not {app.body['base']}"
+        )
 
 
-def option_problem(option: str, value: object, declared: collections.abc.Mapping[str, Json]) -> str | None:
+def option_problem(
+    option: str, value: object, declared: collections.abc.Mapping[str, Json]
+) -> str | None:
     """Return the mistake in setting `option` to `value`, or None."""
     if option not in declared:
         return f"no option {option!r}{_guess(option, declared)}"
     if declared[option].get("description") == NOT_PLAYED:
         return f"the sandbox does not play option {option!r}"
     kind = declared[option]["type"]
-    fits = isinstance(value, _OPTION_TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+    fits = isinstance(value, _OPTION_TYPES[kind]) and (
+        kind == "boolean" or not isinstance(value, bool)
+    )
     return None if fits else f"option {option!r} is of type {kind}, not {value!r}"
 
 
@@ -228,14 +270,20 @@ def check_relation(ends: tuple[str, str], metadata: collections.abc.Mapping[str,
     for end in ends:
         app, _, endpoint = end.partition(":")
         if app not in metadata:
-            raise SandboxError(f"relation {list(ends)}: no application {app!r}{_guess(app, metadata)}")
+            raise SandboxError(
+                f"relation {list(ends)}: no application {app!r}{_guess(app, metadata)}"
+            )
         endpoints = endpoints_of(metadata[app])
         if not endpoint:
-            raise SandboxError(f"relation {list(ends)}: name the endpoint of {app} ({', '.join(endpoints)})")
+            raise SandboxError(
+                f"relation {list(ends)}: name the endpoint of {app} ({', '.join(endpoints)})"
+            )
         if endpoint not in endpoints:
             raise SandboxError(f"{app} has no endpoint {endpoint!r}{_guess(endpoint, endpoints)}")
         if endpoints[endpoint].get("description") == NOT_PLAYED:
-            raise SandboxError(f"relation {list(ends)}: the sandbox does not play {end}: leave the relation out here")
+            raise SandboxError(
+                f"relation {list(ends)}: the sandbox does not play {end}: leave the relation out here"
+            )
         sides.append(endpoints[endpoint] | {"subordinate": metadata[app].get("subordinate")})
     a, b = sides
     if a["interface"] != b["interface"]:
@@ -248,14 +296,21 @@ def check_relation(ends: tuple[str, str], metadata: collections.abc.Mapping[str,
         )
     container = "container" in (a["scope"], b["scope"])
     if container and not (a["subordinate"] or b["subordinate"]):
-        raise SandboxError(f"{ends[0]} and {ends[1]} live in one container, but neither charm is subordinate")
+        raise SandboxError(
+            f"{ends[0]} and {ends[1]} live in one container, but neither charm is subordinate"
+        )
     return container
 
 
 def endpoints_of(metadata: Json) -> dict[str, Json]:
     """Return {endpoint: {role, interface, scope, limit}} of a charm, with the `juju-info` that every charm provides."""
     found: dict[str, Json] = {
-        "juju-info": {"role": "provides", "interface": "juju-info", "scope": "global", "limit": None}
+        "juju-info": {
+            "role": "provides",
+            "interface": "juju-info",
+            "scope": "global",
+            "limit": None,
+        }
     }
     for role in ("provides", "requires"):
         for name, spec in section(metadata, role).items():

@@ -27,7 +27,15 @@ from sandbox.engine import Engine, Progress
 from sandbox.hosts import Hosts
 from sandbox.store import Model, SandboxError, Store
 
-LEVELS = ("TRACE", "DEBUG", "INFO", "ACTION", "WARNING", "ERROR", "CRITICAL")  # Juju's, and an action's own log
+LEVELS = (
+    "TRACE",
+    "DEBUG",
+    "INFO",
+    "ACTION",
+    "WARNING",
+    "ERROR",
+    "CRITICAL",
+)  # Juju's, and an action's own log
 _OVERLAY = pathlib.Path(__file__).parent / "overlay.yaml"
 
 
@@ -67,7 +75,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _as_block(dumper: typing.Any, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    )
 
 
 _Dumper.add_representer(str, _as_block)
@@ -78,12 +88,21 @@ def _as_yaml(results: dict[str, typing.Any]) -> str:
 
 
 _once_option = click.option(
-    "--once", is_flag=True, help="Send no update-status, neither by chance nor to units that wait at the end."
+    "--once",
+    is_flag=True,
+    help="Send no update-status, neither by chance nor to units that wait at the end.",
 )
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("-m", "--model", default="default", show_default=True, envvar="SLURM_DDP_MODEL", help="Which deployment.")
+@click.option(
+    "-m",
+    "--model",
+    default="default",
+    show_default=True,
+    envvar="SLURM_DDP_MODEL",
+    help="Which deployment.",
+)
 @click.option(
     "--juju",
     type=click.Choice(list(versions.VERSIONS)),
@@ -98,7 +117,9 @@ def cli(context: click.Context, model: str, juju: str | None) -> None:
     context.obj = Store(model, juju=juju)
 
 
-def _changes_model(function: collections.abc.Callable[..., None]) -> collections.abc.Callable[..., None]:
+def _changes_model(
+    function: collections.abc.Callable[..., None],
+) -> collections.abc.Callable[..., None]:
     """Give a function the model to change, and wait until everything that follows has run."""
 
     @functools.wraps(function)
@@ -113,10 +134,26 @@ def _changes_model(function: collections.abc.Callable[..., None]) -> collections
 @click.argument("bundle", metavar="BUNDLE|CHARM", type=click.Path(path_type=pathlib.Path))
 @click.argument("app", required=False)
 @click.option(
-    "--overlay", "overlays", multiple=True, type=click.Path(path_type=pathlib.Path), help="Merge this over the bundle."
+    "--overlay",
+    "overlays",
+    multiple=True,
+    type=click.Path(path_type=pathlib.Path),
+    help="Merge this over the bundle.",
 )
-@click.option("--config", "options", multiple=True, metavar="KEY=VALUE", help="Set an option of the charm; repeatable.")
-@click.option("--attach-storage", "attach", multiple=True, metavar="ID", help="Give the charm's unit this storage.")
+@click.option(
+    "--config",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set an option of the charm; repeatable.",
+)
+@click.option(
+    "--attach-storage",
+    "attach",
+    multiple=True,
+    metavar="ID",
+    help="Give the charm's unit this storage.",
+)
 @_once_option
 @click.pass_obj
 def deploy(
@@ -184,9 +221,14 @@ def demo(store: Store) -> None:
 @click.argument("unit")
 @click.argument("action")
 @click.argument("params", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--format", "form", type=click.Choice(["plain", "json"]), default="plain", show_default=True)
 @click.option(
-    "--wait", expose_value=False, metavar="TIME", help="As in Juju; the sandbox waits for the end in any case."
+    "--format", "form", type=click.Choice(["plain", "json"]), default="plain", show_default=True
+)
+@click.option(
+    "--wait",
+    expose_value=False,
+    metavar="TIME",
+    help="As in Juju; the sandbox waits for the end in any case.",
 )
 @click.pass_obj
 def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str) -> None:
@@ -197,8 +239,14 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
         outcome = engine.act(unit, action, values)
     failure, results = outcome["failure"], outcome["results"]
     if form == "json":
-        state = {"status": "completed"} if failure is None else {"status": "failed", "message": failure}
-        click.echo(json.dumps({unit: {"id": outcome["id"], "unit": unit, "results": results, **state}}, indent=2))
+        state = (
+            {"status": "completed"} if failure is None else {"status": "failed", "message": failure}
+        )
+        click.echo(
+            json.dumps(
+                {unit: {"id": outcome["id"], "unit": unit, "results": results, **state}}, indent=2
+            )
+        )
     elif results:
         click.echo(_as_yaml(results), nl=False)
     if failure is not None:
@@ -209,18 +257,25 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
 @click.argument("app")
 @click.argument("settings", nargs=-1, metavar="[KEY | KEY=VALUE...]")
 @click.option(
-    "--reset", multiple=True, metavar="KEY[,KEY]", help="Set these options back to their defaults; repeatable."
+    "--reset",
+    multiple=True,
+    metavar="KEY[,KEY]",
+    help="Set these options back to their defaults; repeatable.",
 )
 @_once_option
 @click.pass_obj
-def config(store: Store, app: str, settings: tuple[str, ...], *, reset: tuple[str, ...], once: bool) -> None:
+def config(
+    store: Store, app: str, settings: tuple[str, ...], *, reset: tuple[str, ...], once: bool
+) -> None:
     """Show the options of APP or, with the name of one, its value; or set some with key=value."""
     is_name = len(settings) == 1 and "=" not in settings[0]
     if not reset and (is_name or not settings):
         data = view.options_as_data(store.load().application(app))
         if is_name:
             if settings[0] not in data["settings"]:
-                raise SandboxError(f'key "{settings[0]}" not found in "{app}" application config or charm settings.')
+                raise SandboxError(
+                    f'key "{settings[0]}" not found in "{app}" application config or charm settings.'
+                )
             click.echo(data["settings"][settings[0]].get("value", ""))
         else:
             click.echo(_as_yaml(data), nl=False)
@@ -254,9 +309,13 @@ def _turn(store: Store, unit: str) -> collections.abc.Generator[None]:
         yield
 
 
-@cli.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@cli.command(
+    "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.option("-u", "--unit", help="The unit; as in Juju, in place of the first word.")
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[UNIT] -- COMMAND...")
+@click.argument(
+    "words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[UNIT] -- COMMAND..."
+)
 @click.pass_obj
 def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
     """Run a command as root on the host of UNIT: ./sandboxctl exec slurmd/0 -- sinfo."""
@@ -276,7 +335,11 @@ def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
 def ssh(store: Store, unit: str, command: tuple[str, ...]) -> None:
     """Open a shell as user ubuntu on the host of UNIT (sudo works there), or run COMMAND in one."""
     words = command[1:] if command[:1] == ("--",) else command
-    sys.exit(_run_on_host(store, unit, ["/bin/su", "-", "ubuntu", *(["-c", " ".join(words)] if words else [])]))
+    sys.exit(
+        _run_on_host(
+            store, unit, ["/bin/su", "-", "ubuntu", *(["-c", " ".join(words)] if words else [])]
+        )
+    )
 
 
 @cli.command("cancel-task")
@@ -286,7 +349,10 @@ def cancel_task(store: Store, task: str) -> None:
     """Cancel TASK, which `run` printed; on Juju 4 only one that does not run yet."""
     with store.change() as model:
         if not operator.cancel_task(model, task):
-            click.echo(f"WARNING The following tasks could not be canceled:\ntask: {task}, error: ", err=True)
+            click.echo(
+                f"WARNING The following tasks could not be canceled:\ntask: {task}, error: ",
+                err=True,
+            )
 
 
 @cli.command("add-unit")
@@ -296,12 +362,17 @@ def add_unit(model: Model, app: str) -> None:
     """Add a unit to APP, on a host of its own."""
     application = model.application(app)
     if application.subordinate:
-        raise SandboxError(f"{app} is subordinate: its units come with those of the applications it is related to")
+        raise SandboxError(
+            f"{app} is subordinate: its units come with those of the applications it is related to"
+        )
     rules.add_unit(model, application)
 
 
 _destroy_option = click.option(
-    "--destroy-storage", "destroy", is_flag=True, help="Destroy its storage, too; else it stays, detached."
+    "--destroy-storage",
+    "destroy",
+    is_flag=True,
+    help="Destroy its storage, too; else it stays, detached.",
 )
 
 
@@ -313,7 +384,9 @@ def remove_unit(model: Model, unit: str, *, destroy: bool) -> None:
     """Remove UNIT, its subordinates and its host."""
     principal = model.unit(unit).principal
     if principal:
-        raise SandboxError(f"{unit} is subordinate: remove the relation to {principal.split('/')[0]} instead")
+        raise SandboxError(
+            f"{unit} is subordinate: remove the relation to {principal.split('/')[0]} instead"
+        )
     if destroy:
         storages.destroy_with(model, [model.unit(unit)])
     rules.remove_unit(model, model.unit(unit))
@@ -321,7 +394,9 @@ def remove_unit(model: Model, unit: str, *, destroy: bool) -> None:
 
 @cli.command("remove-application")
 @click.argument("apps", nargs=-1, required=True)
-@click.option("--no-prompt", is_flag=True, expose_value=False, help="As in Juju; the sandbox does not ask.")
+@click.option(
+    "--no-prompt", is_flag=True, expose_value=False, help="As in Juju; the sandbox does not ask."
+)
 @_destroy_option
 @_changes_model
 def remove_application(model: Model, apps: tuple[str, ...], *, destroy: bool) -> None:
@@ -392,7 +467,9 @@ def grant_secret(model: Model, name: str, app: str) -> None:
 @_changes_model
 def update_status(model: Model, units: tuple[str, ...]) -> None:
     """Deliver update-status, which Juju sends every five minutes, to UNITS. [default: all]"""  # noqa: D415
-    for unit in [model.unit(name) for name in units] or [unit for unit in model.units.values() if unit.started]:
+    for unit in [model.unit(name) for name in units] or [
+        unit for unit in model.units.values() if unit.started
+    ]:
         rules.enqueue(model, unit, "update-status")
 
 
@@ -410,7 +487,9 @@ def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
     """Return the content; `key#file=PATH` takes the value from a file, as Juju does."""
     try:
         return {
-            key.removesuffix("#file"): pathlib.Path(value).read_text() if key.endswith("#file") else value
+            key.removesuffix("#file"): pathlib.Path(value).read_text()
+            if key.endswith("#file")
+            else value
             for key, value in _assignments(items).items()
         }
     except OSError as e:
@@ -418,15 +497,29 @@ def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
 
 
 @cli.command("debug-log")
-@click.option("-i", "--include", multiple=True, metavar="ENTITY", help="Only this unit or application; repeatable.")
+@click.option(
+    "-i",
+    "--include",
+    multiple=True,
+    metavar="ENTITY",
+    help="Only this unit or application; repeatable.",
+)
 @click.option("-n", "--lines", "--limit", default=500, show_default=True, type=click.IntRange(1))
 @click.option("--replay", is_flag=True, help="All lines, from the beginning.")
-@click.option("--no-tail", is_flag=True, expose_value=False, help="As in Juju; the sandbox follows no log.")
 @click.option(
-    "-l", "--level", type=click.Choice(LEVELS, case_sensitive=False), default=LEVELS[0], help="The lowest level."
+    "--no-tail", is_flag=True, expose_value=False, help="As in Juju; the sandbox follows no log."
+)
+@click.option(
+    "-l",
+    "--level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    default=LEVELS[0],
+    help="The lowest level.",
 )
 @click.pass_obj
-def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool, level: str) -> None:
+def debug_log(
+    store: Store, *, include: tuple[str, ...], lines: int, replay: bool, level: str
+) -> None:
     """Show the charms' log."""
     store.load()  # raises if the model does not exist
     logged = store.log_path.read_text().splitlines() if store.log_path.exists() else []
@@ -476,5 +569,7 @@ def destroy(store: Store, no_prompt: bool) -> None:
 
 def main() -> None:
     """Run the command line."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the agents end and release their locks
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # the agents end and release their locks
     cli(prog_name="./sandboxctl")

@@ -69,7 +69,9 @@ def run(engine: Engine, bundle: bundles.Bundle) -> str:
         made = act("install-environment")
         keep_environment(engine.hosts, engine.model, made["environment"])
     with _phase(seconds, "prepare a dataset"):
-        act("prepare-dataset", elements="2")  # on both nodes, which unpack the environment meanwhile
+        act(
+            "prepare-dataset", elements="2"
+        )  # on both nodes, which unpack the environment meanwhile
     with _phase(seconds, "train on two nodes"):
         result = act("submit-ddp", **TRAINING)
     return _summary(engine.hosts, engine.model, result, seconds)
@@ -84,7 +86,9 @@ for file in *.tar.zst *.json; do  # the manifest last: it makes the archive vali
   [ -e {_STORE}/$file ] || cp $file {_STORE}/
 done
 """
-    hosts.get(model.host_of(LOGIN)).run(["/sbin/runuser", "-u", "ubuntu", "--", "sh", "-ec", script], timeout=300)
+    hosts.get(model.host_of(LOGIN)).run(
+        ["/sbin/runuser", "-u", "ubuntu", "--", "sh", "-ec", script], timeout=300
+    )
 
 
 def keep_environment(hosts: Hosts, model: Model, archive: str) -> None:
@@ -100,19 +104,25 @@ mv .new {name}.json
     hosts.get(model.host_of(LOGIN)).run(["sh", "-ec", script], timeout=300)
 
 
-def _summary(hosts: Hosts, model: Model, result: dict[str, typing.Any], seconds: dict[str, float]) -> str:
+def _summary(
+    hosts: Hosts, model: Model, result: dict[str, typing.Any], seconds: dict[str, float]
+) -> str:
     """Return the demo's last lines: nodes, mounts, the job's result and the next commands."""
 
     def output(unit: str, *argv: str) -> str:
         return hosts.get(model.host_of(unit)).run(list(argv), timeout=30).stdout.strip()
 
     mounts = "\n".join(
-        f"  {unit:<10}{output(unit, 'findmnt', '-no', 'SOURCE,FSTYPE,TARGET', MOUNTPOINT)}" for unit in (LOGIN, *NODES)
+        f"  {unit:<10}{output(unit, 'findmnt', '-no', 'SOURCE,FSTYPE,TARGET', MOUNTPOINT)}"
+        for unit in (LOGIN, *NODES)
     )
     listed = output(LOGIN, "sinfo", "-N", "-o", "%12N %10P %10T %5c %G").splitlines()
     nodes = "\n".join(f"  {line}" for line in listed)
     outcome = "\n".join(f"  {key:<20}{result[key]}" for key in RESULTS if key in result)
-    times = "\n".join(f"  {name:<34}{s:7.1f} s" for name, s in (seconds | {"in all": sum(seconds.values())}).items())
+    times = "\n".join(
+        f"  {name:<34}{s:7.1f} s"
+        for name, s in (seconds | {"in all": sum(seconds.values())}).items()
+    )
     return (
         f"\nSlurm (sinfo):\n{nodes}\n"
         f"\nThe shared filesystem:\n{mounts}\n"

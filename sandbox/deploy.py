@@ -48,7 +48,12 @@ def stage(app: bundles.BundleApplication, directory: pathlib.Path) -> None:
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
-    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "tests"))
+    shutil.copytree(
+        source,
+        target,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "tests"),
+    )
 
 
 def apply(engine: Engine, bundle: bundles.Bundle) -> None:
@@ -101,7 +106,9 @@ def _compare_constraints(model: Model, bundle: bundles.Bundle) -> None:
         current.constraints = constraints
 
 
-def _ensure_application(engine: Engine, app: bundles.BundleApplication, staged: pathlib.Path, metadata: Json) -> None:
+def _ensure_application(
+    engine: Engine, app: bundles.BundleApplication, staged: pathlib.Path, metadata: Json
+) -> None:
     model = engine.model
     declared = section(section(metadata, "config"), "options")
     options = {
@@ -114,15 +121,24 @@ def _ensure_application(engine: Engine, app: bundles.BundleApplication, staged: 
         annotations = {key: str(value) for key, value in app.body.get("annotations", {}).items()}
         source = _keep(engine, app.name, 0, staged)
         current = Application(
-            name=app.name, charm=charm, source=source, metadata=metadata, options=options, annotations=annotations
+            name=app.name,
+            charm=charm,
+            source=source,
+            metadata=metadata,
+            options=options,
+            annotations=annotations,
         )
         current.constraints = app.body.get("constraints", "")
         if model.version.gives_arch and not current.subordinate:
             current.constraints = current.constraints or bundles.ARCH
         rules.add_application(model, current)
-        engine.progress(app.name, f"deploys charm {charm}{'' if app.is_local else ' (played by its stand-in)'}")
+        engine.progress(
+            app.name, f"deploys charm {charm}{'' if app.is_local else ' (played by its stand-in)'}"
+        )
     elif current.dying:
-        raise SandboxError(f"application {app.name!r} is being removed: deploy again when status shows it no more")
+        raise SandboxError(
+            f"application {app.name!r} is being removed: deploy again when status shows it no more"
+        )
     else:
         settings.replace_options(model, current, current.options | options)
         _upgrade(engine, current, staged, metadata)

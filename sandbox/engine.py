@@ -27,9 +27,13 @@ from sandbox.guest import juju_exec
 from sandbox.hosts import Hosts
 from sandbox.store import Event, Lock, Model, SandboxError, Status, Store, Unit
 
-GUEST = pathlib.Path("/var/lib/sandbox")  # where a host finds the agent, the charms and the resources
+GUEST = pathlib.Path(
+    "/var/lib/sandbox"
+)  # where a host finds the agent, the charms and the resources
 _AGENT = pathlib.Path(__file__).parent / "guest" / "agent.py"
-_ATTEMPTS = 4  # Juju retries a failed hook for ever; a command gives up after so many, the next one goes on
+_ATTEMPTS = (
+    4  # Juju retries a failed hook for ever; a command gives up after so many, the next one goes on
+)
 _RETRY_S, _RETRY_MAX_S = 2.0, 16.0  # Juju: 5 s, doubled up to 5 min
 _POLL_S = 0.5  # how often a command looks at what others have changed
 _TICK_S = 9.5  # a line at least this often while something runs
@@ -81,7 +85,9 @@ class Engine:
         self._failures: dict[str, int] = {}  # unit -> attempts that failed during this command
         self._actions: set[str] = set()  # the ids of those that this command waits for
         self._results: dict[str, Json] = {}  # action id -> {results, failure}
-        self._noted: dict[tuple[str, int], float] = {}  # unit, event -> since when it waits for an action
+        self._noted: dict[
+            tuple[str, int], float
+        ] = {}  # unit, event -> since when it waits for an action
         self._sockets = introspection.Sockets()
         self._done: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
 
@@ -110,7 +116,9 @@ class Engine:
             self.model = model
             yield model
 
-    def settle(self, until: collections.abc.Callable[[], bool] = lambda: False, *, listen_s: float = 0.0) -> None:
+    def settle(
+        self, until: collections.abc.Callable[[], bool] = lambda: False, *, listen_s: float = 0.0
+    ) -> None:
         """Work until no hook waits that may run, or `until` holds. What waits for another command's action is left.
 
         Work for at least `listen_s` seconds on what units ask for with juju-exec, unless `until` holds earlier.
@@ -198,7 +206,11 @@ class Engine:
                 if lock := self.store.try_lock(f"action-{event.action['id']}"):
                     lock.close()
                     lock.path.unlink(missing_ok=True)
-                    self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: no command waits for it")
+                    self.store.log(
+                        unit.name,
+                        "WARNING",
+                        f"{event.label} was interrupted: no command waits for it",
+                    )
                     _take_off(unit, event)
 
     def _cancel(self, model: Model) -> None:
@@ -206,11 +218,18 @@ class Engine:
         for unit in model.units.values():
             for event in list(unit.events):
                 action = event.action
-                if action is None or not action.get("cancelled") or action["id"] not in self._actions:
+                if (
+                    action is None
+                    or not action.get("cancelled")
+                    or action["id"] not in self._actions
+                ):
                     continue
                 if unit.name not in self._running:
                     _take_off(unit, event)
-                    self._results[action["id"]] = {"results": {}, "failure": f"task {action['id']} was cancelled"}
+                    self._results[action["id"]] = {
+                        "results": {},
+                        "failure": f"task {action['id']} was cancelled",
+                    }
                 elif agent := self._agents.get(unit.name if event.parallel else _who(unit.machine)):
                     agent.kill()
 
@@ -236,23 +255,36 @@ class Engine:
             if not is_made or (candidates and not self.hosts.get(host).is_running()):
                 locks = self._take(f"machine-{machine}")
                 if locks:
-                    create = functools.partial(self._create_host, machine, host, units[0].name, units[0].app)
+                    create = functools.partial(
+                        self._create_host, machine, host, units[0].name, units[0].app
+                    )
                     tasks.append(_Task(_who(machine), "starts", locks, create))
                 continue
             for unit, event in candidates:
                 lock = f"unit-{unit.name.replace('/', '-')}"
-                locks = self._take(lock) if event.parallel else self._take(f"machine-{machine}", lock)
+                locks = (
+                    self._take(lock) if event.parallel else self._take(f"machine-{machine}", lock)
+                )
                 if locks:
                     tasks.append(self._task(model, unit, event, locks))
         wanted = {model.host(unit.machine) for unit in model.units.values()}
         for machine in range(model.next_machine):
             host = model.host(machine)
             if host not in wanted and host in there and (locks := self._take(f"machine-{machine}")):
-                tasks.append(_Task(_who(machine), "ends", locks, functools.partial(self._remove_host, machine, host)))
+                tasks.append(
+                    _Task(
+                        _who(machine),
+                        "ends",
+                        locks,
+                        functools.partial(self._remove_host, machine, host),
+                    )
+                )
         self._running |= {task.key: task for task in tasks}
         return tasks
 
-    def _candidates(self, model: Model, units: list[Unit]) -> collections.abc.Iterator[tuple[Unit, Event]]:
+    def _candidates(
+        self, model: Model, units: list[Unit]
+    ) -> collections.abc.Iterator[tuple[Unit, Event]]:
         for unit in units:
             event = rules.next_event(model, unit)
             if event is None or unit.name in self._running:
@@ -282,12 +314,15 @@ class Engine:
         app = model.applications[unit.app]
         source = str(GUEST / "charms" / pathlib.Path(app.source).name)
         resources = {
-            name: str(GUEST / "resources" / app.name / pathlib.Path(path).name) for name, path in app.resources.items()
+            name: str(GUEST / "resources" / app.name / pathlib.Path(path).name)
+            for name, path in app.resources.items()
         }
         cidr = self.hosts.network.cidr
         described = hook.describe(model, unit, event, source=source, cidr=cidr, resources=resources)
         request = copy.deepcopy(described)  # the model changes while the hook runs
-        run = functools.partial(self._run_event, unit.machine, model.host(unit.machine), unit.name, event, request)
+        run = functools.partial(
+            self._run_event, unit.machine, model.host(unit.machine), unit.name, event, request
+        )
         return _Task(unit.name, event.label, locks, run)
 
     def _waits(self, model: Model) -> bool:
@@ -300,7 +335,9 @@ class Engine:
                 event = rules.next_event(model, unit)
                 behind = [event] if event else []
                 given_up = unit.failed is not None and self._failures.get(unit.name, 0) >= _ATTEMPTS
-                waits = waits or ((event or unit.failed) is not None and not given_up and not self.is_held(unit))
+                waits = waits or (
+                    (event or unit.failed) is not None and not given_up and not self.is_held(unit)
+                )
             for event in behind:
                 self._note(model, unit, event)
         return waits
@@ -311,18 +348,25 @@ class Engine:
         if obstacle and action and (unit.name, event.sequence) not in self._noted:
             self._noted[unit.name, event.sequence] = time.monotonic()
             lock = "the unit" if obstacle is unit else f"the machine lock of machine {unit.machine}"
-            self.progress(unit.name, f"{event.label} waits for {lock}: {obstacle.name} runs action {action['name']}")
+            self.progress(
+                unit.name,
+                f"{event.label} waits for {lock}: {obstacle.name} runs action {action['name']}",
+            )
 
     def _introspect(self, model: Model) -> None:
         """Let the agents of the units that this command works on, and of those that wait, tell of the lock."""
         texts: dict[pathlib.Path, str] = {}
         now = time.monotonic()
-        for unit in introspection.served(model, [name for name in self._running if name in model.units]):
+        for unit in introspection.served(
+            model, [name for name in self._running if name in model.units]
+        ):
             task = self._running.get(unit.name)
             event = None if task else rules.next_event(model, unit)
             noted = self._noted.get((unit.name, event.sequence)) if event else None
             waiting = (event, now - noted) if event and noted is not None else None
-            agents = self.hosts.get(model.host(unit.machine)).root / juju_exec.AGENTS.relative_to("/")
+            agents = self.hosts.get(model.host(unit.machine)).root / juju_exec.AGENTS.relative_to(
+                "/"
+            )
             folder = introspection.agent_folder(agents, unit.name)
             texts[folder] = introspection.report(unit, now - task.since if task else 0.0, waiting)
         self._sockets.serve(texts)
@@ -381,7 +425,9 @@ class Engine:
         agent = self._agent(name if event.parallel else _who(machine), host)
         answer = agent.ask(request, lambda message: self._relay(name, message))
         with self.change() as model:
-            self._finish(model, model.units[name], event, request, answer, took_s=time.monotonic() - begin)
+            self._finish(
+                model, model.units[name], event, request, answer, took_s=time.monotonic() - begin
+            )
         if name not in model.units:
             agents = self.hosts.get(host).root / juju_exec.AGENTS.relative_to("/")
             shutil.rmtree(agents / f"unit-{name.replace('/', '-')}", ignore_errors=True)
@@ -402,7 +448,9 @@ class Engine:
                 model.units[unit].status = Status(name=status, message=text)
             self.progress(unit, f"{status}: {text}" if text else status)
 
-    def _finish(self, model: Model, unit: Unit, event: Event, request: Json, answer: Json, *, took_s: float) -> None:
+    def _finish(
+        self, model: Model, unit: Unit, event: Event, request: Json, answer: Json, *, took_s: float
+    ) -> None:
         given = request["state"]
         if event.action is not None:
             if answer["ok"]:
@@ -410,7 +458,10 @@ class Engine:
                 hook.apply(model, unit, event, given, answer["state"])
             else:  # Juju: an action that crashes has failed, its unit has not
                 self.store.log(unit.name, "ERROR", answer["trace"])
-                current = next((other.action for other in unit.events if other.sequence == event.sequence), None)
+                current = next(
+                    (other.action for other in unit.events if other.sequence == event.sequence),
+                    None,
+                )
                 failure = f"the action crashed: {answer['error']}"
                 if current and current.get("cancelled"):
                     failure = f"task {current['id']} was cancelled"

@@ -36,5 +36,7 @@ def parse(text: str) -> tuple[Gpu, ...]:
                 f"mock GPUs {text!r}: write '2 x Mock GPU', 'NVIDIA L40S @ 0, empty, Tesla T4 @ 1' (@: NUMA node), or 0"
             )
         model = "" if found["model"] == "empty" else found["model"]
-        gpus += [Gpu(model, int(found["node"]) if found["node"] else None)] * int(found["count"] or 1)
+        gpus += [Gpu(model, int(found["node"]) if found["node"] else None)] * int(
+            found["count"] or 1
+        )
     return tuple(gpus)

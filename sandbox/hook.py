@@ -9,21 +9,29 @@ from sandbox.store import Event, Model, Relation, Secret, Status, Unit
 Json = dict[str, typing.Any]
 
 
-def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, resources: dict[str, str]) -> Json:
+def describe(
+    model: Model, unit: Unit, event: Event, *, source: str, cidr: str, resources: dict[str, str]
+) -> Json:
     """Return the request that the agent on the unit's host runs: the event and the unit's view of the model."""
     app = model.applications[unit.app]
-    endpoints = {"juju-info": {}} | app.section("provides") | app.section("requires") | app.section("peers")
+    endpoints = (
+        {"juju-info": {}} | app.section("provides") | app.section("requires") | app.section("peers")
+    )
     return {
         "unit": unit.name,
         "source": source,
         "machine_id": str(unit.machine),
         "principal": unit.principal,
         "juju": model.version.version,
-        "event": event.model_dump(exclude={"sequence", "attempts", "retry_at", "problem", "not_before", "asked"}),
+        "event": event.model_dump(
+            exclude={"sequence", "attempts", "retry_at", "problem", "not_before", "asked"}
+        ),
         "state": {
             "address": unit.address,
             "cidr": cidr,
-            "bindings": [name for name, spec in endpoints.items() if spec.get("scope") != "container"],
+            "bindings": [
+                name for name, spec in endpoints.items() if spec.get("scope") != "container"
+            ],
             "config": settings.options(app),
             "leader": model.leader(unit.app) == unit.name,
             "relations": [
@@ -39,7 +47,10 @@ def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, 
             "storages": unit.storages,
             "resources": resources,
             "ports": unit.ports,
-            "status": [unit.status.name, unit.status.message if unit.status.name != "unknown" else ""],
+            "status": [
+                unit.status.name,
+                unit.status.message if unit.status.name != "unknown" else "",
+            ],
             "app_status": [app.status.name, app.status.message],
             "version": unit.version,
             "planned_units": sum(not other.dying for other in model.app_units(unit.app)),
@@ -69,7 +80,9 @@ def _container_members(model: Model, relation: Relation, unit: Unit, event: Even
     here = [other.name for other in model.machine_units(unit.machine) if other.app == remote]
     if here or not is_its:
         return here
-    removed = [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # relation-broken
+    removed = [name for name in relation.left if name.partition("/")[0] == remote][
+        -1:
+    ]  # relation-broken
     return removed or [f"{remote}/0"]  # relation-created, before there is one; its databag is empty
 
 
@@ -118,7 +131,9 @@ def apply(model: Model, unit: Unit, event: Event, given: Json, result: Json) -> 
     """
     app = model.applications[unit.app]
     unit.status = Status(name=result["status"][0], message=result["status"][1])
-    if model.leader(unit.app) == unit.name and list(result["app_status"]) != list(given["app_status"]):
+    if model.leader(unit.app) == unit.name and list(result["app_status"]) != list(
+        given["app_status"]
+    ):
         app.status = Status(name=result["app_status"][0], message=result["app_status"][1])
     unit.version = result["version"]
     unit.ports = [(protocol, port) for protocol, port in result["ports"]]
@@ -140,7 +155,9 @@ def _merged(now: dict[str, str], given: dict[str, str], result: dict[str, str]) 
     return kept | {key: value for key, value in result.items() if given.get(key) != value}
 
 
-def _apply_databags(model: Model, relation: Relation, unit: Unit, given: Json, data: dict[str, dict[str, str]]) -> None:
+def _apply_databags(
+    model: Model, relation: Relation, unit: Unit, given: Json, data: dict[str, dict[str, str]]
+) -> None:
     remote = relation.remote_of(unit.app)
     now = relation.app_data.get(unit.app, {})
     merged = _merged(now, given["local_app_data"], data["app"])
@@ -152,7 +169,9 @@ def _apply_databags(model: Model, relation: Relation, unit: Unit, given: Json, d
         relation.unit_data[unit.name] = data["unit"]
         for other in model.neighbours(relation, unit):
             if unit.name in other.members.get(relation.id, []) and not other.dying:
-                rules.enqueue(model, other, "relation-changed", relation=relation.id, remote=unit.name)
+                rules.enqueue(
+                    model, other, "relation-changed", relation=relation.id, remote=unit.name
+                )
 
 
 def _apply_secrets(model: Model, unit: Unit, given: list[Json], described: list[Json]) -> None:
@@ -164,7 +183,9 @@ def _apply_secrets(model: Model, unit: Unit, given: list[Json], described: list[
             if old:  # its owner removed it while this hook ran
                 continue
             owner = f"application:{unit.app}" if item["owner"] == "app" else f"unit:{unit.name}"
-            secret = Secret(id=item["id"], owner=owner, contents={1: item["latest_content"]}, latest=1)
+            secret = Secret(
+                id=item["id"], owner=owner, contents={1: item["latest_content"]}, latest=1
+            )
             model.secrets[secret.id] = secret
         if settings.can_change(model, secret, unit):
             if item["label"] != old.get("label"):
@@ -172,7 +193,10 @@ def _apply_secrets(model: Model, unit: Unit, given: list[Json], described: list[
             grants, granted = _grants(item), _grants(old)
             if grants != granted:
                 secret.grants = grants
-            if item["latest_content"] not in (secret.contents[secret.latest], old.get("latest_content")):
+            if item["latest_content"] not in (
+                secret.contents[secret.latest],
+                old.get("latest_content"),
+            ):
                 settings.new_revision(model, secret, item["latest_content"])
         elif item["label"] and item["owner"] is None:
             secret.labels[unit.name] = item["label"]
@@ -180,9 +204,16 @@ def _apply_secrets(model: Model, unit: Unit, given: list[Json], described: list[
         secret.tracked[unit.name] = min(item["tracked_revision"], secret.latest)
     kept = {secret["id"] for secret in described}
     for secret in list(model.secrets.values()):
-        if secret.id in before and secret.id not in kept and settings.can_change(model, secret, unit):
+        if (
+            secret.id in before
+            and secret.id not in kept
+            and settings.can_change(model, secret, unit)
+        ):
             del model.secrets[secret.id]
 
 
 def _grants(described: Json) -> dict[int, list[str]]:
-    return {int(relation): sorted(grantees) for relation, grantees in described.get("grants", {}).items()}
+    return {
+        int(relation): sorted(grantees)
+        for relation, grantees in described.get("grants", {}).items()
+    }

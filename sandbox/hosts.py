@@ -84,7 +84,8 @@ class Hosts:
             path = self.directory / "network.json"
             if not path.exists():
                 taken = [
-                    Hosts(other.parent.name, self.root).network.subnet for other in self.root.glob("*/network.json")
+                    Hosts(other.parent.name, self.root).network.subnet
+                    for other in self.root.glob("*/network.json")
                 ]
                 bridge = "sd" + hashlib.sha256(str(self.directory).encode()).hexdigest()[:8]
                 made = network.Network(bridge=bridge, cidr=str(network.free_subnet(taken)))
@@ -95,7 +96,9 @@ class Hosts:
             if not (path.exists() and path.read_text() == text):
                 path.write_text(text)  # in place: hosts have it bound over theirs
 
-    def create(self, name: str, *, gpus: tuple[Gpu, ...], binds: dict[str, str], progress: Progress) -> "Host":
+    def create(
+        self, name: str, *, gpus: tuple[Gpu, ...], binds: dict[str, str], progress: Progress
+    ) -> "Host":
         """Return the host `name`, made and booted if need be.
 
         Args:
@@ -113,7 +116,9 @@ class Hosts:
                 made = self._image or image.ensure_image(progress)
                 with self._lock():
                     taken = {Host(self, other).record.address for other in self.names()}
-                    addresses = map(str, list(self.network.subnet)[10:250])  # more hosts than any machine runs
+                    addresses = map(
+                        str, list(self.network.subnet)[10:250]
+                    )  # more hosts than any machine runs
                     host.record = _Record(
                         address=next(address for address in addresses if address not in taken),
                         machine=f"{self.network.bridge}-{name}",
@@ -130,7 +135,9 @@ class Hosts:
         """Return the host `name`. Raises `SandboxError` if it does not exist."""
         host = Host(self, name)
         if not host.exists():
-            raise SandboxError(f"model {self.model} has no host {name}; it has: {', '.join(self.names()) or 'none'}")
+            raise SandboxError(
+                f"model {self.model} has no host {name}; it has: {', '.join(self.names()) or 'none'}"
+            )
         return host
 
     def names(self) -> list[str]:
@@ -139,7 +146,9 @@ class Hosts:
 
     def missing_sources(self) -> list[str]:
         """Return the files and folders that are bound into hosts, and do not exist: the hosts cannot boot without."""
-        records = [json.loads(path.read_text()) for path in self.directory.glob("hosts/*/host.json")]
+        records = [
+            json.loads(path.read_text()) for path in self.directory.glob("hosts/*/host.json")
+        ]
         sources = {source for record in records for source in record.get("binds", {}).values()}
         return sorted(source for source in sources if not pathlib.Path(source).exists())
 
@@ -170,7 +179,10 @@ class Hosts:
         with self._lock():
             if (self.directory / "network.json").exists():
                 self.network.remove()
-            for path in (*self.directory.glob("hosts/.*.lock"), *map(self.directory.joinpath, _NETWORK_FILES)):
+            for path in (
+                *self.directory.glob("hosts/.*.lock"),
+                *map(self.directory.joinpath, _NETWORK_FILES),
+            ):
                 files.ensure_absent(path)
             for directory in (self.directory / "hosts", self.directory):
                 with contextlib.suppress(OSError):  # the model keeps its own files here
@@ -243,7 +255,9 @@ class Host:
         before = self._machine.leader(self.root)
         if before is None:
             raise SandboxError(f"{self.name} does not run")
-        with contextlib.suppress(SandboxError):  # the host may end before systemctl could say that all is well
+        with contextlib.suppress(
+            SandboxError
+        ):  # the host may end before systemctl could say that all is well
             self.run(["/usr/bin/systemctl", "reboot"], timeout=60, check=False)
         self._wait_booted(before, lambda _: None)
 
@@ -255,7 +269,9 @@ class Host:
                 self._write_gpus()
                 self.run(["/usr/bin/systemctl", "restart", "sandbox-gpus.service"])
 
-    def popen(self, argv: collections.abc.Sequence[str], **options: typing.Any) -> subprocess.Popen[typing.Any]:
+    def popen(
+        self, argv: collections.abc.Sequence[str], **options: typing.Any
+    ) -> subprocess.Popen[typing.Any]:
         """Start a command as root inside the host, in all its namespaces and a clean environment; no shell sees it.
 
         The command ends when the host does. To end it earlier, signal its process group (`start_new_session=True`):
@@ -264,7 +280,9 @@ class Host:
         Raises:
             SandboxError: the host does not run.
         """
-        return subprocess.Popen([*self._entrance(), *argv], env=clean_env(image.host_proxies()), **options)
+        return subprocess.Popen(
+            [*self._entrance(), *argv], env=clean_env(image.host_proxies()), **options
+        )
 
     def _entrance(self) -> list[str]:
         """Return the words before a command that runs inside. Raises `SandboxError` if the host does not run."""
@@ -273,14 +291,18 @@ class Host:
             raise SandboxError(f"{self.name} does not run")
         return machine.enter(leader)
 
-    def run(self, argv: collections.abc.Sequence[str], *, timeout: float = 60, check: bool = True) -> Completed:
+    def run(
+        self, argv: collections.abc.Sequence[str], *, timeout: float = 60, check: bool = True
+    ) -> Completed:
         """Run a command inside the host and return its status and texts.
 
         Raises:
             SandboxError: the host does not run, or the command took more than `timeout` seconds or failed with `check`.
         """
         try:
-            done = run(*self._entrance(), *argv, env=image.host_proxies(), timeout=timeout, check=False)
+            done = run(
+                *self._entrance(), *argv, env=image.host_proxies(), timeout=timeout, check=False
+            )
         except CommandTimeout as e:
             raise SandboxError(f"{self.name}: {argv[0]}: no answer within {timeout:g} s") from e
         if check and done.returncode != 0:
@@ -313,7 +335,9 @@ class Host:
         record = self.record
         for layer in record.layers:
             if not pathlib.Path(layer).is_dir():
-                raise SandboxError(f"{self.name}: its image {layer} was removed; destroy the model and deploy again")
+                raise SandboxError(
+                    f"{self.name}: its image {layer} was removed; destroy the model and deploy again"
+                )
         for name in ("upper", "work", "root"):
             (self.directory / name).mkdir(exist_ok=True)
         self.root.chmod(0o755)
@@ -336,10 +360,14 @@ class Host:
         record, net = self.record, self.hosts.network
         etc = self.root / "etc"
         files.ensure_file(etc / "hostname", f"{self.name}\n")
-        files.ensure_file(etc / "hosts", f"127.0.0.1 localhost\n::1 localhost\n{record.address} {self.name}\n")
+        files.ensure_file(
+            etc / "hosts", f"127.0.0.1 localhost\n::1 localhost\n{record.address} {self.name}\n"
+        )
         files.ensure_file(etc / "machine-id", f"{record.machine_id}\n", mode=0o444)
         # A boot forgets what juju-exec asked for: Juju holds it in memory
-        files.ensure_file(etc / "tmpfiles.d/sandbox-juju-exec.conf", f"D! {juju_exec.REQUESTS} 0700 root root -\n")
+        files.ensure_file(
+            etc / "tmpfiles.d/sandbox-juju-exec.conf", f"D! {juju_exec.REQUESTS} 0700 root root -\n"
+        )
         files.ensure_file(
             etc / "systemd/network/10-host0.network",
             f"[Match]\nName=host0\n\n[Link]\nMTUBytes={network.mtu()}\n\n"
@@ -366,15 +394,38 @@ class Host:
     def _options(self) -> list[str]:
         """Return systemd-nspawn's options for this host."""
         record = self.record
-        options = ["--quiet", "--boot", "--register=no", "--keep-unit", "--settings=no", "--link-journal=no"]
-        options += ["--resolv-conf=off", "--timezone=off", "--console=read-only", "--kill-signal=SIGRTMIN+3"]
-        options += [f"--directory={self.root}", f"--machine={record.machine}", f"--hostname={self.name}"]
+        options = [
+            "--quiet",
+            "--boot",
+            "--register=no",
+            "--keep-unit",
+            "--settings=no",
+            "--link-journal=no",
+        ]
+        options += [
+            "--resolv-conf=off",
+            "--timezone=off",
+            "--console=read-only",
+            "--kill-signal=SIGRTMIN+3",
+        ]
+        options += [
+            f"--directory={self.root}",
+            f"--machine={record.machine}",
+            f"--hostname={self.name}",
+        ]
         options += [f"--uuid={record.machine_id}", f"--network-bridge={self.hosts.network.bridge}"]
         options += ["--capability=CAP_IPC_LOCK,CAP_SYSLOG", "--private-users=no"]
-        options += ["--system-call-filter=bpf"]  # slurmd keeps jobs from devices with it, on cgroup version 2
+        options += [
+            "--system-call-filter=bpf"
+        ]  # slurmd keeps jobs from devices with it, on cgroup version 2
         options += [f"--bind={self.hosts.directory}/resolv.conf:/etc/resolv.conf"]
-        options += [f"--bind={image.PIP_CACHE}", f"--bind={image.ENVIRONMENTS}:{image.GUEST_ENVIRONMENTS}"]
-        options += [f"--bind-ro={path}" for path in record.read_only_binds if pathlib.Path(path).exists()]
+        options += [
+            f"--bind={image.PIP_CACHE}",
+            f"--bind={image.ENVIRONMENTS}:{image.GUEST_ENVIRONMENTS}",
+        ]
+        options += [
+            f"--bind-ro={path}" for path in record.read_only_binds if pathlib.Path(path).exists()
+        ]
         for guest, source in record.binds.items():
             if not pathlib.Path(source).exists():
                 raise SandboxError(
@@ -392,14 +443,18 @@ class Host:
             leader = self._machine.leader(self.root)
             if leader is not None and leader != before:
                 try:
-                    done = self.run(["/usr/bin/systemctl", "is-system-running"], check=False, timeout=30)
+                    done = self.run(
+                        ["/usr/bin/systemctl", "is-system-running"], check=False, timeout=30
+                    )
                     state = done.stdout.strip() or last_line(done.stderr)
                 except SandboxError as e:  # no answer yet, or its first process has just gone
                     state = str(e)
                 if state in ("running", "degraded"):
                     return
             elif before is None and not self._machine.is_kept_running():
-                raise SandboxError(f"{self.name}: did not boot: {self._machine.last_words() or 'it ended at once'}")
+                raise SandboxError(
+                    f"{self.name}: did not boot: {self._machine.last_words() or 'it ended at once'}"
+                )
             now = time.monotonic()
             if now - begin > BOOT_TIMEOUT_S:
                 raise SandboxError(
@@ -413,8 +468,12 @@ class Host:
 
 def _mounts_below(directory: pathlib.Path) -> list[str]:
     """Return the mount points in `directory`, innermost first."""
-    points = [line.split()[1] for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
-    return sorted((point for point in points if point.startswith(f"{directory}/")), key=len, reverse=True)
+    points = [
+        line.split()[1] for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()
+    ]
+    return sorted(
+        (point for point in points if point.startswith(f"{directory}/")), key=len, reverse=True
+    )
 
 
 def _escape(path: str) -> str:

@@ -82,14 +82,20 @@ def ensure_image(progress: Progress) -> Image:
         pip_conf, folders = _pip_conf()
         recipe = _system_recipe()
         requirements = [path.read_text() for path in _requirements()]
-        of_python: dict[str, object] = {"system": _digest(recipe), "requirements": requirements, "pip": pip_conf}
+        of_python: dict[str, object] = {
+            "system": _digest(recipe),
+            "requirements": requirements,
+            "pip": pip_conf,
+        }
         system, python = images / _digest(recipe), images / _digest(of_python)
         if not (system.is_dir() and python.is_dir()):
             progress("image: built here, or by another command that this one waits for")
             with contextlib.closing(store.Lock(images / ".lock", fcntl.LOCK_EX)):
                 for leftover in images.glob(".new-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
-                if not (system.is_dir() and python.is_dir()):  # else another build made them meanwhile
+                if not (
+                    system.is_dir() and python.is_dir()
+                ):  # else another build made them meanwhile
                     shutil.rmtree(python, ignore_errors=True)
                     _build(system, python, recipe, pip_conf, progress)
                 _prune(images, {system.name, python.name})
@@ -100,7 +106,11 @@ def ensure_image(progress: Progress) -> Image:
 
 def host_proxies() -> dict[str, str]:
     """Return the proxy variables of this machine's environment; guests get the same."""
-    return {name: os.environ[name] for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "no_proxy")}
+    return {
+        name: os.environ[name]
+        for name in os.environ
+        if name.lower() in ("http_proxy", "https_proxy", "no_proxy")
+    }
 
 
 # --- recipes: everything that decides the contents of an image --------------------------------------------------------
@@ -166,9 +176,18 @@ def _host_certificates() -> bytes:
 
 def _pip_conf() -> tuple[str, tuple[pathlib.Path, ...]]:
     """Return the text of guests' /etc/pip.conf, and this machine's folders that it names."""
-    values = {key: words for key, words in uv.pip_settings().items() if key not in ("cert", "client-cert")}
-    folders = {folder for key in uv.INDEX_KEYS for word in values.get(key, []) for folder in _folders(word)}
-    lines = ["[global]", f"cert = {_CA_BUNDLE}", f"cache-dir = {PIP_CACHE}", "disable-pip-version-check = true"]
+    values = {
+        key: words for key, words in uv.pip_settings().items() if key not in ("cert", "client-cert")
+    }
+    folders = {
+        folder for key in uv.INDEX_KEYS for word in values.get(key, []) for folder in _folders(word)
+    }
+    lines = [
+        "[global]",
+        f"cert = {_CA_BUNDLE}",
+        f"cache-dir = {PIP_CACHE}",
+        "disable-pip-version-check = true",
+    ]
     lines += [f"{key} = {' '.join(words)}" for key, words in sorted(values.items())]
     return "\n".join(lines) + "\n", tuple(sorted(folders))
 
@@ -196,7 +215,12 @@ def _prune(images: pathlib.Path, keep: set[str]) -> None:
     records = "".join(path.read_text() for path in store.ROOT.glob("*/hosts/*/host.json"))
     for path in images.iterdir():
         old = time.time() - path.stat().st_mtime > _KEEP_S
-        if path.is_dir() and path.name not in keep and old and str(path / "tree") not in mounts + records:
+        if (
+            path.is_dir()
+            and path.name not in keep
+            and old
+            and str(path / "tree") not in mounts + records
+        ):
             shutil.rmtree(path)
 
 
@@ -219,7 +243,11 @@ def _new_layer(target: pathlib.Path, progress: Progress) -> collections.abc.Gene
 
 
 def _build(
-    system: pathlib.Path, python: pathlib.Path, recipe: dict[str, object], pip_conf: str, progress: Progress
+    system: pathlib.Path,
+    python: pathlib.Path,
+    recipe: dict[str, object],
+    pip_conf: str,
+    progress: Progress,
 ) -> None:
     """Build the layers; Python's packages arrive while the system unpacks."""
     with _new_layer(python, progress) as tree, concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -230,7 +258,11 @@ def _build(
         packages.result()
         compile_all = ["/usr/bin/python3", "-m", "compileall", "-q", "-j", "0", f"{VENV}/lib"]
         bind = f"--bind={tree / VENV.parent.relative_to('/')}:{VENV.parent}"
-        _step("image: compiling Python for charms", _in_guest(system / "tree", *compile_all, options=[bind]), progress)
+        _step(
+            "image: compiling Python for charms",
+            _in_guest(system / "tree", *compile_all, options=[bind]),
+            progress,
+        )
 
 
 def _install_packages(tree: pathlib.Path, pip_conf: str) -> None:
@@ -241,10 +273,24 @@ def _install_packages(tree: pathlib.Path, pip_conf: str) -> None:
     site_packages.mkdir(parents=True)
     (venv / "bin").mkdir()
     (venv / "bin" / "python").symlink_to("/usr/bin/python3")
-    files.ensure_file(venv / "pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\n")
-    guest = ["--python-version", PYTHON, "--python-platform", f"{platform.machine()}-manylinux_2_28"]
+    files.ensure_file(
+        venv / "pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\n"
+    )
+    guest = [
+        "--python-version",
+        PYTHON,
+        "--python-platform",
+        f"{platform.machine()}-manylinux_2_28",
+    ]
     pinned = [word for path in _requirements() for word in ("-r", str(path))]
-    options = ["--cache-dir", str(CACHE / "uv"), "--target", str(site_packages), "--no-build", "--require-hashes"]
+    options = [
+        "--cache-dir",
+        str(CACHE / "uv"),
+        "--target",
+        str(site_packages),
+        "--no-build",
+        "--require-hashes",
+    ]
     uv.run("pip", "install", "--quiet", *options, *guest, *pinned)
 
 
@@ -258,12 +304,24 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
             f"Pin: release n={SLURM_SUITE}\nPin-Priority: 900\n"
         )
         newer = f"s/ {SUITE} .*/ {SLURM_SUITE} main/p"  # the archive that has the suite has its successor
-        step = ["mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", f"--keyring={_KEYRING}"]
-        step += [f"--include={','.join(_GUEST['packages'])}", f"--dpkgopt={dpkg}", "--skip=cleanup/apt"]
+        step = [
+            "mmdebstrap",
+            "--mode=root",
+            "--format=directory",
+            "--variant=minbase",
+            f"--keyring={_KEYRING}",
+        ]
+        step += [
+            f"--include={','.join(_GUEST['packages'])}",
+            f"--dpkgopt={dpkg}",
+            "--skip=cleanup/apt",
+        ]
         step += [f"--aptopt={line}" for line in _apt_settings()]
         # A base system of one suite; from then on Slurm's suite, too, for Slurm and the libraries that it needs
         step += [f"--essential-hook=copy-in {preferences} /etc/apt/preferences.d"]
-        step += [f'--essential-hook=cd "$1/etc/apt" && sed -n "{newer}" sources.list >>sources.list']
+        step += [
+            f'--essential-hook=cd "$1/etc/apt" && sed -n "{newer}" sources.list >>sources.list'
+        ]
         step += ["--essential-hook=APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get update"]
         step += [SUITE, f"{tree}.merged", *(f"deb {archive}" for archive in _archives())]
         _step(f"image: mmdebstrap {SUITE}", [*_unsynced(tree), *step], progress, timeout_s=1800)
@@ -275,12 +333,19 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
     _add_certificates(tree)
     (tree / "etc/resolv.conf").unlink(missing_ok=True)
     files.ensure_file(tree / "etc/resolv.conf", "")  # bound over in every host
-    words = {"DOWNLOADS": _GUEST["downloads"], "MASKED": _GUEST["masked"], "SLURM": [SLURM], "SUITE": [SLURM_SUITE]}
+    words = {
+        "DOWNLOADS": _GUEST["downloads"],
+        "MASKED": _GUEST["masked"],
+        "SLURM": [SLURM],
+        "SUITE": [SLURM_SUITE],
+    }
     variables = [f"--setenv={name}={' '.join(value)}" for name, value in words.items()]
     script = (_HERE / "guest" / "build.sh").read_text()
     step = _in_guest(pathlib.Path(f"{tree}.merged"), "/bin/sh", "-c", script, options=variables)
     _step("image: accounts, units, package downloads", [*_unsynced(tree), *step], progress)
-    files.ensure_file(tree / "etc/sandbox/recipe.json", json.dumps(recipe, indent=1, sort_keys=True) + "\n")
+    files.ensure_file(
+        tree / "etc/sandbox/recipe.json", json.dumps(recipe, indent=1, sort_keys=True) + "\n"
+    )
 
 
 def _add_certificates(tree: pathlib.Path) -> None:
@@ -299,12 +364,30 @@ def _unsynced(tree: pathlib.Path) -> list[str]:
     pathlib.Path(f"{tree}.merged").mkdir(exist_ok=True)
     scratch = tempfile.mkdtemp(dir=tree.parent)
     program = str(_HERE / "shell" / "unsynced.sh")
-    return ["unshare", "--mount", "--propagation=private", program, str(tree), scratch, f"{tree}.merged"]
+    return [
+        "unshare",
+        "--mount",
+        "--propagation=private",
+        program,
+        str(tree),
+        scratch,
+        f"{tree}.merged",
+    ]
 
 
-def _in_guest(tree: pathlib.Path, *argv: str, options: collections.abc.Sequence[str] = ()) -> list[str]:
+def _in_guest(
+    tree: pathlib.Path, *argv: str, options: collections.abc.Sequence[str] = ()
+) -> list[str]:
     """Return the command that runs `argv` in `tree` with this machine's network."""
-    nspawn = ["--quiet", "--register=no", "--keep-unit", "--settings=no", "--as-pid2", "--pipe", "--timezone=off"]
+    nspawn = [
+        "--quiet",
+        "--register=no",
+        "--keep-unit",
+        "--settings=no",
+        "--as-pid2",
+        "--pipe",
+        "--timezone=off",
+    ]
     nspawn += ["--resolv-conf=off", "--bind-ro=/etc/resolv.conf", f"--directory={tree}", *options]
     nspawn += [f"--setenv={name}={value}" for name, value in host_proxies().items()]
     return ["systemd-nspawn", *nspawn, "--", *argv]
@@ -320,7 +403,12 @@ def _step(text: str, argv: list[str], progress: Progress, *, timeout_s: float = 
     progress(text)
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=clean_env(), start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=clean_env(),
+            start_new_session=True,
         )
         try:
             while True:
@@ -340,7 +428,9 @@ def _step(text: str, argv: list[str], progress: Progress, *, timeout_s: float = 
             raise
         if process.returncode != 0:
             output.seek(0)
-            raise CommandError(f"{text} failed ({process.returncode}): {_error_line(output.read())}")
+            raise CommandError(
+                f"{text} failed ({process.returncode}): {_error_line(output.read())}"
+            )
 
 
 def _error_line(text: str) -> str:

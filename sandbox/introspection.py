@@ -24,11 +24,15 @@ def report(unit: Unit, since: float, waiting: tuple[Event, float] | None) -> str
     """Return a unit's part of the lock: what it has done for `since` seconds, or has waited with for so many."""
     lock: dict[str, str | list[str]] = {"holder": "none"}
     if unit.executing is not None and not unit.executing.parallel:
-        lock["holder"] = f"{unit.name} uniter ({_operation(unit.executing)}), holding {_duration(since)}"
+        lock["holder"] = (
+            f"{unit.name} uniter ({_operation(unit.executing)}), holding {_duration(since)}"
+        )
     elif waiting is not None:
         event, waited = waiting
         lock["waiting"] = [f"{unit.name} uniter ({_operation(event)}), waiting {_duration(waited)}"]
-    return yaml.safe_dump({f"unit-{unit.name.replace('/', '-')}": lock}, sort_keys=False, width=10_000)
+    return yaml.safe_dump(
+        {f"unit-{unit.name.replace('/', '-')}": lock}, sort_keys=False, width=10_000
+    )
 
 
 def _operation(event: Event) -> str:
@@ -54,7 +58,9 @@ class Sockets:
 
     def __init__(self) -> None:
         self._texts: dict[pathlib.Path, str] = {}  # by an agent's folder
-        self._bound: dict[pathlib.Path, tuple[socket.socket, int]] = {}  # with the number of the socket's file
+        self._bound: dict[
+            pathlib.Path, tuple[socket.socket, int]
+        ] = {}  # with the number of the socket's file
         self._selector = selectors.DefaultSelector()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -85,7 +91,9 @@ class Sockets:
         listener = socket.socket(socket.AF_UNIX)
         place = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
-            listener.bind(f"/proc/self/fd/{place}/{NAME}")  # a socket's path has 107 characters at most
+            listener.bind(
+                f"/proc/self/fd/{place}/{NAME}"
+            )  # a socket's path has 107 characters at most
         finally:
             os.close(place)
         listener.listen()
@@ -98,7 +106,9 @@ class Sockets:
         self._selector.unregister(listener)
         listener.close()
         with contextlib.suppress(FileNotFoundError):
-            if (folder / NAME).stat().st_ino == number:  # else another command serves this unit by now
+            if (
+                folder / NAME
+            ).stat().st_ino == number:  # else another command serves this unit by now
                 (folder / NAME).unlink()
 
     def _run(self) -> None:

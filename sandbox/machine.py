@@ -20,11 +20,15 @@ from slurm_ddp.run import CommandError, last_line, run
 
 NSPAWN = "/usr/bin/systemd-nspawn"
 
-_REBOOT_STATUS = 133  # systemd-nspawn's exit status when the machine rebooted, systemd-nspawn(1) "Exit status"
+_REBOOT_STATUS = (
+    133  # systemd-nspawn's exit status when the machine rebooted, systemd-nspawn(1) "Exit status"
+)
 _NSPAWN_ENV = {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}  # /tmp on disk: pip unpacks gigabytes there
 _KILL_S = 30.0
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
-_CANNOT_END = "cannot be ended: its processes wait for a filesystem that hangs; restart this computer"
+_CANNOT_END = (
+    "cannot be ended: its processes wait for a filesystem that hangs; restart this computer"
+)
 
 _SHELL = pathlib.Path(__file__).resolve().parent / "shell"
 _BOOTED = [str(_SHELL / "boot.sh")]
@@ -112,10 +116,22 @@ class _Service(Machine):
         self._unit = f"slurm-ddp-{name}.service"
 
     def launch(self, options: collections.abc.Sequence[str]) -> None:
-        properties = ["Type=exec", "Delegate=yes", "KillMode=mixed", "TasksMax=infinity", "Slice=machine.slice"]
-        properties += [f"RestartForceExitStatus={_REBOOT_STATUS}", f"SuccessExitStatus={_REBOOT_STATUS}"]
+        properties = [
+            "Type=exec",
+            "Delegate=yes",
+            "KillMode=mixed",
+            "TasksMax=infinity",
+            "Slice=machine.slice",
+        ]
+        properties += [
+            f"RestartForceExitStatus={_REBOOT_STATUS}",
+            f"SuccessExitStatus={_REBOOT_STATUS}",
+        ]
         properties += ["RestartSec=0", "StartLimitIntervalSec=0"]
-        properties += [f"StandardOutput=truncate:{self.console}", f"StandardError=append:{self.console}"]
+        properties += [
+            f"StandardOutput=truncate:{self.console}",
+            f"StandardError=append:{self.console}",
+        ]
         arguments = [f"--property={value}" for value in properties]
         arguments += [f"--setenv={key}={value}" for key, value in _NSPAWN_ENV.items()]
         unit = ["--quiet", "--collect", f"--unit={self._unit}", *arguments]
@@ -150,8 +166,21 @@ class _Supervised(Machine):
         files.ensure_absent(self._record)
         groups = " ".join(map(str, _make_cgroups(self._cgroup)))
         # The outer shell leaves at once, so the supervisor is nobody's child and outlives this command.
-        detached = ["/bin/sh", "-c", '"$@" < /dev/null > "$0" 2>&1 &', str(self.console), "/usr/bin/setsid"]
-        supervised = [str(_SHELL / "supervise.sh"), str(self._record), groups, *_BOOTED, NSPAWN, *options]
+        detached = [
+            "/bin/sh",
+            "-c",
+            '"$@" < /dev/null > "$0" 2>&1 &',
+            str(self.console),
+            "/usr/bin/setsid",
+        ]
+        supervised = [
+            str(_SHELL / "supervise.sh"),
+            str(self._record),
+            groups,
+            *_BOOTED,
+            NSPAWN,
+            *options,
+        ]
         run(*detached, *supervised, env=_NSPAWN_ENV, timeout=30)
         if not wait_until(self._record.exists, 10):
             raise CommandError(self.last_words())
@@ -191,7 +220,10 @@ class _Supervised(Machine):
 def enter(leader: int) -> list[str]:
     """Return the words before a command that make it run inside the machine whose first process is `leader`."""
     groups = _cgroups_of(leader)
-    tracked = [str(groups.pop(name) / "cgroup.procs") if name in groups else "/dev/null" for name in _SYSTEMD]
+    tracked = [
+        str(groups.pop(name) / "cgroup.procs") if name in groups else "/dev/null"
+        for name in _SYSTEMD
+    ]
     namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd"]
     namespaces += ["--time"] if pathlib.Path("/proc/self/ns/time").exists() else []
     return [
@@ -227,7 +259,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    lists = list(pathlib.Path(f"/proc/{pid}/task").glob("*/children"))  # of each thread; not every kernel has it
+    lists = list(
+        pathlib.Path(f"/proc/{pid}/task").glob("*/children")
+    )  # of each thread; not every kernel has it
     if lists:
         with contextlib.suppress(OSError):
             return [int(child) for path in lists for child in path.read_text().split()]
@@ -238,17 +272,25 @@ def _children(pid: int) -> list[int]:
 def _fuse(pid: str) -> set[str]:
     """Return the numbers of the FUSE connections behind what a process sees mounted."""
     try:
-        table = mounts.table(pathlib.Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape"))
+        table = mounts.table(
+            pathlib.Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape")
+        )
     except OSError:  # it ended
         return set()
-    return {mount.device.partition(":")[2] for mount in table if mount.fstype.partition(".")[0] in ("fuse", "fuseblk")}
+    return {
+        mount.device.partition(":")[2]
+        for mount in table
+        if mount.fstype.partition(".")[0] in ("fuse", "fuseblk")
+    }
 
 
 def _abort(connections: collections.abc.Collection[str]) -> None:
     """Have the kernel answer all requests of FUSE connections with an error, Documentation/filesystems/fuse.rst."""
     if not connections:
         return
-    with tempfile.TemporaryDirectory(prefix="sandbox-fuse-") as place:  # not every computer has it mounted
+    with tempfile.TemporaryDirectory(
+        prefix="sandbox-fuse-"
+    ) as place:  # not every computer has it mounted
         if run("/bin/mount", "-t", "fusectl", "fusectl", place, check=False).returncode != 0:
             return
         try:
@@ -264,7 +306,9 @@ def _cgroup_roots() -> dict[str, pathlib.Path]:
 
     That is `""` for version 2, and `cpu,cpuacct` or `name=systemd` for those of version 1.
     """
-    known = [line.split(":")[1] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines()]
+    known = [
+        line.split(":")[1] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines()
+    ]
     roots: dict[str, pathlib.Path] = {}
     for line in pathlib.Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind, options, *_ = line.split()
@@ -282,7 +326,10 @@ def _cgroups_of(pid: int) -> dict[str, pathlib.Path]:
     """Return the cgroups of a process as directories, by hierarchy."""
     roots = _cgroup_roots()
     try:
-        lines = [line.split(":", 2) for line in pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+        lines = [
+            line.split(":", 2)
+            for line in pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        ]
     except OSError:  # it ended just now; what follows will say so
         return {}
     return {name: roots[name] / path.lstrip("/") for _, name, path in lines if name in roots}
@@ -295,7 +342,9 @@ def _make_cgroups(name: str) -> list[pathlib.Path]:
         group = root / name
         try:
             group.mkdir(exist_ok=True)
-            if (group / "cpuset.cpu_exclusive").exists():  # v1: a new group has no CPUs, and then nothing may join it
+            if (
+                group / "cpuset.cpu_exclusive"
+            ).exists():  # v1: a new group has no CPUs, and then nothing may join it
                 for setting in ("cpuset.cpus", "cpuset.mems"):
                     (group / setting).write_text((root / setting).read_text())
         except OSError:

@@ -19,7 +19,15 @@ from sandbox.store import Application, Event, Model, Relation, SandboxError, Sta
 Json = dict[str, typing.Any]
 _LATE = 0.35  # the share of relation-departed of removed units that come late
 _LATE_HOOKS = 3  # and how many other hooks of the unit come first
-_ALONE = ("install", "start", "stop", "remove", "storage-attached", "storage-detaching", "upgrade-charm")
+_ALONE = (
+    "install",
+    "start",
+    "stop",
+    "remove",
+    "storage-attached",
+    "storage-detaching",
+    "upgrade-charm",
+)
 _UPDATE_STATUS = 0.1  # the share of a unit's idle moments in which update-status comes
 
 
@@ -32,7 +40,11 @@ def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event 
     if kind != "action" and any(event.same_as(other) for other in waiting):
         return None
     model.next_sequence += 1
-    joins = [other for other in waiting if other.relation == event.relation and other.kind == "relation-joined"]
+    joins = [
+        other
+        for other in waiting
+        if other.relation == event.relation and other.kind == "relation-joined"
+    ]
     is_of_application = event.kind == "relation-changed" and event.remote is None
     place = unit.events.index(joins[0]) if joins and is_of_application else len(unit.events)
     unit.events.insert(place, event)
@@ -54,7 +66,10 @@ def _new_relation(model: Model, ends: list[tuple[str, str]], *, container: bool)
 
 
 def add_unit(
-    model: Model, app: Application, principal: Unit | None = None, attach: collections.abc.Sequence[str] = ()
+    model: Model,
+    app: Application,
+    principal: Unit | None = None,
+    attach: collections.abc.Sequence[str] = (),
 ) -> Unit:
     """Add a unit with the events of its birth; a principal gets a machine, a subordinate is on its principal's.
 
@@ -63,13 +78,17 @@ def add_unit(
     number = model.next_units.get(app.name, 0)
     name = f"{app.name}/{number}"
     machine = model.next_machine if principal is None else principal.machine
-    unit = Unit(name=name, app=app.name, machine=machine, principal=principal.name if principal else None)
+    unit = Unit(
+        name=name, app=app.name, machine=machine, principal=principal.name if principal else None
+    )
     unit.storages = storage.give(model, app, unit, attach)
     model.next_units[app.name] = number + 1
     if principal is None:
         model.next_machine += 1
     unit.address = principal.address if principal else ""
-    unit.status = Status(name="waiting", message="waiting for machine" if principal is None else "installing agent")
+    unit.status = Status(
+        name="waiting", message="waiting for machine" if principal is None else "installing agent"
+    )
     model.units[name] = unit
     for one in unit.storages:
         enqueue(model, unit, "storage-attached", storage=one)
@@ -95,8 +114,13 @@ def relate(model: Model, first: str, second: str) -> Relation:
         if model.applications[app].dying:
             raise SandboxError(f"application {app!r} is being removed")
         limit = bundles.endpoints_of(metadata[app])[endpoint]["limit"]
-        if limit is not None and sum((app, endpoint) in other.ends for other in model.relations.values()) >= limit:
-            raise SandboxError(f"{app}:{endpoint} takes {limit} relation at most: remove the other one first")
+        if (
+            limit is not None
+            and sum((app, endpoint) in other.ends for other in model.relations.values()) >= limit
+        ):
+            raise SandboxError(
+                f"{app}:{endpoint} takes {limit} relation at most: remove the other one first"
+            )
     relation = _new_relation(model, ends, container=container)
     for unit in [unit for app, _ in ends for unit in model.app_units(app)]:
         if not unit.dying:
@@ -109,7 +133,10 @@ def relate(model: Model, first: str, second: str) -> Relation:
 
 def _declares(model: Model, app: str, endpoint: str) -> bool:
     """Check whether the charm itself declares the endpoint; hooks of the implicit juju-info reach no charm."""
-    return any(endpoint in model.applications[app].section(role) for role in ("provides", "requires", "peers"))
+    return any(
+        endpoint in model.applications[app].section(role)
+        for role in ("provides", "requires", "peers")
+    )
 
 
 def takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
@@ -118,7 +145,9 @@ def takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
         return False
     if not relation.container or unit.principal is None:
         return True
-    return any(other.app == relation.remote_of(unit.app) for other in model.machine_units(unit.machine))
+    return any(
+        other.app == relation.remote_of(unit.app) for other in model.machine_units(unit.machine)
+    )
 
 
 def _enter_scope(model: Model, relation: Relation, unit: Unit) -> None:
@@ -145,7 +174,11 @@ def application_changed(model: Model, relation: Relation, unit: Unit) -> None:
 
 def addresses(unit: Unit) -> dict[str, str]:
     """Return the keys that Juju puts into each unit's databag."""
-    return {"egress-subnets": f"{unit.address}/32", "ingress-address": unit.address, "private-address": unit.address}
+    return {
+        "egress-subnets": f"{unit.address}/32",
+        "ingress-address": unit.address,
+        "private-address": unit.address,
+    }
 
 
 def _born_together(model: Model, relation: Relation, unit: Unit) -> bool:
@@ -172,13 +205,19 @@ def remove_applications(model: Model, names: collections.abc.Sequence[str]) -> N
 
 
 def _forget_applications(model: Model) -> None:
-    for app in [app for app in model.applications.values() if app.dying and not model.app_units(app.name)]:
+    for app in [
+        app for app in model.applications.values() if app.dying and not model.app_units(app.name)
+    ]:
         for relation in model.app_relations(app.name):
             relation.dying = True
         _forget_relations(model)
         if not model.app_relations(app.name):
             del model.applications[app.name]
-            for secret in [secret for secret in model.secrets.values() if secret.owner == f"application:{app.name}"]:
+            for secret in [
+                secret
+                for secret in model.secrets.values()
+                if secret.owner == f"application:{app.name}"
+            ]:
                 del model.secrets[secret.id]
 
 
@@ -201,7 +240,11 @@ def remove_relation(model: Model, relation: Relation) -> None:
     for unit in list(model.units.values()):
         if unit.app in dict(relation.ends) and takes_part(model, relation, unit):
             _leave(model, relation, unit, departing=None)
-            if relation.container and unit.principal and unit.principal.split("/")[0] == relation.remote_of(unit.app):
+            if (
+                relation.container
+                and unit.principal
+                and unit.principal.split("/")[0] == relation.remote_of(unit.app)
+            ):
                 remove_unit(model, unit)
     _forget_relations(model)
 
@@ -216,11 +259,20 @@ def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) 
     unit.events = [event for event in unit.events if event not in dropped]
     if any(event.kind == "relation-created" for event in dropped):
         return
-    joining = [event.remote for event in started if event.kind == "relation-joined" and event.remote]
+    joining = [
+        event.remote for event in started if event.kind == "relation-joined" and event.remote
+    ]
     gone = [event.remote for event in started if event.kind == "relation-departed"]
     for name in dict.fromkeys([*unit.members.get(relation.id, []), *joining]):
         if name not in gone:
-            enqueue(model, unit, "relation-departed", relation=relation.id, remote=name, departing=departing or name)
+            enqueue(
+                model,
+                unit,
+                "relation-departed",
+                relation=relation.id,
+                remote=name,
+                departing=departing or name,
+            )
     enqueue(model, unit, "relation-broken", relation=relation.id)
 
 
@@ -259,7 +311,10 @@ def _end(model: Model, unit: Unit) -> None:
 def _depart(model: Model, relation: Relation, gone: Unit, other: Unit) -> None:
     """Queue relation-departed of a removed unit; by chance it comes only behind other hooks, as seen on Juju 4.0.15."""
     known = {"relation": relation.id, "remote": gone.name}
-    if any(event.kind == "relation-departed" and known.items() <= dict(event).items() for event in other.events):
+    if any(
+        event.kind == "relation-departed" and known.items() <= dict(event).items()
+        for event in other.events
+    ):
         return
     event = enqueue(model, other, "relation-departed", departing=gone.name, **known)
     if event is not None and model.draw("late", other.name, relation.id, gone.name) < _LATE:
@@ -277,10 +332,16 @@ def _removed(model: Model, unit: Unit) -> None:
         other.events = [
             event
             for event in other.events
-            if event.remote != unit.name or event.kind == "relation-departed" or other.has_started(event)
+            if event.remote != unit.name
+            or event.kind == "relation-departed"
+            or other.has_started(event)
         ]
     principal = model.units.get(unit.principal or "")
-    if principal and principal.dying and not any(other.principal == principal.name for other in model.units.values()):
+    if (
+        principal
+        and principal.dying
+        and not any(other.principal == principal.name for other in model.units.values())
+    ):
         _end(model, principal)
     for secret in list(model.secrets.values()):
         secret.tracked.pop(unit.name, None)
@@ -290,7 +351,9 @@ def _removed(model: Model, unit: Unit) -> None:
 
 def _forget_relations(model: Model) -> None:
     for relation in list(model.relations.values()):
-        busy = any(event.relation == relation.id for unit in model.units.values() for event in unit.events)
+        busy = any(
+            event.relation == relation.id for unit in model.units.values() for event in unit.events
+        )
         if relation.dying and not busy:
             del model.relations[relation.id]
             for unit in model.units.values():
@@ -339,7 +402,9 @@ def next_event(model: Model, unit: Unit) -> Event | None:
     A unit in error gets the failed event again after a pause, and actions meanwhile; nothing else.
     """
     if unit.executing is not None:
-        return unit.executing  # where nobody holds its locks it was interrupted, and runs again from its start
+        return (
+            unit.executing
+        )  # where nobody holds its locks it was interrupted, and runs again from its start
     failed = unit.failed
     if failed is not None:
         action = next((event for event in unit.events if event.action), None)
@@ -349,7 +414,9 @@ def next_event(model: Model, unit: Unit) -> Event | None:
         return None
     created = [event for event in waiting if event.kind == "relation-created"]
     if not unit.started and created and waiting[0].kind not in ("storage-attached", "install"):
-        return _one_of(model, unit, created)  # all of them come before leader-elected, config-changed and start
+        return _one_of(
+            model, unit, created
+        )  # all of them come before leader-elected, config-changed and start
     if waiting[0].kind in _ALONE:
         return waiting[0]
     heads: dict[int | None, Event] = {}  # the first of each relation, and the first of all others
@@ -385,5 +452,9 @@ def rebooted(model: Model, machine: int) -> None:
         enqueue(model, unit, "start")
         if model.draw("reboot config-changed", unit.name, unit.ran) < 0.5:
             enqueue(model, unit, "config-changed")
-        behind = [event for event in waiting if not any(event.same_as(other) for other in unit.events)]
-        unit.events = interrupted + unit.events + behind  # start waits for a hook that was interrupted
+        behind = [
+            event for event in waiting if not any(event.same_as(other) for other in unit.events)
+        ]
+        unit.events = (
+            interrupted + unit.events + behind
+        )  # start waits for a hook that was interrupted

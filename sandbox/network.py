@@ -73,13 +73,19 @@ def remove_link(machine: str) -> None:
     It would go by itself with the machine's network namespace; but connections that were open when the machine ended
     keep that alive until the kernel gives up telling their other ends, which takes minutes.
     """
-    run("/usr/sbin/ip", "link", "delete", f"vb-{machine}", check=False)  # the name, or the other name of a long one
+    run(
+        "/usr/sbin/ip", "link", "delete", f"vb-{machine}", check=False
+    )  # the name, or the other name of a long one
 
 
 def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:
     """Return a private /24 that is in none of `taken` nor in this machine's routes. Raises `SandboxError`."""
     routes = json.loads(run("/usr/sbin/ip", "-json", "-4", "route", "show", "table", "all").stdout)
-    used = [ipaddress.IPv4Network(route["dst"], strict=False) for route in routes if route["dst"][0].isdigit()]
+    used = [
+        ipaddress.IPv4Network(route["dst"], strict=False)
+        for route in routes
+        if route["dst"][0].isdigit()
+    ]
     for second in range(77, 256):
         for third in range(256):
             candidate = ipaddress.IPv4Network(f"10.{second}.{third}.0/24")
@@ -91,7 +97,9 @@ def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipa
 def mtu() -> int:
     """Return the frame size of this machine's way out, at most Ethernet's 1500; larger frames might be lost there."""
     routes = json.loads(run("/usr/sbin/ip", "-json", "-4", "route", "show", "default").stdout)
-    sizes = [int((_INTERFACES / route["dev"] / "mtu").read_text()) for route in routes if "dev" in route]
+    sizes = [
+        int((_INTERFACES / route["dev"] / "mtu").read_text()) for route in routes if "dev" in route
+    ]
     return min([1500, *sizes])
 
 
@@ -101,7 +109,10 @@ def resolv_conf() -> str:
     for path in _RESOLV_CONFS:
         found = re.findall(r"(?m)^\s*nameserver\s+(\S+)", files.read(path))
         servers = servers or [server for server in found if not server.startswith(("127.", "::1"))]
-    return "".join(f"nameserver {server}\n" for server in servers) + "options timeout:1 attempts:2 no-tld-query\n"
+    return (
+        "".join(f"nameserver {server}\n" for server in servers)
+        + "options timeout:1 attempts:2 no-tld-query\n"
+    )
 
 
 def _rules(network: Network) -> list[tuple[str, str, list[str]]]:
@@ -117,6 +128,11 @@ def _rules(network: Network) -> list[tuple[str, str, list[str]]]:
 
 def _iptables(table: str, action: str, chain: str, rule: list[str], *, check: bool = True) -> bool:
     try:
-        return run("/usr/sbin/iptables", "-w", "30", "-t", table, action, chain, *rule, check=check).returncode == 0
+        return (
+            run(
+                "/usr/sbin/iptables", "-w", "30", "-t", table, action, chain, *rule, check=check
+            ).returncode
+            == 0
+        )
     except CommandError as e:
         raise SandboxError(f"iptables: {e}") from e

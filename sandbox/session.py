@@ -45,7 +45,11 @@ def settle(engine: Engine, *, once: bool, until_active: bool = False) -> None:
     """
 
     def unsettled() -> set[str]:
-        waiting = [unit for unit in engine.model.units.values() if unit.started and not engine.is_held(unit)]
+        waiting = [
+            unit
+            for unit in engine.model.units.values()
+            if unit.started and not engine.is_held(unit)
+        ]
         if until_active:
             return {unit.name for unit in waiting if not _is_active(unit)}
         return {unit.name for unit in waiting if unit.status.name not in _SETTLED}
@@ -60,18 +64,26 @@ def settle(engine: Engine, *, once: bool, until_active: bool = False) -> None:
         with engine.change() as model:
             for name in sorted(unsettled() & set(model.units)):
                 rules.enqueue(model, model.units[name], "update-status")
-                engine.progress(name, "has not settled: sending update-status, as Juju does within five minutes")
+                engine.progress(
+                    name, "has not settled: sending update-status, as Juju does within five minutes"
+                )
         engine.settle()
     if errors := engine.errors():
-        others = ", ".join(_not_active(engine.model)[1 : None if until_active and not once else len(errors)])
+        others = ", ".join(
+            _not_active(engine.model)[1 : None if until_active and not once else len(errors)]
+        )
         raise SandboxError(errors[0] + (f"; also not active: {others}" if others else ""))
 
 
 def _not_active(model: Model) -> list[str]:
     """Return the units that are not active with their states, those in error first."""
     left = [unit for unit in model.units.values() if not _is_active(unit)]
-    states = [(unit.name, "error" if unit.agent.name == "error" else unit.status.name) for unit in left]
-    return [f"{name} ({state})" for name, state in sorted(states, key=lambda pair: pair[1] != "error")]
+    states = [
+        (unit.name, "error" if unit.agent.name == "error" else unit.status.name) for unit in left
+    ]
+    return [
+        f"{name} ({state})" for name, state in sorted(states, key=lambda pair: pair[1] != "error")
+    ]
 
 
 def _is_active(unit: Unit) -> bool:
@@ -84,7 +96,8 @@ def remove_abandoned(store: Store, progress: Progress) -> None:
     missing = Hosts(store.name).missing_sources()
     if missing:
         progress(
-            "sandbox", f"model {store.name} is left over from a deleted clone ({missing[0]} is missing); removing it"
+            "sandbox",
+            f"model {store.name} is left over from a deleted clone ({missing[0]} is missing); removing it",
         )
         remove(store, progress)
 

@@ -29,7 +29,9 @@ def set_options(
     if both := values.keys() & set(reset):
         raise SandboxError(f"{app.name}: {min(both)} is both set and reset")
     if unknown := set(reset) - declared.keys():
-        raise SandboxError(f"{app.name}: no option {min(unknown)!r} (there are: {', '.join(sorted(declared))})")
+        raise SandboxError(
+            f"{app.name}: no option {min(unknown)!r} (there are: {', '.join(sorted(declared))})"
+        )
     parsed: Json = {}
     for name, text in values.items():
         value: object = text  # one that does not fit stays a text, and is refused
@@ -38,7 +40,11 @@ def set_options(
         if problem := bundles.option_problem(name, value, declared):
             raise SandboxError(f"{app.name}: {problem}")
         parsed[name] = find_secret(model, text).id if declared[name]["type"] == "secret" else value
-    replace_options(model, app, {name: value for name, value in app.options.items() if name not in reset} | parsed)
+    replace_options(
+        model,
+        app,
+        {name: value for name, value in app.options.items() if name not in reset} | parsed,
+    )
 
 
 def replace_options(model: Model, app: Application, values: Json) -> None:
@@ -54,7 +60,9 @@ def replace_options(model: Model, app: Application, values: Json) -> None:
 def options(app: Application) -> Json:
     """Return the application's options with their defaults; those without a value are absent, as in a hook."""
     declared = app.declared_options()
-    defaults = {name: spec["default"] for name, spec in declared.items() if spec.get("default") is not None}
+    defaults = {
+        name: spec["default"] for name, spec in declared.items() if spec.get("default") is not None
+    }
     return defaults | app.options
 
 
@@ -68,7 +76,9 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
 
     actions = app.section("actions")
     if action not in actions:
-        raise SandboxError(f"{app.name} has no action {action!r} (there are: {', '.join(sorted(actions)) or 'none'})")
+        raise SandboxError(
+            f"{app.name} has no action {action!r} (there are: {', '.join(sorted(actions)) or 'none'})"
+        )
     spec: Json = actions[action] or {}
     properties: dict[str, Json] = spec.get("params") or {}
     unknown = sorted(values.keys() - properties)
@@ -79,19 +89,33 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
     for name, text in values.items():
         try:
             params[name] = found = yaml_values.parse(text)
-            if properties[name].get("type") == "integer" and isinstance(found, float) and abs(found) < 1 << 53:
-                params[name] = int(found) if found.is_integer() else found  # gojsonschema, isFloat64AnInteger
+            if (
+                properties[name].get("type") == "integer"
+                and isinstance(found, float)
+                and abs(found) < 1 << 53
+            ):
+                params[name] = (
+                    int(found) if found.is_integer() else found
+                )  # gojsonschema, isFloat64AnInteger
         except SandboxError as e:
             raise SandboxError(f"{action}: parameter {name!r}: {e}"[:300]) from e
-    object_schema: Json = {"type": "object", "properties": properties, "required": spec.get("required", [])}
-    validator: typing.Any = jsonschema.Draft4Validator(object_schema)  # as in Juju; its integers have no point
+    object_schema: Json = {
+        "type": "object",
+        "properties": properties,
+        "required": spec.get("required", []),
+    }
+    validator: typing.Any = jsonschema.Draft4Validator(
+        object_schema
+    )  # as in Juju; its integers have no point
     for error in validator.iter_errors(params):
         where = f"parameter {error.path[0]!r}: " if error.path else ""
         raise SandboxError(f"{action}: {where}{error.message}"[:300])
     return params
 
 
-def request_action(model: Model, unit: Unit, action: str, values: collections.abc.Mapping[str, str]) -> Event:
+def request_action(
+    model: Model, unit: Unit, action: str, values: collections.abc.Mapping[str, str]
+) -> Event:
     """Queue an action. Raises `SandboxError` for what the controller would refuse."""
     app = model.applications[unit.app]
     params = action_params(app, action, values)
@@ -128,7 +152,9 @@ def find_secret(model: Model, name: str) -> Secret:
         by_id = secret.id.removeprefix("secret:") == name.removeprefix("secret:")
         if by_id or (secret.name == name and secret.owner == "user"):
             return secret
-    raise SandboxError(f"secret {name!r} not found: ./sandboxctl add-secret NAME key=value makes one")
+    raise SandboxError(
+        f"secret {name!r} not found: ./sandboxctl add-secret NAME key=value makes one"
+    )
 
 
 def add_secret(model: Model, name: str, content: dict[str, str]) -> Secret:
@@ -159,9 +185,14 @@ def grant_secret(model: Model, name: str, app: Application) -> None:
 
 def can_read(model: Model, secret: Secret, unit: Unit) -> bool:
     """Check whether `unit` may read `secret`: as owner, or by a grant over a relation that lives."""
-    if secret.owner in (f"application:{unit.app}", f"unit:{unit.name}") or unit.app in secret.granted_apps:
+    if (
+        secret.owner in (f"application:{unit.app}", f"unit:{unit.name}")
+        or unit.app in secret.granted_apps
+    ):
         return True
-    grants = [grantees for relation, grantees in secret.grants.items() if relation in model.relations]
+    grants = [
+        grantees for relation, grantees in secret.grants.items() if relation in model.relations
+    ]
     return any(unit.app in grantees or unit.name in grantees for grantees in grants)
 
 
@@ -177,5 +208,10 @@ def new_revision(model: Model, secret: Secret, content: dict[str, str]) -> None:
     secret.contents[secret.latest] = content
     for name, revision in secret.tracked.items():
         unit = model.units.get(name)
-        if unit and revision < secret.latest and can_read(model, secret, unit) and not can_change(model, secret, unit):
+        if (
+            unit
+            and revision < secret.latest
+            and can_read(model, secret, unit)
+            and not can_change(model, secret, unit)
+        ):
             enqueue(model, unit, "secret-changed", secret=secret.id)

@@ -12,20 +12,28 @@ from sandbox.store import Application, Model, SandboxError, Storage, Store, Unit
 from slurm_ddp.run import run
 
 _COPY_S = 600.0
-_GUEST = pathlib.PurePosixPath("var/lib/juju/storage")  # where guest/agent.py has it, below a host's root
+_GUEST = pathlib.PurePosixPath(
+    "var/lib/juju/storage"
+)  # where guest/agent.py has it, below a host's root
 
 
-def give(model: Model, app: Application, unit: Unit, attach: collections.abc.Sequence[str]) -> list[tuple[str, int]]:
+def give(
+    model: Model, app: Application, unit: Unit, attach: collections.abc.Sequence[str]
+) -> list[tuple[str, int]]:
     """Give a new unit the storage that its charm declares, of which some may exist already; return all of it."""
     wanted = [find(model, identifier) for identifier in attach]
     declared = app.section("storage")
     for storage in wanted:
         if storage.name not in declared:
-            raise SandboxError(f"{app.charm} has no storage {storage.name!r}: it cannot take {storage.id}")
+            raise SandboxError(
+                f"{app.charm} has no storage {storage.name!r}: it cannot take {storage.id}"
+            )
         if storage.unit is not None:
             raise SandboxError(f"storage {storage.id} is attached to {storage.unit}")
         if storage.machine is not None:
-            raise SandboxError(f"storage {storage.id} is still being detached: try again in a moment")
+            raise SandboxError(
+                f"storage {storage.id} is still being detached: try again in a moment"
+            )
     given: list[tuple[str, int]] = []
     for name in declared:
         storage = next((one for one in wanted if one.name == name), None) or _new(model, name)
@@ -37,7 +45,9 @@ def give(model: Model, app: Application, unit: Unit, attach: collections.abc.Seq
 def find(model: Model, identifier: str) -> Storage:
     """Return a storage by its id, like volume/0. Raises `SandboxError` that names those that exist."""
     if identifier not in model.storage:
-        raise SandboxError(f"storage {identifier!r} not found (there is: {', '.join(model.storage) or 'none'})")
+        raise SandboxError(
+            f"storage {identifier!r} not found (there is: {', '.join(model.storage) or 'none'})"
+        )
     return model.storage[identifier]
 
 
@@ -61,7 +71,9 @@ def remove(store: Store, model: Model, identifier: str) -> None:
     """Destroy a detached storage with its files."""
     storage = find(model, identifier)
     if storage.unit is not None:
-        raise SandboxError(f"storage {storage.id} is attached to {storage.unit}: remove the unit first")
+        raise SandboxError(
+            f"storage {storage.id} is attached to {storage.unit}: remove the unit first"
+        )
     shutil.rmtree(_kept(store, storage), ignore_errors=True)
     del model.storage[storage.id]
 
@@ -87,9 +99,19 @@ def as_text(model: Model) -> str:
     """Return the table of `juju storage`."""
     rows = [("Unit", "Storage ID", "Type", "Status")]
     for storage in model.storage.values():
-        rows.append((storage.unit or "", storage.id, "filesystem", "attached" if storage.unit else "detached"))
+        rows.append(
+            (
+                storage.unit or "",
+                storage.id,
+                "filesystem",
+                "attached" if storage.unit else "detached",
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
     return "\n".join(lines) + "\n"
 
 

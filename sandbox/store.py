@@ -60,7 +60,9 @@ class Event(_Record):
 
     def same_as(self, other: "Event") -> bool:
         """Check whether `other` asks for the same thing, so that one of the two is enough."""
-        kept = other.model_dump(include={"sequence", "attempts", "retry_at", "problem", "not_before"})
+        kept = other.model_dump(
+            include={"sequence", "attempts", "retry_at", "problem", "not_before"}
+        )
         return self.model_copy(update=kept) == other
 
     @property
@@ -84,7 +86,9 @@ class Application(_Record):
 
     name: str
     charm: str  # the charm's name
-    source: str  # where its files lie on this machine: the sandbox's own copy, one folder per revision
+    source: (
+        str  # where its files lie on this machine: the sandbox's own copy, one folder per revision
+    )
     revision: int = 0
     metadata: dict[str, typing.Any]  # charmcraft.yaml
     options: dict[str, typing.Any] = {}  # only what differs from the defaults
@@ -123,7 +127,9 @@ class Unit(_Record):
     deferred: list[dict[str, typing.Any]] = []
     stored: list[dict[str, typing.Any]] = []
     storages: list[tuple[str, int]] = []
-    members: dict[int, list[str]] = {}  # relation id -> remote units whose relation-joined was delivered
+    members: dict[
+        int, list[str]
+    ] = {}  # relation id -> remote units whose relation-joined was delivered
     events: list[Event] = []  # the one that runs now is the first
     ran: int = 0  # hooks so far
     started: bool = False
@@ -177,7 +183,9 @@ class Relation(_Record):
     container: bool = False
     app_data: dict[str, dict[str, str]] = {}
     unit_data: dict[str, dict[str, str]] = {}  # holds exactly the units in scope
-    left: dict[str, dict[str, str]] = {}  # what units wrote that have left: readable until the relation ends
+    left: dict[
+        str, dict[str, str]
+    ] = {}  # what units wrote that have left: readable until the relation ends
     dying: bool = False
 
     @property
@@ -215,7 +223,9 @@ class Model(_Record):
     name: str
     juju: str = versions.DEFAULT  # the Juju that it is played on
     uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
-    seed: int = pydantic.Field(default_factory=lambda: secrets.randbelow(10**6))  # of what happens by chance
+    seed: int = pydantic.Field(
+        default_factory=lambda: secrets.randbelow(10**6)
+    )  # of what happens by chance
     applications: dict[str, Application] = {}
     units: dict[str, Unit] = {}
     relations: dict[int, Relation] = {}
@@ -224,7 +234,9 @@ class Model(_Record):
     next_relation: int = 0
     next_sequence: int = 0
     next_storage: int = 0
-    next_units: dict[str, int] = {}  # application -> number; Juju goes on counting when one is deployed again
+    next_units: dict[
+        str, int
+    ] = {}  # application -> number; Juju goes on counting when one is deployed again
     storage: dict[str, Storage] = {}  # also what no unit has
     next_task: int = 1
 
@@ -235,7 +247,9 @@ class Model(_Record):
 
     def app_units(self, app: str) -> list[Unit]:
         """Return the units of `app` by number."""
-        return sorted((unit for unit in self.units.values() if unit.app == app), key=lambda unit: unit.number)
+        return sorted(
+            (unit for unit in self.units.values() if unit.app == app), key=lambda unit: unit.number
+        )
 
     def leader(self, app: str) -> str | None:
         """Return the leader of `app`: its lowest unit that is staying."""
@@ -243,12 +257,20 @@ class Model(_Record):
 
     def app_relations(self, app: str) -> list[Relation]:
         """Return the relations of `app` in the order in which they were made."""
-        return [relation for relation in self.relations.values() if any(name == app for name, _ in relation.ends)]
+        return [
+            relation
+            for relation in self.relations.values()
+            if any(name == app for name, _ in relation.ends)
+        ]
 
     def neighbours(self, relation: Relation, unit: Unit) -> list[Unit]:
         """Return the units in scope of `relation` that `unit` meets: with container scope, those of its own host."""
         remote = relation.remote_of(unit.app)
-        found = [self.units[name] for name in relation.unit_data if name != unit.name and name in self.units]
+        found = [
+            self.units[name]
+            for name in relation.unit_data
+            if name != unit.name and name in self.units
+        ]
         return [
             other
             for other in sorted(found, key=lambda other: other.number)
@@ -276,7 +298,9 @@ class Model(_Record):
     def application(self, name: str) -> Application:
         """Return the application, or raise `SandboxError` naming those that exist."""
         if name not in self.applications:
-            raise SandboxError(f"application {name!r} not found (there are: {', '.join(self.applications) or 'none'})")
+            raise SandboxError(
+                f"application {name!r} not found (there are: {', '.join(self.applications) or 'none'})"
+            )
         return self.applications[name]
 
     def unit(self, name: str) -> Unit:
@@ -285,7 +309,9 @@ class Model(_Record):
         if number == "leader":
             name = self.leader(self.application(app).name) or name
         if name not in self.units:
-            raise SandboxError(f"unit {name!r} not found (there are: {', '.join(self.units) or 'none'})")
+            raise SandboxError(
+                f"unit {name!r} not found (there are: {', '.join(self.units) or 'none'})"
+            )
         return self.units[name]
 
 
@@ -304,7 +330,9 @@ class Store:
         self.directory = root / name
         self.path = self.directory / "model.json"
         self.log_path = self.directory / "debug.log"
-        self._model: Model | None = None  # as last saved; another command may have changed the file since
+        self._model: Model | None = (
+            None  # as last saved; another command may have changed the file since
+        )
         self._saved = ""
 
     def load(self) -> Model:
@@ -341,7 +369,9 @@ class Store:
         stamp = time.strftime("%H:%M:%S")
         descriptor = os.open(self.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "a") as file:
-            file.writelines(f"{stamp} {unit} {level} {line}\n" for line in message.splitlines() or [""])
+            file.writelines(
+                f"{stamp} {unit} {level} {line}\n" for line in message.splitlines() or [""]
+            )
 
     @contextlib.contextmanager
     def change(self, *, create: bool = False) -> collections.abc.Generator[Model]:
@@ -350,7 +380,11 @@ class Store:
         An exception meanwhile leaves the file as it was. `create` makes a model if none exists.
         """
         with contextlib.closing(self.lock("model")):
-            if self._model is None or not self.path.exists() or self.path.read_text() != self._saved:
+            if (
+                self._model is None
+                or not self.path.exists()
+                or self.path.read_text() != self._saved
+            ):
                 self._model = self._new() if create and not self.path.exists() else self.load()
             model, self._model = self._model, None  # an exception drops what it left half changed
             yield model

@@ -14,7 +14,11 @@ _WORDS: dict[str, object] = {
     **dict.fromkeys("n N no No NO false False FALSE off Off OFF".split(), False),
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
-    **{sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")},
+    **{
+        sign + word: float(sign + "inf")
+        for sign in ("", "+", "-")
+        for word in (".inf", ".Inf", ".INF")
+    },
 }
 _INTEGER = re.compile(r"([+-]?)(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -33,7 +37,9 @@ def parse(text: str) -> object:
         )
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
-                return _value(next(events), events, {})  # what comes behind the document's end is not read
+                return _value(
+                    next(events), events, {}
+                )  # what comes behind the document's end is not read
     except (yaml.YAMLError, ValueError) as e:
         problem = (isinstance(e, yaml.MarkedYAMLError) and e.problem) or str(e)
         raise SandboxError(f"not YAML: {' '.join(problem.split())}") from e
@@ -42,7 +48,9 @@ def parse(text: str) -> object:
     return None  # nothing, or a comment
 
 
-def _value(event: yaml.Event, events: collections.abc.Iterator[yaml.Event], anchors: dict[str, object]) -> object:
+def _value(
+    event: yaml.Event, events: collections.abc.Iterator[yaml.Event], anchors: dict[str, object]
+) -> object:
     if isinstance(event, yaml.AliasEvent):
         if event.anchor not in anchors:  # also for a list that contains itself
             raise ValueError(f"unknown anchor {event.anchor!r} referenced")
@@ -56,7 +64,11 @@ def _value(event: yaml.Event, events: collections.abc.Iterator[yaml.Event], anch
         items: list[object] = []
         while not isinstance(item := next(events), yaml.SequenceEndEvent | yaml.MappingEndEvent):
             items.append(_value(item, events, anchors))
-        found = items if isinstance(event, yaml.SequenceStartEvent) else _object(items[::2], items[1::2])
+        found = (
+            items
+            if isinstance(event, yaml.SequenceStartEvent)
+            else _object(items[::2], items[1::2])
+        )
     anchor: str | None = typing.cast(typing.Any, event).anchor
     if anchor is not None:
         anchors[anchor] = found
@@ -79,7 +91,9 @@ def _plain(text: str) -> object:
     plain = text if text[0] == "." else text.replace("_", "")
     if match := _INTEGER.fullmatch(plain):
         sign, digits = match.groups()
-        number = int(digits, 8 if re.fullmatch("0[0-7]+", digits) else 0) * (-1 if sign == "-" else 1)
+        number = int(digits, 8 if re.fullmatch("0[0-7]+", digits) else 0) * (
+            -1 if sign == "-" else 1
+        )
         if -(1 << 63) <= number < 1 << (63 if sign else 64):
             return number
     if _FLOAT.fullmatch(plain) and math.isfinite(float(plain)):

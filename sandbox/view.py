@@ -16,7 +16,8 @@ _ORDER = ("error", "blocked", "maintenance", "waiting", "active", "unknown")
 def as_data(model: Model) -> Json:
     """Return the model in the shape of `juju status --format json`."""
     principals = sorted(
-        (unit for unit in model.units.values() if unit.principal is None), key=lambda unit: unit.machine
+        (unit for unit in model.units.values() if unit.principal is None),
+        key=lambda unit: unit.machine,
     )
     return {
         "model": {
@@ -35,7 +36,9 @@ def as_data(model: Model) -> Json:
             }
             for unit in principals
         },
-        "applications": {name: _application(model, app) for name, app in model.applications.items()},
+        "applications": {
+            name: _application(model, app) for name, app in model.applications.items()
+        },
     }
 
 
@@ -54,7 +57,9 @@ def options_as_data(app: Application) -> Json:
 def _application(model: Model, app: Application) -> Json:
     units = model.app_units(app.name)
     own = [app.status] if app.status.name != "unknown" else [_status_of(unit) for unit in units]
-    worst = min(own, key=lambda status: _ORDER.index(status.name), default=Status())  # as Juju shows it
+    worst = min(
+        own, key=lambda status: _ORDER.index(status.name), default=Status()
+    )  # as Juju shows it
     data: Json = {
         "charm": app.charm,
         "charm-rev": app.revision,
@@ -74,7 +79,9 @@ def _unit(model: Model, unit: Unit) -> Json:
         "workload-status": _status(_status_of(unit)),
         "juju-status": _status(unit.agent),
         **({} if unit.principal else {"machine": str(unit.machine)}),
-        "open-ports": [f"{port}/{protocol}" if port is not None else protocol for protocol, port in unit.ports],
+        "open-ports": [
+            f"{port}/{protocol}" if port is not None else protocol for protocol, port in unit.ports
+        ],
         "public-address": unit.address,
         "leader": model.leader(unit.app) == unit.name,
         "workload-version": unit.version,
@@ -98,21 +105,44 @@ def as_text(model: Model) -> str:
     data = as_data(model)
     head = [
         ("Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp", "Notes"),
-        (model.name, "sandbox", "this machine", model.version.version, "unsupported", time.strftime("%H:%M:%S%z"), ""),
+        (
+            model.name,
+            "sandbox",
+            "this machine",
+            model.version.version,
+            "unsupported",
+            time.strftime("%H:%M:%S%z"),
+            "",
+        ),
     ]
     apps = [("App", "Version", "Status", "Scale", "Charm", "Channel", "Rev", "Exposed", "Message")]
-    units: list[tuple[str, ...]] = [("Unit", "Workload", "Agent", "Machine", "Public address", "Ports", "Message")]
+    units: list[tuple[str, ...]] = [
+        ("Unit", "Workload", "Agent", "Machine", "Public address", "Ports", "Message")
+    ]
     machines = [("Machine", "State", "Address", "Inst id", "Base", "AZ", "Message")]
     for name, app in data["applications"].items():
         status, scale = app["application-status"], str(len(model.app_units(name)))
-        row = (name, app["version"], status["current"], scale, app["charm"], "", str(app["charm-rev"]), "no")
+        row = (
+            name,
+            app["version"],
+            status["current"],
+            scale,
+            app["charm"],
+            "",
+            str(app["charm-rev"]),
+            "no",
+        )
         apps.append((*row, _cut(status["message"])))
         for unit, about in app.get("units", {}).items():
             units.append(_row(unit, about))
-            units += [_row(f"  {other}", its) for other, its in about.get("subordinates", {}).items()]
+            units += [
+                _row(f"  {other}", its) for other, its in about.get("subordinates", {}).items()
+            ]
     for number, machine in data["machines"].items():
         state = machine["juju-status"]["current"]
-        machines.append((number, state, machine["dns-name"], machine["instance-id"], "debian@12", "", ""))
+        machines.append(
+            (number, state, machine["dns-name"], machine["instance-id"], "debian@12", "", "")
+        )
     return "\n\n".join(_table(table) for table in (head, apps, units, machines)) + "\n"
 
 
@@ -130,7 +160,8 @@ def _cut(message: str) -> str:
 def _table(rows: collections.abc.Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     )
 
 

@@ -45,7 +45,10 @@ class _Inline(list[object]):
 
 
 yaml.SafeDumper.add_representer(
-    _Inline, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
+    _Inline,
+    lambda dumper, value: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", value, flow_style=True
+    ),
 )
 
 
@@ -69,7 +72,10 @@ def actions() -> str:
         for name, verb in verbs.ACTIONS.items()
     }
     lines = yaml.safe_dump(section, sort_keys=False, width=118)
-    return f"{_BEGIN}  # written by scripts/actions.py from lib/ddp: change that\n" + textwrap.indent(lines, "  ")
+    return (
+        f"{_BEGIN}  # written by scripts/actions.py from lib/ddp: change that\n"
+        + textwrap.indent(lines, "  ")
+    )
 
 
 def _required(verb: verbs.Verb) -> list[str]:
@@ -84,14 +90,24 @@ def updated(text: str) -> str:
 
 def page() -> str:
     """Render the reference page of the command line, in Markdown."""
-    lines = [_HEAD, "## Before every command", *reference.table("", _COLUMNS, list(map(_flag_row, cli.program.params)))]
+    lines = [
+        _HEAD,
+        "## Before every command",
+        *reference.table("", _COLUMNS, list(map(_flag_row, cli.program.params))),
+    ]
     submit = {option.name for option in declared.options(verbs.ALL["submit"].options)}
     for verb in sorted(verbs.ALL.values(), key=lambda verb: verb.name):
         options = declared.options(verb.options)
         arguments = [option.text.argument for option in options if option.text.argument]
         last = cli.arguments_of(verb)
         arguments += [str(last.metavar)] if last else []
-        lines += ["", f"## ddp {verb.name}", "", f"`{' '.join(('ddp', verb.name, '[OPTIONS]', *arguments))}`", ""]
+        lines += [
+            "",
+            f"## ddp {verb.name}",
+            "",
+            f"`{' '.join(('ddp', verb.name, '[OPTIONS]', *arguments))}`",
+            "",
+        ]
         lines += textwrap.wrap(verb.help, 120, break_on_hyphens=False)
         if verb.action:
             lines += ["", f"The charm's action `{verb.action}` does the same."]
@@ -101,7 +117,11 @@ def page() -> str:
             lines += ["", "Takes the options of [submit](#ddp-submit), and:"]
             options = tuple(option for option in options if option.name not in submit)
         rows = [_row(option) for option in options]
-        rows += [[_code(str(last.metavar)), "text", "", reference.cell(last.help or "")]] if last else []
+        rows += (
+            [[_code(str(last.metavar)), "text", "", reference.cell(last.help or "")]]
+            if last
+            else []
+        )
         lines += reference.table("", _COLUMNS, rows)
     return "\n".join(lines) + "\n"
 
@@ -115,7 +135,9 @@ def _row(option: declared.Option) -> list[str]:
     flags = [option.text.argument] if option.text.argument else [f"--{option.name}"]
     flags += [option.text.short] if option.text.short else []
     flags += [f"--no-{option.name}"] if option.default is True else []
-    kind = {"boolean": "", "integer": f"{option.minimum} to {option.maximum}", "string": "text"}[option.kind]
+    kind = {"boolean": "", "integer": f"{option.minimum} to {option.maximum}", "string": "text"}[
+        option.kind
+    ]
     kind = ", ".join(map(_code, option.choices)) or kind
     default = option.text.default or (_code(option.shown_default) if option.shown_default else "")
     default = "required" if option.is_required else default

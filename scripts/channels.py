@@ -53,7 +53,9 @@ def applications(paths: list[pathlib.Path]) -> list[Application]:
     """
     merged: dict[str, dict[str, Any]] = {}
     default_base = ""
-    for path, document in ((source, document) for source in paths for document in documents(source)):
+    for path, document in (
+        (source, document) for source in paths for document in documents(source)
+    ):
         default_base = document.get("default-base", default_base)
         changes: dict[str, dict[str, Any] | None] = document.get("applications") or {}
         for name, body in changes.items():
@@ -62,7 +64,9 @@ def applications(paths: list[pathlib.Path]) -> list[Application]:
             elif "charm" in (changed := merged.get(name, {}) | body):
                 merged[name] = changed
             else:
-                close = "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(name, merged, n=1))
+                close = "".join(
+                    f"; did you mean {one}?" for one in difflib.get_close_matches(name, merged, n=1)
+                )
                 raise BundleError(f"{path}: no application {name} in the bundle{close}")
     found: list[Application] = []
     for name, body in merged.items():
@@ -70,7 +74,9 @@ def applications(paths: list[pathlib.Path]) -> list[Application]:
         if not charm.startswith((".", "/")):
             track, risk = split(str(body.get("channel", "")))
             if risk not in RISKS:
-                raise BundleError(f"{name}: channel {body['channel']}: no risk {risk}; use one of {', '.join(RISKS)}")
+                raise BundleError(
+                    f"{name}: channel {body['channel']}: no risk {risk}; use one of {', '.join(RISKS)}"
+                )
             found.append(Application(name, charm, track, risk, body.get("base", default_base)))
     return found
 
@@ -96,10 +102,14 @@ def info(charm: str, *arguments: str) -> dict[str, Any]:
     """Return the JSON object that `juju info` prints."""
     command = ["juju", "info", charm, "--format", "json", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+        )
         return json.loads(done.stdout)
     except subprocess.CalledProcessError as e:
-        raise InfoError((e.stderr.strip().splitlines() or [f"exit status {e.returncode}"])[-1]) from e
+        raise InfoError(
+            (e.stderr.strip().splitlines() or [f"exit status {e.returncode}"])[-1]
+        ) from e
     except subprocess.TimeoutExpired as e:
         raise InfoError(f"no answer from juju info within {TIMEOUT_S} s") from e
     except ValueError as e:
@@ -109,12 +119,18 @@ def info(charm: str, *arguments: str) -> dict[str, Any]:
 def published(application: Application) -> tuple[bool, list[str]]:
     """Return whether the application's channel leads to a revision for its base, and the channels that hold one."""
     about = info(application.charm)
-    channels: dict[str, dict[str, list[dict[str, Any]]]] = dict(about["channels"])  # track, risk, revisions
-    leads_to = {f"{application.track}/{risk}" for risk in RISKS[: RISKS.index(application.risk) + 1]}
+    channels: dict[str, dict[str, list[dict[str, Any]]]] = dict(
+        about["channels"]
+    )  # track, risk, revisions
+    leads_to = {
+        f"{application.track}/{risk}" for risk in RISKS[: RISKS.index(application.risk) + 1]
+    }
     for channel in leads_to | {f"{track}/{application.risk}" for track in about.get("tracks", [])}:
         if channel.partition("/")[0] not in about["channels"]:
             with contextlib.suppress(InfoError):  # no such track
-                for track, risks in info(application.charm, "--channel", channel)["channels"].items():
+                for track, risks in info(application.charm, "--channel", channel)[
+                    "channels"
+                ].items():
                     channels[track] = channels.get(track, {}) | risks
     holders = [
         f"{track}/{risk}"
@@ -129,7 +145,9 @@ def serves(revision: dict[str, Any], base: str) -> bool:
     """Return whether a revision is for this base and architecture."""
     listed: list[dict[str, str]] = revision.get("bases") or []
     bases = {f"{one['name']}@{one['channel'].partition('/')[0]}" for one in listed}
-    return ARCHITECTURE in revision["architectures"] and (not base or base.partition("/")[0] in bases)
+    return ARCHITECTURE in revision["architectures"] and (
+        not base or base.partition("/")[0] in bases
+    )
 
 
 def main(paths: list[str]) -> int:

@@ -38,10 +38,17 @@ def of(charm: str) -> dict[str, str]:
 
 def render(board: Json) -> str:
     """Return the dashboard's JSON."""
-    built = dashboard.Dashboard(board["title"]).uid(board["uid"]).description(board["description"]).tags(["slurm-ddp"])
+    built = (
+        dashboard.Dashboard(board["title"])
+        .uid(board["uid"])
+        .description(board["description"])
+        .tags(["slurm-ddp"])
+    )
     built = built.time("now-6h", "now").refresh("1m").timezone("browser").editable()
     for name, kind in (("prometheusds", "prometheus"), ("lokids", "loki")):
-        built = built.with_variable(dashboard.DatasourceVariable(name).label(kind.capitalize()).type(kind))
+        built = built.with_variable(
+            dashboard.DatasourceVariable(name).label(kind.capitalize()).type(kind)
+        )
     for name in TOPOLOGY:
         built = built.with_variable(_variable(name, "up"))
     for name, metric in board.get("variables", {}).items():
@@ -56,23 +63,41 @@ def render(board: Json) -> str:
 
 
 def _variable(name: str, metric: str) -> dashboard.QueryVariable:
-    variable = dashboard.QueryVariable(name).label(name.replace("_", " ").capitalize()).datasource(PROMETHEUS)
-    variable = variable.query(f"label_values({metric}, {name})").refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+    variable = (
+        dashboard.QueryVariable(name)
+        .label(name.replace("_", " ").capitalize())
+        .datasource(PROMETHEUS)
+    )
+    variable = variable.query(f"label_values({metric}, {name})").refresh(
+        models.VariableRefresh.ON_TIME_RANGE_CHANGED
+    )
     variable = variable.multi(True).include_all(True).all_value(".*")
     return variable.current(models.VariableOption(text="All", value="$__all", selected=True))
 
 
 def _panel(panel: Json) -> stat.Panel | timeseries.Panel:
     kind = next(kind for kind in _WIDTHS if kind in panel)
-    queries = {legend: _expression(text) for legend, text in panel.get("queries", {"": panel.get("query", "")}).items()}
+    queries = {
+        legend: _expression(text)
+        for legend, text in panel.get("queries", {"": panel.get("query", "")}).items()
+    }
     if kind == "stat":
-        made = stat.Panel().datasource(PROMETHEUS).height(_SMALL).graph_mode(shapes.BigValueGraphMode.AREA)
+        made = (
+            stat.Panel()
+            .datasource(PROMETHEUS)
+            .height(_SMALL)
+            .graph_mode(shapes.BigValueGraphMode.AREA)
+        )
     else:
-        legend = common.VizLegendOptions().show_legend(True).placement(shapes.LegendPlacement.BOTTOM)
+        legend = (
+            common.VizLegendOptions().show_legend(True).placement(shapes.LegendPlacement.BOTTOM)
+        )
         legend = legend.display_mode(shapes.LegendDisplayMode.LIST)
         made = timeseries.Panel().datasource(PROMETHEUS).height(_HEIGHT).legend(legend)
     for letter, (words, expression) in zip("ABCDEF", queries.items(), strict=False):
-        made = made.with_target(prometheus.Dataquery().expr(expression).legend_format(words).ref_id(letter))
+        made = made.with_target(
+            prometheus.Dataquery().expr(expression).legend_format(words).ref_id(letter)
+        )
     made = made.title(panel[kind]).description(panel["description"]).unit(panel["unit"])
     return made.span(panel.get("width", _WIDTHS[kind]))
 

@@ -38,11 +38,22 @@ UNIT = (  # the longest first
 FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
 FUNCTIONAL_ALL = tuple(f"{name}-all" for name in FUNCTIONAL)
 ORDERS = tuple(name.replace("unit-", "orders-") for name in UNIT if name.startswith("unit-"))
-LONG = (*FUNCTIONAL_ALL, "docs-walk", "kernel", "tracking", "payload-long", "ddp-long", "pack", *ORDERS)
+LONG = (
+    *FUNCTIONAL_ALL,
+    "docs-walk",
+    "kernel",
+    "tracking",
+    "payload-long",
+    "ddp-long",
+    "pack",
+    *ORDERS,
+)
 GROUPS = {"unit": UNIT, "functional": FUNCTIONAL, "long": LONG, "orders": ORDERS}
 ALL = (*FUNCTIONAL, "lint", "docs", "pack-short", "storage", *UNIT)
 WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a core
-ALONE = frozenset({"functional", "docs-walk", "integration", "bench"})  # they measure, or train as a reader does
+ALONE = frozenset(
+    {"functional", "docs-walk", "integration", "bench"}
+)  # they measure, or train as a reader does
 NICE = "10"  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
@@ -63,11 +74,20 @@ def commands(names: list[str], extra: list[str]) -> list[list[list[str]]]:
     steps = [[[str(TOX), "run", "-e", name, *more]] for name in names if name in ALONE]
     if len(together) < 2:
         return steps + [[[str(TOX), "run", "-e", name, *more]] for name in together]
-    waiting, others = ([one for one in together if (one in WAITING) == wanted] for wanted in (True, False))
+    waiting, others = (
+        [one for one in together if (one in WAITING) == wanted] for wanted in (True, False)
+    )
     cores = str(max(1, min(os.cpu_count() or 1, 4)))
     parallel = [str(TOX), "run-parallel", "--parallel-no-spinner", "-p"]
     first = [*parallel, "all", "-e", ",".join(waiting), *more]
-    second = [*(["nice", "-n", NICE] if waiting else []), *parallel, cores, "-e", ",".join(others), *more]
+    second = [
+        *(["nice", "-n", NICE] if waiting else []),
+        *parallel,
+        cores,
+        "-e",
+        ",".join(others),
+        *more,
+    ]
     return [*steps, [command for command, has in ((first, waiting), (second, others)) if has]]
 
 
@@ -75,7 +95,10 @@ def run(steps: list[list[list[str]]]) -> int:
     """Run commands step by step, those of a step at the same time; return an exit status."""
     code, began = 0, time.monotonic()
     for step in steps:
-        running = [subprocess.Popen(one, cwd=ROOT, stdin=subprocess.DEVNULL, env=uv.environment()) for one in step]
+        running = [
+            subprocess.Popen(one, cwd=ROOT, stdin=subprocess.DEVNULL, env=uv.environment())
+            for one in step
+        ]
         try:
             while any(one.poll() is None for one in running):
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -104,7 +127,10 @@ def chosen(words: list[str], *, is_split: bool = True) -> list[str]:
 def prepare(names: list[str]) -> int:
     """Install the lanes' packages and tox; return an exit status."""
     groups = sorted({"test"} | {PACKAGES[name] for name in names if name in PACKAGES})
-    for command in (["scripts/setup.sh", *groups], ["scripts/venv.sh", "tox", "tests/requirements/tox.txt"]):
+    for command in (
+        ["scripts/setup.sh", *groups],
+        ["scripts/venv.sh", "tox", "tests/requirements/tox.txt"],
+    ):
         if (code := subprocess.run(command, cwd=ROOT, check=False).returncode) != 0:
             return code
     return 0
@@ -113,7 +139,9 @@ def prepare(names: list[str]) -> int:
 def missing_checkouts() -> str:
     """Return how to get the checkouts that the lane `upstream` lacks, in one line; empty if it lacks none."""
     facts = (ROOT / "tests" / "bundle" / "upstream.yaml").read_text()
-    named = re.findall(r"^  (\S+):\n    repository: (\S+)\n.*\n    commit: (\w{12})", facts, re.MULTILINE)
+    named = re.findall(
+        r"^  (\S+):\n    repository: (\S+)\n.*\n    commit: (\w{12})", facts, re.MULTILINE
+    )
     folder = pathlib.Path(os.environ.get("SLURM_DDP_UPSTREAM") or "/nonexistent")
     missing = [
         f"git clone https://github.com/{repository} && git -C {name} checkout {commit}"
@@ -138,12 +166,16 @@ def main(arguments: list[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     extra = arguments[split + 1 :]
     names = chosen(arguments[:split], is_split=not extra)
-    if "upstream" in names and (text := missing_checkouts() or missing_python()):  # before anything is installed
+    if "upstream" in names and (
+        text := missing_checkouts() or missing_python()
+    ):  # before anything is installed
         print(f"upstream: {text}", file=sys.stderr)
         return 1
     if (code := prepare(names)) != 0:
         return code
-    listed = subprocess.run([TOX, "list", "--no-desc"], cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    listed = subprocess.run(
+        [TOX, "list", "--no-desc"], cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True
+    )
     if listed.returncode != 0:
         return listed.returncode  # tox has printed why
     known = listed.stdout.split()

@@ -31,10 +31,20 @@ def compile_one(source: pathlib.Path, *, upgrade: bool) -> int:
 
     No index is named in the file: the reader's pip knows where to look.
     """
-    command = [str(pathlib.Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "--generate-hashes"]
+    command = [
+        str(pathlib.Path(sys.executable).with_name("uv")),
+        "pip",
+        "compile",
+        "--quiet",
+        "--generate-hashes",
+    ]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--no-header", "--python-version"]
     command += [NEWER.get(source.name, OLDEST), *(["--upgrade"] if upgrade else [])]
-    command += ["--output-file", str(source.with_suffix(".txt").relative_to(ROOT)), str(source.relative_to(ROOT))]
+    command += [
+        "--output-file",
+        str(source.with_suffix(".txt").relative_to(ROOT)),
+        str(source.relative_to(ROOT)),
+    ]
     # Wheels that lie on this machine would add hashes that no other machine can match: look at the index alone.
     hidden = {"UV_FIND_LINKS", "UV_INDEX", "PIP_FIND_LINKS"}
     env = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -44,14 +54,19 @@ def compile_one(source: pathlib.Path, *, upgrade: bool) -> int:
 def main() -> int:
     """Compile the requirements that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("under", nargs="*", type=pathlib.Path, help="folders to look under [default: everything]")
+    parser.add_argument(
+        "under", nargs="*", type=pathlib.Path, help="folders to look under [default: everything]"
+    )
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
     arguments = parser.parse_args()
     chosen = sorted({path for under in arguments.under or [ROOT] for path in sources(under)})
     for source in chosen:
         print(f"lock: {source.relative_to(ROOT)}", flush=True)
         if code := compile_one(source, upgrade=arguments.upgrade):
-            print(f"lock: {source.relative_to(ROOT)} could not be compiled; uv's message is above", file=sys.stderr)
+            print(
+                f"lock: {source.relative_to(ROOT)} could not be compiled; uv's message is above",
+                file=sys.stderr,
+            )
             return code
     return 0
 

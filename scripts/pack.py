@@ -67,7 +67,10 @@ class Base:
         )
 
 
-BASES = (Base("24.04", "noble", "3.12"), Base("26.04", "resolute", "3.14"))  # the first is bundle.yaml's
+BASES = (
+    Base("24.04", "noble", "3.12"),
+    Base("26.04", "resolute", "3.14"),
+)  # the first is bundle.yaml's
 
 
 class PackError(Exception):
@@ -118,7 +121,10 @@ def _write_dashboards(charm: str, folder: pathlib.Path) -> None:
 
 
 def _stage_bundle(dest: pathlib.Path) -> None:
-    wanted = {pathlib.PurePath(name): ROOT / name for name in ("bundle.yaml", "charmcraft.yaml", "README.md")}
+    wanted = {
+        pathlib.PurePath(name): ROOT / name
+        for name in ("bundle.yaml", "charmcraft.yaml", "README.md")
+    }
     _fill(dest, wanted)
 
 
@@ -127,7 +133,12 @@ def _tree(
 ) -> collections.abc.Iterator[tuple[pathlib.PurePath, pathlib.Path]]:
     """Yield (path in the stage, source file) for each file of a folder that belongs in a charm."""
     for path in sorted(source.iterdir()):
-        if path.name in LEFT_OUT or path.name.startswith(".") or path.name == "__pycache__" or path.suffix == ".pyc":
+        if (
+            path.name in LEFT_OUT
+            or path.name.startswith(".")
+            or path.name == "__pycache__"
+            or path.suffix == ".pyc"
+        ):
             continue
         if path.is_symlink():
             raise PackError(f"{path.relative_to(ROOT)} is a link; a charm holds files only")
@@ -153,10 +164,15 @@ def _fill(dest: pathlib.Path, wanted: dict[pathlib.PurePath, pathlib.Path]) -> N
 
 
 def _fingerprint(folder: pathlib.Path, base: Base, mode: Mode) -> str:
-    digest = hashlib.sha256(repr((base, mode)).encode() + (ROOT / "tests/requirements/charmcraft.txt").read_bytes())
+    digest = hashlib.sha256(
+        repr((base, mode)).encode() + (ROOT / "tests/requirements/charmcraft.txt").read_bytes()
+    )
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.relative_to(folder).parts[0] not in CRAFT_DIRS:
-            digest.update(f"{path.relative_to(folder)}\0{path.stat().st_mode:o}\0".encode() + path.read_bytes())
+            digest.update(
+                f"{path.relative_to(folder)}\0{path.stat().st_mode:o}\0".encode()
+                + path.read_bytes()
+            )
     return digest.hexdigest()
 
 
@@ -174,8 +190,15 @@ def choose_mode(base: Base) -> Mode:
     release = platform.freedesktop_os_release()
     name = release.get("PRETTY_NAME", "this system")
     if release.get("ID") == "ubuntu" and _succeeds("lxc", "info"):
-        return Mode(managed=True, why=f"managed mode: {name} with LXD; Charmcraft builds in a container of the base")
-    if (release.get("ID"), release.get("VERSION_ID"), _system_python()) == ("ubuntu", base.version, base.python):
+        return Mode(
+            managed=True,
+            why=f"managed mode: {name} with LXD; Charmcraft builds in a container of the base",
+        )
+    if (release.get("ID"), release.get("VERSION_ID"), _system_python()) == (
+        "ubuntu",
+        base.version,
+        base.python,
+    ):
         return Mode(managed=False, why=f"destructive mode: {name}, the base itself, without LXD")
     return Mode(
         managed=False,
@@ -206,8 +229,14 @@ def _succeeds(*command: str) -> bool:
 
 def _charmcraft() -> str:
     """Return the pinned Charmcraft, made when it is missing. Raises `PackError` if it cannot be made."""
-    for command in (["setup.sh", "pack"], ["venv.sh", "charmcraft", "tests/requirements/charmcraft.txt"]):
-        if subprocess.run([ROOT / "scripts" / command[0], *command[1:]], check=False).returncode != 0:
+    for command in (
+        ["setup.sh", "pack"],
+        ["venv.sh", "charmcraft", "tests/requirements/charmcraft.txt"],
+    ):
+        if (
+            subprocess.run([ROOT / "scripts" / command[0], *command[1:]], check=False).returncode
+            != 0
+        ):
             raise PackError("Charmcraft could not be installed; the message is above")
     _link_python_apt()
     return str(VENV / "bin" / "charmcraft")
@@ -225,23 +254,37 @@ def _link_python_apt() -> None:
 
 
 def _environment(mode: Mode, folder: pathlib.Path) -> dict[str, str]:
-    kept = tuple("PIP_ SSL_CERT REQUESTS_CA CURL_CA http HTTP no_proxy NO_PROXY LANG HOME USER TERM".split())
+    kept = tuple(
+        "PIP_ SSL_CERT REQUESTS_CA CURL_CA http HTTP no_proxy NO_PROXY LANG HOME USER TERM".split()
+    )
     env = {name: value for name, value in os.environ.items() if name.startswith(kept)}
-    env["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"  # the system's python3
+    env["PATH"] = (
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"  # the system's python3
+    )
     env["XDG_STATE_HOME"] = str(BUILD / "pack" / "state")  # Charmcraft's logs
-    env["CRAFT_SNAP_CHANNEL"] = "3.x/stable"  # for a managed build that is not started from the snap
+    env["CRAFT_SNAP_CHANNEL"] = (
+        "3.x/stable"  # for a managed build that is not started from the snap
+    )
     if mode.python is not None and (part := _python_part(folder)):
         env["PIP_PYTHON_VERSION"] = mode.python
         env["PIP_ONLY_BINARY"] = ":all:"
-        env["PIP_NO_COMPILE"] = "no"  # pip's way to say yes to --no-compile: the bytecode would be for this Python
-        env["PIP_TARGET"] = str(folder / f"parts/{part}/install/venv/lib/python{mode.python}/site-packages")
+        env["PIP_NO_COMPILE"] = (
+            "no"  # pip's way to say yes to --no-compile: the bytecode would be for this Python
+        )
+        env["PIP_TARGET"] = str(
+            folder / f"parts/{part}/install/venv/lib/python{mode.python}/site-packages"
+        )
     return env
 
 
 def _python_part(folder: pathlib.Path) -> str | None:
     """Return the name of the part that installs requirements.txt."""
-    parts: dict[str, Any] = yaml.safe_load((folder / "charmcraft.yaml").read_text()).get("parts", {})
-    return next((name for name, part in parts.items() if part.get("plugin", name) == "python"), None)
+    parts: dict[str, Any] = yaml.safe_load((folder / "charmcraft.yaml").read_text()).get(
+        "parts", {}
+    )
+    return next(
+        (name for name, part in parts.items() if part.get("plugin", name) == "python"), None
+    )
 
 
 def _disguised(command: list[str], base: Base) -> list[str]:
@@ -249,14 +292,28 @@ def _disguised(command: list[str], base: Base) -> list[str]:
     fake = BUILD / "pack" / f"os-release-{base.version}"
     fake.parent.mkdir(parents=True, exist_ok=True)
     fake.write_text(base.os_release)
-    targets = sorted({str(pathlib.Path(name).resolve()) for name in ("/etc/os-release", "/usr/lib/os-release")})
+    targets = sorted(
+        {str(pathlib.Path(name).resolve()) for name in ("/etc/os-release", "/usr/lib/os-release")}
+    )
     mounts = " && ".join(f"mount --bind {shlex.quote(str(fake))} {target}" for target in targets)
-    inside = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mounts} && exec "$@"', "sh", *command]
+    inside = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        f'{mounts} && exec "$@"',
+        "sh",
+        *command,
+    ]
     if os.geteuid() == 0:
         return inside
     if _succeeds("unshare", "--map-root-user", "--mount", "true"):
         return [inside[0], "--map-root-user", *inside[1:]]
-    raise PackError("a private mount namespace needs root here; run it with sudo, or on Ubuntu with LXD")
+    raise PackError(
+        "a private mount namespace needs root here; run it with sudo, or on Ubuntu with LXD"
+    )
 
 
 def _pack(name: str, base: Base, mode: Mode, charmcraft: str) -> pathlib.Path:
@@ -277,12 +334,20 @@ def _pack(name: str, base: Base, mode: Mode, charmcraft: str) -> pathlib.Path:
     with log.open("w") as file:
         env = _environment(mode, folder)
         done = subprocess.run(
-            command, cwd=folder, env=env, check=False, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            command,
+            cwd=folder,
+            env=env,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
         )
     made = [*folder.glob("*.charm"), *folder.glob("*.zip")]
     if done.returncode != 0 or len(made) != 1:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-        raise PackError(f"{tail}\n{name}: charmcraft exited {done.returncode} and left {len(made)} file(s); see {log}")
+        raise PackError(
+            f"{tail}\n{name}: charmcraft exited {done.returncode} and left {len(made)} file(s); see {log}"
+        )
     target = artifact(name, base)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(made[0], target)
@@ -299,12 +364,18 @@ def artifact(name: str, base: Base = BASES[0]) -> pathlib.Path:
 def _check_python(path: pathlib.Path, base: Base, mode: Mode) -> None:
     """Refuse a charm whose packages are for another Python than its base has: dispatch could import none of them."""
     with zipfile.ZipFile(path) as archive:
-        files = [name for name in archive.namelist() if name.startswith("venv/lib/python") and not name.endswith("/")]
+        files = [
+            name
+            for name in archive.namelist()
+            if name.startswith("venv/lib/python") and not name.endswith("/")
+        ]
     found = {name.split("/")[2] for name in files}
     if found != {f"python{base.python}"}:
         path.unlink()
         has = ", ".join(sorted(found)) or "no Python at all"
-        raise PackError(f"{path.name} holds packages for {has}; its base has Python {base.python} ({mode.why})")
+        raise PackError(
+            f"{path.name} holds packages for {has}; its base has Python {base.python} ({mode.why})"
+        )
 
 
 def main() -> int:
@@ -313,7 +384,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"charms, or `{BUNDLE}`; without one: everything")
     parser.add_argument("--force", action="store_true", help="pack even what is unchanged")
     versions = [base.version for base in BASES]
-    parser.add_argument("--base", choices=versions, help="pack for one release of Ubuntu; without it: for each")
+    parser.add_argument(
+        "--base", choices=versions, help="pack for one release of Ubuntu; without it: for each"
+    )
     arguments = parser.parse_args()
     known = [*charm_names(), BUNDLE]
     if unknown := set(arguments.names) - set(known):
@@ -322,13 +395,21 @@ def main() -> int:
     for name in names:
         _stage_bundle(BUILD / name) if name == BUNDLE else stage(name, BUILD / name)
     modes = {base: choose_mode(base) for base in BASES if arguments.base in (None, base.version)}
-    wanted = [(name, base) for name in names for base in modes if name != BUNDLE or base == BASES[0]]
-    stamps = {(name, base): BUILD / "pack" / f"{name}-{base.version}.sha256" for name, base in wanted}
+    wanted = [
+        (name, base) for name in names for base in modes if name != BUNDLE or base == BASES[0]
+    ]
+    stamps = {
+        (name, base): BUILD / "pack" / f"{name}-{base.version}.sha256" for name, base in wanted
+    }
     prints = {(name, base): _fingerprint(BUILD / name, base, modes[base]) for name, base in wanted}
 
     def is_fresh(name: str, base: Base) -> bool:
         stamp = stamps[name, base]
-        return artifact(name, base).is_file() and stamp.is_file() and stamp.read_text() == prints[name, base]
+        return (
+            artifact(name, base).is_file()
+            and stamp.is_file()
+            and stamp.read_text() == prints[name, base]
+        )
 
     stale = [(name, base) for name, base in wanted if arguments.force or not is_fresh(name, base)]
     for name, base in wanted:
@@ -358,7 +439,9 @@ def main() -> int:
             pack(name, base)
 
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(pack_each, dict.fromkeys(name for name, _ in stale)))  # raises what a pack raised
+        list(
+            pool.map(pack_each, dict.fromkeys(name for name, _ in stale))
+        )  # raises what a pack raised
     return 0
 
 

@@ -14,7 +14,11 @@ from ddp.view import charts
 
 WIDTH, HEADING, GAP = 1000, 40, 8
 ROW = 22  # pixels of a unit of a panel's height; 24 units of its width are a row, as in Grafana
-_UNITS = {"percentunit": (100, "%"), "s": (1, " s"), "h": (1, " h")}  # of Grafana; others are plain numbers
+_UNITS = {
+    "percentunit": (100, "%"),
+    "s": (1, " s"),
+    "h": (1, " h"),
+}  # of Grafana; others are plain numbers
 _TICKS = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 86400)  # seconds
 
 Json = dict[str, Any]
@@ -50,12 +54,16 @@ class Panel:
     series: list[tuple[str, Points]]  # by legend
 
 
-def expressions(board: Json, variables: collections.abc.Mapping[str, str], period: Period) -> list[str]:
+def expressions(
+    board: Json, variables: collections.abc.Mapping[str, str], period: Period
+) -> list[str]:
     """Return a dashboard's queries as Grafana sends them; a variable without a value here is "All"."""
     text = "\n".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
     text = text.replace("$__rate_interval", f"{4 * period.scrape_s}s")
     text = text.replace("$__range", f"{round(period.end - period.begin)}s")
-    return re.sub(r'"\$([a-z]\w+)"', lambda name: f'"{variables.get(name[1], ".*")}"', text).splitlines()
+    return re.sub(
+        r'"\$([a-z]\w+)"', lambda name: f'"{variables.get(name[1], ".*")}"', text
+    ).splitlines()
 
 
 def draw(answered: collections.abc.Iterable[tuple[Json, list[list[Json]]]], period: Period) -> str:
@@ -68,11 +76,21 @@ def draw(answered: collections.abc.Iterable[tuple[Json, list[list[Json]]]], peri
             drawn.append((bottom, board["title"], found))
             bottom = found[-1].place[1] + found[-1].size[1] + GAP
     template = pathlib.Path(__file__).with_suffix(".svg.j2").read_text()
-    values = {"boards": drawn, "width": WIDTH, "height": bottom, "period": period, "number": charts.number_text}
-    return jinja2.Template(template, autoescape=True, trim_blocks=True).render(values) if drawn else ""
+    values = {
+        "boards": drawn,
+        "width": WIDTH,
+        "height": bottom,
+        "period": period,
+        "number": charts.number_text,
+    }
+    return (
+        jinja2.Template(template, autoescape=True, trim_blocks=True).render(values) if drawn else ""
+    )
 
 
-def _panels(board: Json, answers: list[list[Json]], period: Period, y: int) -> collections.abc.Iterator[Panel]:
+def _panels(
+    board: Json, answers: list[list[Json]], period: Period, y: int
+) -> collections.abc.Iterator[Panel]:
     """Yield the panels that have data in rows of 24 units, the first row at `y`."""
     left = iter(answers)
     x = row = 0
@@ -87,7 +105,9 @@ def _panels(board: Json, answers: list[list[Json]], period: Period, y: int) -> c
             x, y = 0, y + row
         is_stat = panel["type"] == "stat"
         points = [point for _, points in series for point in points]
-        across = charts.Axis(period.begin, period.end, 6 if is_stat else 74, width - GAP - (6 if is_stat else 32))
+        across = charts.Axis(
+            period.begin, period.end, 6 if is_stat else 74, width - GAP - (6 if is_stat else 32)
+        )
         up = _y_axis(points, *((height - 16, height - 28) if is_stat else (height - 52, 32)))
         chart = charts.Chart(panel["title"], across, up, [])
         yield Panel(suffix, is_stat, (x + GAP // 2, y), (width - GAP, height - GAP), chart, series)
@@ -97,11 +117,15 @@ def _panels(board: Json, answers: list[list[Json]], period: Period, y: int) -> c
 def _series(form: str, answer: Json, scale: float) -> tuple[str, Points]:
     """Return a series' legend and its finite points."""
     legend = re.sub(r"\{\{(\w+)\}\}", lambda name: answer["metric"].get(name[1], ""), form)
-    return legend, [(at, scale * float(value)) for at, value in answer["values"] if math.isfinite(float(value))]
+    return legend, [
+        (at, scale * float(value)) for at, value in answer["values"] if math.isfinite(float(value))
+    ]
 
 
 def _y_axis(points: Points, begin: int, end: int) -> charts.Axis:
     """Return an axis with room above and below the values, that does not go below 0 for them."""
     low, high = min(value for _, value in points), max(value for _, value in points)
     margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return charts.Axis(low - margin if low < 0 else max(0.0, low - margin), high + margin, begin, end)
+    return charts.Axis(
+        low - margin if low < 0 else max(0.0, low - margin), high + margin, begin, end
+    )

@@ -35,7 +35,9 @@ from scripts import panels  # noqa: E402
 IMAGES = ROOT / "docs" / "images"
 RUN, LOGIN, RUNS = "pictures", "sackd/0", "/mnt/shared/runs"
 COLUMNS, ROWS = 96, 30
-TRAINING = "gpt --steps 1000 --epoch-steps 200"  # some minutes, of which the dashboards show each scrape
+TRAINING = (
+    "gpt --steps 1000 --epoch-steps 200"  # some minutes, of which the dashboards show each scrape
+)
 OVERLAY = ROOT / "scripts" / "pictures.yaml"
 BOARDS = "/var/lib/juju/agents/unit-trainer-0/charm/src/cos/dashboards"
 PROMETHEUS = "http://127.0.0.1:9090/api/v1/query_range"
@@ -43,7 +45,9 @@ SCRAPE_S = 8  # of the collector's stand-in
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _REDRAW = re.compile(r"\r?\x1b\[2K(?:\x1b\[1A\x1b\[2K)+")  # rich.live before each frame
 _MODES = re.compile(r"\x1b\[\?\d+[hl]")
-_FONT_FACE = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)  # fetched from the network; viewers have a monospace font
+_FONT_FACE = re.compile(
+    r"\s*@font-face \{.*?\}", re.DOTALL
+)  # fetched from the network; viewers have a monospace font
 
 
 class PictureError(Exception):
@@ -52,7 +56,9 @@ class PictureError(Exception):
 
 def sandboxctl(*words: str) -> bytes:
     """Run ./sandboxctl and return its output. Raises PictureError."""
-    done = subprocess.run([ROOT / "sandboxctl", *words], stdout=subprocess.PIPE, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [ROOT / "sandboxctl", *words], stdout=subprocess.PIPE, check=False, cwd=ROOT
+    )
     if done.returncode:
         raise PictureError(f"./sandboxctl {' '.join(words[:6])}: exit status {done.returncode}")
     return done.stdout
@@ -61,7 +67,9 @@ def sandboxctl(*words: str) -> bytes:
 def terminal(name: str, title: str, text: rich.text.Text) -> None:
     """Write the text, as a terminal shows it, to docs/images/NAME.svg."""
     width = max(len(line) for line in text.plain.splitlines())
-    console = rich.console.Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
+    console = rich.console.Console(
+        record=True, width=width, file=io.StringIO(), force_terminal=True
+    )
     console.print(text, crop=False, soft_wrap=True)
     theme = rich.terminal_theme.DIMMED_MONOKAI
     drawn = console.export_svg(title=title, theme=theme, unique_id=name)
@@ -83,7 +91,9 @@ def demo_result(output: str) -> str:
 
 def live_frame(output: str) -> str:
     """Return a frame of a `ddp watch` in which the run has trained for two thirds of its time."""
-    frames = [_MODES.sub("", frame).strip("\r\n") for frame in _REDRAW.split(output.replace("\r\n", "\n"))]
+    frames = [
+        _MODES.sub("", frame).strip("\r\n") for frame in _REDRAW.split(output.replace("\r\n", "\n"))
+    ]
     live = [frame for frame in frames if "RUNNING" in frame and "step 0" not in frame]
     if not live:
         raise PictureError(f"ddp watch showed no step of {RUN}")
@@ -95,7 +105,9 @@ def watch() -> str:
     sandboxctl("exec", LOGIN, "--", "rm", "-rf", f"{RUNS}/{RUN}")
     sandboxctl("ssh", LOGIN, f"ddp submit -N 2 --run {RUN} {TRAINING}")
     view = f"stty cols {COLUMNS} rows {ROWS}; ddp watch {RUN}"
-    return sandboxctl("ssh", LOGIN, f"script --quiet --command '{view}' /dev/null </dev/null").decode(errors="replace")
+    return sandboxctl(
+        "ssh", LOGIN, f"script --quiet --command '{view}' /dev/null </dev/null"
+    ).decode(errors="replace")
 
 
 def newest_demo_run() -> str:
@@ -119,8 +131,20 @@ def report(browser: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, picture = pathlib.Path(folder, "report.html"), pathlib.Path(folder, "report.png")
         source.write_bytes(sandboxctl("exec", LOGIN, "--", "cat", page))
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,945"]
-        command = [browser, *flags, f"--user-data-dir={folder}/profile", f"--screenshot={picture}", source.as_uri()]
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--window-size=1100,945",
+        ]
+        command = [
+            browser,
+            *flags,
+            f"--user-data-dir={folder}/profile",
+            f"--screenshot={picture}",
+            source.as_uri(),
+        ]
         subprocess.run(command, check=True, timeout=120, capture_output=True)
         return picture.read_bytes()
 
@@ -131,10 +155,16 @@ def dashboards(period: panels.Period) -> str:
     times = {"start": period.begin, "end": period.end, "step": period.scrape_s}
     for name in ("training", "run"):
         board = json.loads(sandboxctl("exec", LOGIN, "--", "cat", f"{BOARDS}/{name}.json"))
-        queries = [{"query": text, **times} for text in panels.expressions(board, {"run": RUN}, period)]
+        queries = [
+            {"query": text, **times} for text in panels.expressions(board, {"run": RUN}, period)
+        ]
         urls = [f"{PROMETHEUS}?{urllib.parse.urlencode(query)}" for query in queries]
-        lines = sandboxctl("exec", LOGIN, "--", "curl", "-sS", "--fail", "--fail-early", "-w", r"\n", *urls)
-        answered.append((board, [json.loads(line)["data"]["result"] for line in lines.splitlines()]))
+        lines = sandboxctl(
+            "exec", LOGIN, "--", "curl", "-sS", "--fail", "--fail-early", "-w", r"\n", *urls
+        )
+        answered.append(
+            (board, [json.loads(line)["data"]["result"] for line in lines.splitlines()])
+        )
     if drawn := panels.draw(answered, period):
         return drawn
     raise PictureError("Prometheus has no data of the trainer's dashboards")

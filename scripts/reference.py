@@ -57,7 +57,8 @@ def _endpoints(charm: dict[str, Any]) -> collections.abc.Iterator[str]:
 
 def _options(options: dict[str, Any]) -> collections.abc.Iterator[str]:
     rows = [
-        [f"`{name}`", spec["type"], _default(spec), cell(spec.get("description", ""))] for name, spec in options.items()
+        [f"`{name}`", spec["type"], _default(spec), cell(spec.get("description", ""))]
+        for name, spec in options.items()
     ]
     yield from table("Options", ["option", "type", "default", "meaning"], rows)
 
@@ -71,13 +72,19 @@ def _actions(actions: dict[str, Any]) -> collections.abc.Iterator[str]:
         rows: list[list[str]] = []
         for parameter, schema in spec.get("params", {}).items():
             default = "required" if parameter in required else _default(schema)
-            rows.append([f"`{parameter}`", _kind(schema), default, cell(schema.get("description", ""))])
+            rows.append(
+                [f"`{parameter}`", _kind(schema), default, cell(schema.get("description", ""))]
+            )
         yield from table("", ["parameter", "type", "default", "meaning"], rows)
 
 
 def _kind(schema: dict[str, Any]) -> str:
     declared = schema.get("type", "")
-    kind = " or ".join(map(str, cast("list[object]", declared))) if isinstance(declared, list) else str(declared)
+    kind = (
+        " or ".join(map(str, cast("list[object]", declared)))
+        if isinstance(declared, list)
+        else str(declared)
+    )
     if "enum" in schema:
         return f"{kind}: " + ", ".join(f"`{value}`" for value in schema["enum"])
     if "minimum" in schema and "maximum" in schema:
@@ -86,7 +93,10 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def _named(title: str, things: dict[str, Any]) -> collections.abc.Iterator[str]:
-    rows = [[f"`{name}`", spec.get("type", ""), cell(spec.get("description", ""))] for name, spec in things.items()]
+    rows = [
+        [f"`{name}`", spec.get("type", ""), cell(spec.get("description", ""))]
+        for name, spec in things.items()
+    ]
     yield from table(title, ["name", "type", "what for"], rows)
 
 

@@ -17,7 +17,10 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 UV = ROOT / "build" / "venvs" / "uv" / "bin" / "uv"
 INDEX_KEYS = ("index-url", "extra-index-url", "find-links")
-_KEYS = tuple("trusted-host proxy timeout default-timeout no-index retries cert client-cert".split()) + INDEX_KEYS
+_KEYS = (
+    tuple("trusted-host proxy timeout default-timeout no-index retries cert client-cert".split())
+    + INDEX_KEYS
+)
 # https://docs.astral.sh/uv/reference/environment/
 _VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -46,7 +49,9 @@ def pip_settings() -> dict[str, list[str]]:
         scope, _, key = name.strip().rpartition(".")
         if separator and scope in ("global", "install", "user", "site", ":env:") and key in _KEYS:
             with contextlib.suppress(ValueError, SyntaxError):
-                values[key] = str(ast.literal_eval(literal)).split()  # ":env:" comes last and wins, as in pip
+                values[key] = str(
+                    ast.literal_eval(literal)
+                ).split()  # ":env:" comes last and wins, as in pip
     return values
 
 
@@ -65,7 +70,9 @@ def _config_list() -> list[str]:
 def environment() -> dict[str, str]:
     """Return the variables for uv: those of this process, and pip's settings as uv knows them."""
     settings = pip_settings()
-    found = {_VARIABLES[key]: " ".join(words) for key, words in settings.items() if key in _VARIABLES}
+    found = {
+        _VARIABLES[key]: " ".join(words) for key, words in settings.items() if key in _VARIABLES
+    }
     if "find-links" in settings:
         found["UV_FIND_LINKS"] = ",".join(settings["find-links"])
     # pip takes the best version of all indexes; the hashes of our requirements rule out a stranger's package
@@ -84,7 +91,12 @@ def run(*arguments: str) -> None:
     made = [ROOT / "scripts" / "venv.sh", "uv", "tests/requirements/uv.txt"]
     if not UV.exists() and subprocess.run(made, check=False, stdout=sys.stderr).returncode != 0:
         raise InstallError("uv could not be installed; pip's message is above")
-    if subprocess.run([UV, *arguments], check=False, stdout=sys.stderr, env=environment()).returncode != 0:
+    if (
+        subprocess.run(
+            [UV, *arguments], check=False, stdout=sys.stderr, env=environment()
+        ).returncode
+        != 0
+    ):
         where = "the indexes of pip's settings (`pip config list`)"
         raise InstallError(f"packages could not be fetched from {where}; uv's message is above")
 

@@ -50,7 +50,8 @@ class Node:
             f'*show*) echo "unexpected: $*"; exit 1 ;; *) echo "$*" >> {self.notes}/scontrol ;; esac',
         )
         self.add(
-            "squeue", 'case "$*" in *PreemptTime*) echo "${PREEMPTED:-N/A}" ;; *) echo "${STATE:-RUNNING}" ;; esac'
+            "squeue",
+            'case "$*" in *PreemptTime*) echo "${PREEMPTED:-N/A}" ;; *) echo "${STATE:-RUNNING}" ;; esac',
         )
 
     def add(self, name: str, text: str) -> None:
@@ -68,7 +69,13 @@ class Node:
             "HOSTS": self.hosts,
             "SLURM_JOB_PARTITION": "main",
         }
-        return {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": "/", "NOTES": str(self.notes), **slurm, **more}
+        return {
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "HOME": "/",
+            "NOTES": str(self.notes),
+            **slurm,
+            **more,
+        }
 
     def write(self, files: dict[str, str]) -> None:
         """Write a run's files; what the nodes keep on their own disks is kept in the test's folder."""
@@ -85,19 +92,28 @@ class Node:
             job["environment"]["cache"] = str(self.cache)
         return json.dumps({**job, "cache": str(self.cache)})
 
-    def start(self, files: dict[str, str], *, waits: bool = False, **more: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, files: dict[str, str], *, waits: bool = False, **more: str
+    ) -> subprocess.Popen[bytes]:
         """Start a job's script; with `waits` it really pauses."""
         self.write(files)
-        shown = [NODE.format(name=name, address=address) for name, address in self.addresses.items()]
+        shown = [
+            NODE.format(name=name, address=address) for name, address in self.addresses.items()
+        ]
         (self.notes / "nodes").write_text("".join(shown))
-        log = self.run_dir / "logs" / "12.out"  # as Slurm does it, with the script's --open-mode=append
+        log = (
+            self.run_dir / "logs" / "12.out"
+        )  # as Slurm does it, with the script's --open-mode=append
         self.size_before = log.stat().st_size if log.exists() else 0
         argv: list[object] = ["/bin/bash", self.run_dir / "job.sbatch"]
         if not waits:
             argv = [sys.executable, "-I", "-S", "-B", "-c", DRIVER, self.run_dir / "program"]
         with log.open("ab") as output:
             return subprocess.Popen(
-                [str(word) for word in argv], env=self.env(**more), stdout=output, stderr=subprocess.STDOUT
+                [str(word) for word in argv],
+                env=self.env(**more),
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
 
     def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:

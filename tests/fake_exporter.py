@@ -20,10 +20,14 @@ class FakeExporter:
     """The exporters of this machine, all of one program."""
 
     program: pathlib.Path
-    serving: dict[str, dict[str, typing.Any]] = dataclasses.field(default_factory=dict[str, dict[str, typing.Any]])
+    serving: dict[str, dict[str, typing.Any]] = dataclasses.field(
+        default_factory=dict[str, dict[str, typing.Any]]
+    )
     error: Exception | None = None  # what starting one raises
 
-    def ensure(self, unit: str, program: pathlib.Path, settings: collections.abc.Mapping[str, object]) -> int:
+    def ensure(
+        self, unit: str, program: pathlib.Path, settings: collections.abc.Mapping[str, object]
+    ) -> int:
         assert program == self.program
         if self.error is not None:
             raise self.error
@@ -44,4 +48,6 @@ def install(monkeypatch: pytest.MonkeyPatch, charm_root: pathlib.Path) -> FakeEx
 
 def collector() -> testing.SubordinateRelation:
     """Make the relation with a collector on the unit's machine."""
-    return testing.SubordinateRelation(cos_agent.ENDPOINT, id=900, remote_app_name="opentelemetry-collector")
+    return testing.SubordinateRelation(
+        cos_agent.ENDPOINT, id=900, remote_app_name="opentelemetry-collector"
+    )

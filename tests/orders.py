@@ -94,9 +94,13 @@ class Calls:
 
     def watch_answers(self, double: typing.Any) -> None:
         """Watch the commands of a double whose `_answer` returns `Completed`."""
-        double._answer = self.watch(double._answer, fails=lambda: Completed(1, "", "error: it failed\n"), hangs=_hang)
+        double._answer = self.watch(
+            double._answer, fails=lambda: Completed(1, "", "error: it failed\n"), hangs=_hang
+        )
 
-    def watch_run(self, run: collections.abc.Callable[..., Completed]) -> collections.abc.Callable[..., Completed]:
+    def watch_run(
+        self, run: collections.abc.Callable[..., Completed]
+    ) -> collections.abc.Callable[..., Completed]:
         """Watch a double of `slurm_ddp.run.run`."""
 
         @functools.wraps(run)
@@ -105,8 +109,14 @@ class Calls:
             if fault == "hangs":
                 _hang()
             if fault and check:
-                raise CommandError(f"{argv[0]} exited 1: it failed", returncode=1, stderr="error: it failed\n")
-            return Completed(1, "", "error: it failed\n") if fault else run(*argv, check=check, **named)
+                raise CommandError(
+                    f"{argv[0]} exited 1: it failed", returncode=1, stderr="error: it failed\n"
+                )
+            return (
+                Completed(1, "", "error: it failed\n")
+                if fault
+                else run(*argv, check=check, **named)
+            )
 
         return watched
 
@@ -142,7 +152,9 @@ class Place:
     def __init__(self, root: pathlib.Path, *doubles: object) -> None:
         self._root, self._doubles = root, doubles
         self._before = [self._copy(vars(double)) for double in doubles]
-        self._tree = {name: (about, path.read_bytes()) for name, path, about in self._walk() if path.is_file()}
+        self._tree = {
+            name: (about, path.read_bytes()) for name, path, about in self._walk() if path.is_file()
+        }
         self._folders = {name for name, path, _ in self._walk() if path.is_dir()}
         self._links = {name: path.readlink() for name, path, _ in self._walk() if path.is_symlink()}
 
@@ -215,7 +227,9 @@ class Unit:
         tuple[type[Exception], ...]
     ] = ()  # by which a hook fails on purpose, so that Juju repeats it
 
-    def __init__(self, ctx: testing.Context[typing.Any], state: testing.State, calls: Calls) -> None:
+    def __init__(
+        self, ctx: testing.Context[typing.Any], state: testing.State, calls: Calls
+    ) -> None:
         self.ctx, self.state, self.calls = ctx, state, calls
         self._ids = itertools.count(100)
 
@@ -274,8 +288,12 @@ class Unit:
         relation = self.relation(endpoint) if kind == "broken" else None
         if relation is not None:
             self.drop(endpoint)
-            if not self.state.leader:  # who cannot revoke: Juju removes a relation's grants with it (its secret-grant)
-                self.replace(secrets={_without_grants(secret, relation.id) for secret in self.state.secrets})
+            if (
+                not self.state.leader
+            ):  # who cannot revoke: Juju removes a relation's grants with it (its secret-grant)
+                self.replace(
+                    secrets={_without_grants(secret, relation.id) for secret in self.state.secrets}
+                )
 
     def event(self, name: str) -> typing.Any:
         """Return the event, None where Juju could not send it now."""
@@ -299,14 +317,20 @@ class Unit:
         if number is None:
             return None
         relation = self.relation(first)
-        return emit(relation, remote_unit=number, **({"departing_unit": number} if second == "departed" else {}))
+        return emit(
+            relation,
+            remote_unit=number,
+            **({"departing_unit": number} if second == "departed" else {}),
+        )
 
     def _remote_unit(self, endpoint: str, relation: typing.Any, kind: str) -> int | None:
         """Return the number of the unit that an event is about: it joins if it must, and is removed when it departs.
 
         Data of an application change before any unit has joined, too; Scenario names a unit even then.
         """
-        field = {testing.Relation: "remote_units_data", testing.PeerRelation: "peers_data"}.get(type(relation))
+        field = {testing.Relation: "remote_units_data", testing.PeerRelation: "peers_data"}.get(
+            type(relation)
+        )
         if field is None:
             return 0
         units = dict(getattr(relation, field))
@@ -355,7 +379,9 @@ def _check(make: collections.abc.Callable[[], Unit]) -> None:
     changes = first.changes()
     step = strategies.one_of(
         events.map(Step),
-        strategies.builds(Step, events, strategies.sampled_from(FAULTS), strategies.integers(0, _CALLS - 1)),
+        strategies.builds(
+            Step, events, strategies.sampled_from(FAULTS), strategies.integers(0, _CALLS - 1)
+        ),
         *([strategies.sampled_from(sorted(changes)).map(Step)] if changes else []),
     )
 
@@ -389,7 +415,11 @@ def hasten(patch: typing.Any, folder: pathlib.Path) -> None:
         if id(spec) not in roots:
             root = roots[id(spec)] = folder / str(len(roots))
             root.mkdir()
-            for name, text in (("metadata", spec.meta), ("config", spec.config), ("actions", spec.actions)):
+            for name, text in (
+                ("metadata", spec.meta),
+                ("config", spec.config),
+                ("actions", spec.actions),
+            ):
                 (root / f"{name}.yaml").write_text(yaml.safe_dump(text or {}))
         yield roots[id(spec)]
 
@@ -403,7 +433,9 @@ def hasten(patch: typing.Any, folder: pathlib.Path) -> None:
     patch.setattr(_ops_main_mock.Ops, "_load_charm_meta", charm_meta)
 
 
-def raising(error: collections.abc.Callable[[], Exception]) -> collections.abc.Callable[[], typing.NoReturn]:
+def raising(
+    error: collections.abc.Callable[[], Exception],
+) -> collections.abc.Callable[[], typing.NoReturn]:
     """Return a function that raises such an error."""
 
     def fail() -> typing.NoReturn:

@@ -5,5 +5,7 @@ import contextlib
 with contextlib.suppress(ImportError):  # some lanes have no property tests
     import hypothesis
 
-    hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.register_profile(
+        "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
     hypothesis.settings.load_profile("busy")

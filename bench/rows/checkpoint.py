@@ -14,7 +14,10 @@ import torch.distributed.checkpoint as dcp
 from bench import commands, data, row
 from ddptrain import model, shapes
 
-SAVES, BETWEEN = 6, 5  # the first save warms up; steps between saves, in which the last one is written
+SAVES, BETWEEN = (
+    6,
+    5,
+)  # the first save warms up; steps between saves, in which the last one is written
 LIMIT_S = 600
 _STALL = re.compile(r"\[CKPT\] saved=.* stall_s=([0-9.]+)")
 
@@ -23,10 +26,31 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     """Measure a training that saves every few steps, and torch's ways on the same tensors."""
     peers = _peers(scratch)
     dataset = data.dataset(scratch / "data", 100_000, 50257)
-    size = ("--layers", 12, "--heads", 12, "--width", 768, "--seq-len", 128, "--batch", 1, "--precision", "fp32")
+    size = (
+        "--layers",
+        12,
+        "--heads",
+        12,
+        "--width",
+        768,
+        "--seq-len",
+        128,
+        "--batch",
+        1,
+        "--precision",
+        "fp32",
+    )
     steps = ("--steps", SAVES * BETWEEN, "--epoch-steps", BETWEEN, "--warmup", 1, "--eval-rows", 1)
     process = commands.start(
-        1, "train", "--data", dataset.root, "--run-dir", scratch / "run", *size, *steps, OMP_NUM_THREADS="2"
+        1,
+        "train",
+        "--data",
+        dataset.root,
+        "--run-dir",
+        scratch / "run",
+        *size,
+        *steps,
+        OMP_NUM_THREADS="2",
     )
     output = process.communicate(timeout=LIMIT_S)[0]
     if process.returncode:
@@ -63,11 +87,17 @@ def _peers(scratch: pathlib.Path) -> dict[str, list[float]]:
         plain.measure(lambda: _save(state, scratch / "plain.pt"))
         distributed.measure(lambda: dcp.save(state, checkpoint_id=str(folder)))
         shutil.rmtree(folder)
-        future: typing.Any = asynchronous.measure(lambda: dcp.async_save(state, checkpoint_id=str(folder)))
+        future: typing.Any = asynchronous.measure(
+            lambda: dcp.async_save(state, checkpoint_id=str(folder))
+        )
         future.result()
         shutil.rmtree(folder)
     dist.destroy_process_group()
-    laps = {"torch.save + fsync + rename": plain, "dcp.save": distributed, "dcp.async_save": asynchronous}
+    laps = {
+        "torch.save + fsync + rename": plain,
+        "dcp.save": distributed,
+        "dcp.async_save": asynchronous,
+    }
     return {peer: one.wall_s[1:] for peer, one in laps.items()}
 
 

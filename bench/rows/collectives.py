@@ -20,7 +20,21 @@ LIMIT_S = 100
 def run(scratch: pathlib.Path) -> list[row.Row]:
     """Measure both, five turns each."""
     out = scratch / "out.json"
-    words = ("collectives", "-b", SIZES[0], "-e", SIZES[-1], "-f", 4, "-n", ITERS, "-w", WARM, "-J", out)
+    words = (
+        "collectives",
+        "-b",
+        SIZES[0],
+        "-e",
+        SIZES[-1],
+        "-f",
+        4,
+        "-n",
+        ITERS,
+        "-w",
+        WARM,
+        "-J",
+        out,
+    )
     ours: dict[int, list[float]] = {size: [] for size in SIZES}
     bare: dict[int, list[float]] = {size: [] for size in SIZES}
     for _ in range(TURNS):

@@ -23,14 +23,19 @@ from ddptrain import config, distributed, engine, model, shapes
 
 STEPS, TURNS, BATCH, SEQ_LEN, VOCAB = 2, 6, 8, 256, 320  # the first turn warms up
 RATE = "2gbit"  # of the link each way
-NODES, ADDRESSES = ("bench-ddp-0", "bench-ddp-1"), ("198.18.78.1", "198.18.78.2")  # RFC 2544's, which nobody routes
+NODES, ADDRESSES = (
+    ("bench-ddp-0", "bench-ddp-1"),
+    ("198.18.78.1", "198.18.78.2"),
+)  # RFC 2544's, which nobody routes
 WIRE = "wire"
 LIMIT_S = 280
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
     """Measure in two ranks."""
-    can_have_nodes = os.geteuid() == 0 and shutil.which("ip") is not None and shutil.which("tc") is not None
+    can_have_nodes = (
+        os.geteuid() == 0 and shutil.which("ip") is not None and shutil.which("tc") is not None
+    )
     with _nodes() if can_have_nodes else contextlib.nullcontext([[], []]) as prefixes:
         address, interface = (ADDRESSES[0], WIRE) if can_have_nodes else ("127.0.0.1", "lo")
         taken = _measure(scratch / "seconds.json", prefixes, address, interface)
@@ -49,7 +54,21 @@ def _nodes() -> collections.abc.Generator[list[list[str]]]:
     try:
         for node in NODES:
             _sh("ip", "netns", "add", node)
-        _sh("ip", "link", "add", WIRE, "netns", NODES[0], "type", "veth", "peer", "name", WIRE, "netns", NODES[1])
+        _sh(
+            "ip",
+            "link",
+            "add",
+            WIRE,
+            "netns",
+            NODES[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            WIRE,
+            "netns",
+            NODES[1],
+        )
         for end, address in zip(ends, ADDRESSES, strict=True):
             _sh(*end, "ip", "address", "add", f"{address}/24", "dev", WIRE)
             for device in ("lo", WIRE):
@@ -68,7 +87,9 @@ def _sh(*argv: str) -> None:
         raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
 
 
-def _measure(out: pathlib.Path, prefixes: list[list[str]], address: str, interface: str) -> dict[str, list[float]]:
+def _measure(
+    out: pathlib.Path, prefixes: list[list[str]], address: str, interface: str
+) -> dict[str, list[float]]:
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(commands.free_port())}
     cores = sorted(os.sched_getaffinity(0))
     ranks: list[subprocess.Popen[str]] = []
@@ -94,8 +115,13 @@ def _rank(out: pathlib.Path) -> None:
     with distributed.joined("cpu") as world:
         settings = config.complete(config.Config(model="small", precision="fp32"), "cpu", {})
         cores = [model.GPT(shapes.Shape(6, 6, 384, SEQ_LEN, VOCAB)) for _ in range(2)]
-        ours = _steps(engine.wrap(cores[0], settings, world), engine.make_optimizer(cores[0], settings, world.device))
-        plain = _steps(parallel.DistributedDataParallel(cores[1]), torch.optim.AdamW(cores[1].parameters()))
+        ours = _steps(
+            engine.wrap(cores[0], settings, world),
+            engine.make_optimizer(cores[0], settings, world.device),
+        )
+        plain = _steps(
+            parallel.DistributedDataParallel(cores[1]), torch.optim.AdamW(cores[1].parameters())
+        )
         taken: dict[str, list[float]] = {"ours": [], "defaults": []}
         for turn in range(TURNS):
             for name, steps in (("ours", ours), ("defaults", plain)):
@@ -109,7 +135,9 @@ def _rank(out: pathlib.Path) -> None:
             out.write_text(json.dumps(taken))
 
 
-def _steps(module: nn.Module, optimizer: torch.optim.Optimizer) -> collections.abc.Callable[[torch.Tensor], None]:
+def _steps(
+    module: nn.Module, optimizer: torch.optim.Optimizer
+) -> collections.abc.Callable[[torch.Tensor], None]:
     def steps(tokens: torch.Tensor) -> None:
         for _ in range(STEPS):
             module(tokens[:, :-1], tokens[:, 1:]).backward()

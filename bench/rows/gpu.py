@@ -21,18 +21,35 @@ def run(scratch: pathlib.Path) -> list[row.Row | row.NotHere]:
     """Measure each in a time of its own: two models that take turns would share the memory."""
     if not torch.cuda.is_available():
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
-        raise row.NotHere(f"no GPU here (torch {torch.__version__}, built for {built}, sees none); CUDA, NCCL and MFU")
+        raise row.NotHere(
+            f"no GPU here (torch {torch.__version__}, built for {built}, sees none); CUDA, NCCL and MFU"
+        )
     dataset = data.dataset(scratch / "data", 40_000_000, 50257)
     rate, summary = _ours(dataset, scratch / "run")
     stall_s, mfu = summary["checkpoint_stall_s"], summary["mfu"]
     how = f"T {SEQ_LEN} B {BATCH}, bf16, compiled, median of the steps after the first {WARM_STEPS}"
     found: list[row.Row | row.NotHere] = [
-        row.Row("checkpoint stall, GPT-2 124M, pinned", stall_s, 0.1, "s", "a limit", more_is_better=False)
+        row.Row(
+            "checkpoint stall, GPT-2 124M, pinned",
+            stall_s,
+            0.1,
+            "s",
+            "a limit",
+            more_is_better=False,
+        )
     ]
     try:
         theirs = _nanogpt(peers.nanogpt(), dataset, scratch / "theirs")
         found.append(
-            row.Row("train: GPT-2 124M on a GPU", rate, theirs, "tok/s", "nanoGPT's train.py", goal=1.0, note=how)
+            row.Row(
+                "train: GPT-2 124M on a GPU",
+                rate,
+                theirs,
+                "tok/s",
+                "nanoGPT's train.py",
+                goal=1.0,
+                note=how,
+            )
         )
     except row.NotHere as e:
         found.append(e)
@@ -40,7 +57,15 @@ def run(scratch: pathlib.Path) -> list[row.Row | row.NotHere]:
         share = mfu * rate / summary["tokens_per_second"]
         note = f"{rate:.0f} tok/s on {torch.cuda.get_device_name(0)}; 6 N + 12 L H D T over the dense bf16 peak"
         found.append(
-            row.Row("MFU, GPT-2 124M, T 1024", share, 0.40, "of peak", "the promised share", goal=1.0, note=note)
+            row.Row(
+                "MFU, GPT-2 124M, T 1024",
+                share,
+                0.40,
+                "of peak",
+                "the promised share",
+                goal=1.0,
+                note=note,
+            )
         )
     return found
 
@@ -54,16 +79,28 @@ def _ours(dataset: shards.Dataset, run_dir: pathlib.Path) -> tuple[float, dict[s
     if process.returncode:
         raise RuntimeError(output[-1000:])
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    rates = [r["tokens_per_second"] for r in records if r["kind"] == "step" and r["step"] > WARM_STEPS]
+    rates = [
+        r["tokens_per_second"] for r in records if r["kind"] == "step" and r["step"] > WARM_STEPS
+    ]
     return row.median(rates), json.loads((run_dir / "summary.json").read_text())
 
 
 def _nanogpt(checkout: pathlib.Path, dataset: shards.Dataset, folder: pathlib.Path) -> float:
     """Return the tokens per second of nanoGPT's whole program, by the times that it prints for its steps."""
     peers.lay_out(folder, checkout, dataset, has_vocab=False)
-    size = {"batch_size": BATCH, "block_size": SEQ_LEN, "gradient_accumulation_steps": 1, "max_iters": STEPS // 2}
+    size = {
+        "batch_size": BATCH,
+        "block_size": SEQ_LEN,
+        "gradient_accumulation_steps": 1,
+        "max_iters": STEPS // 2,
+    }
     often = {"eval_interval": 10**9, "eval_iters": 1, "log_interval": 1, "out_dir": "out"}
     argv = peers.command(checkout, device="cuda", dtype="bfloat16", compile=True, **size, **often)
-    done = subprocess.run(argv, cwd=folder, check=True, capture_output=True, text=True, timeout=LIMIT_S)
-    laps_ms = [float(found) for found in re.findall(r"^iter \d+: .* time ([0-9.]+)ms", done.stdout, re.MULTILINE)]
+    done = subprocess.run(
+        argv, cwd=folder, check=True, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    laps_ms = [
+        float(found)
+        for found in re.findall(r"^iter \d+: .* time ([0-9.]+)ms", done.stdout, re.MULTILINE)
+    ]
     return BATCH * SEQ_LEN / (row.median(laps_ms[WARM_STEPS:]) / 1000)

@@ -29,7 +29,9 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     get_batch = peers.get_batch(checkout, scratch / "theirs", seq_len=SEQ_LEN, batch=BATCH)
 
     def ours() -> None:
-        with reader.Reader(dataset, plan, rank=0, size=1, start=0, stop=10**6, device=torch.device("cpu")) as batches:
+        with reader.Reader(
+            dataset, plan, rank=0, size=1, start=0, stop=10**6, device=torch.device("cpu")
+        ) as batches:
             _take(batches.next, BATCHES)
 
     loaders: dict[str, tuple[collections.abc.Callable[[], None], int]] = {
@@ -48,9 +50,13 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
                 laps.measure(action)
                 rates[name].append(count * BATCH * SEQ_LEN / 1e6 / laps.wall_s[0])
         for name, goal in (("nanoGPT's get_batch", 9.0), ("np.load of whole shards", None)):
-            note = f"{row.spread(rates['ours'], 'Mtok/s')}, peer {row.spread(rates[name], 'Mtok/s')}"
+            note = (
+                f"{row.spread(rates['ours'], 'Mtok/s')}, peer {row.spread(rates[name], 'Mtok/s')}"
+            )
             medians = (row.median(rates["ours"]), row.median(rates[name]))
-            found.append(row.Row(f"loader, {state}", *medians, "Mtok/s", name, goal=goal, note=note))
+            found.append(
+                row.Row(f"loader, {state}", *medians, "Mtok/s", name, goal=goal, note=note)
+            )
     return found
 
 

@@ -16,7 +16,11 @@ from ddptrain import prepare
 from ddptrain.data import shards
 
 TEXT_BYTES = 24 << 20
-TURNS, WARM, PART = 5, 20, 10  # turns of each program that count; steps before the clock starts; steps between lines
+TURNS, WARM, PART = (
+    5,
+    20,
+    10,
+)  # turns of each program that count; steps before the clock starts; steps between lines
 SAMPLING = 0.03  # nats: ours validates on rows in the text's order, the peer on random ones
 LR, WARMUP = 1e-3, 10
 _STEP = re.compile(r"\[TRAIN\] step=(\d+)/|^iter (\d+):")
@@ -60,15 +64,23 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     for case in CASES:
         programs = {name: _ours(case, dataset, name) for name in ("fp32", "auto")}
         modes = ["eager", "compiled"] if shutil.which("c++") else ["eager"]
-        programs |= {mode: _theirs(case, checkout, is_compiled=mode == "compiled") for mode in modes}
+        programs |= {
+            mode: _theirs(case, checkout, is_compiled=mode == "compiled") for mode in modes
+        }
         paces: dict[str, list[Pace]] = {name: [] for name in programs}
-        for turn in range(1 + TURNS):  # the first one is to warm up: compilers' caches, files, the processor
+        for turn in range(
+            1 + TURNS
+        ):  # the first one is to warm up: compilers' caches, files, the processor
             for name, argv in programs.items():
                 seeded = [word.replace("SEED", str(turn)) for word in argv]
                 pace = _pace(seeded, scratch / "theirs", scratch / "run", case.steps)
                 if turn:
                     paces[name].append(pace)
-        found += [_row(case, mine, paces[mine], mode, paces[mode]) for mode in modes for mine in ("fp32", "auto")]
+        found += [
+            _row(case, mine, paces[mine], mode, paces[mode])
+            for mode in modes
+            for mine in ("fp32", "auto")
+        ]
     return found
 
 
@@ -77,7 +89,9 @@ def _row(case: Case, mine: str, ours: list[Pace], mode: str, theirs: list[Pace])
     apart = abs(statistics.fmean(losses[0]) - statistics.fmean(losses[1]))
     noise = SAMPLING + 4 * max(statistics.stdev(values) for values in losses)
     if apart > noise:
-        raise RuntimeError(f"{case}: losses {apart:.3f} nats apart, more than {noise:.3f}: not the same training")
+        raise RuntimeError(
+            f"{case}: losses {apart:.3f} nats apart, more than {noise:.3f}: not the same training"
+        )
     seconds = [[pace.step_s for pace in side] for side in (ours, theirs)]
     mine_rate, their_rate = (case.batch * case.seq_len / row.median(side) for side in seconds)
     note = f"{row.spread(seconds[0], 's')}, peer {row.spread(seconds[1], 's')} a step"
@@ -103,7 +117,9 @@ def _dataset(scratch: pathlib.Path) -> shards.Dataset:
 
 
 def _ours(case: Case, dataset: shards.Dataset, precision: str) -> list[str]:
-    size = f"--layers {case.layers} --heads {case.heads} --width {case.width} --seq-len {case.seq_len}"
+    size = (
+        f"--layers {case.layers} --heads {case.heads} --width {case.width} --seq-len {case.seq_len}"
+    )
     steps = f"--batch {case.batch} --steps {case.steps} --epoch-steps {case.steps} --lr {LR} --warmup {WARMUP}"
     rest = f"--precision {precision} --eval-rows {case.eval_rows} --log-every {PART} --resume never --seed SEED"
     places = ["--data", str(dataset.root), "--run-dir", "RUN"]
@@ -111,11 +127,30 @@ def _ours(case: Case, dataset: shards.Dataset, precision: str) -> list[str]:
 
 
 def _theirs(case: Case, checkout: pathlib.Path, *, is_compiled: bool) -> list[str]:
-    size: dict[str, typing.Any] = {"n_layer": case.layers, "n_head": case.heads, "n_embd": case.width}
+    size: dict[str, typing.Any] = {
+        "n_layer": case.layers,
+        "n_head": case.heads,
+        "n_embd": case.width,
+    }
     batch = {"batch_size": case.batch, "block_size": case.seq_len, "gradient_accumulation_steps": 1}
-    rates = {"learning_rate": LR, "min_lr": LR / 10, "warmup_iters": WARMUP, "lr_decay_iters": case.steps}
-    often = {"eval_interval": case.steps, "eval_iters": case.eval_rows // case.batch, "log_interval": PART}
-    given = size | batch | rates | often | {"compile": is_compiled, "max_iters": case.steps, "out_dir": "RUN"}
+    rates = {
+        "learning_rate": LR,
+        "min_lr": LR / 10,
+        "warmup_iters": WARMUP,
+        "lr_decay_iters": case.steps,
+    }
+    often = {
+        "eval_interval": case.steps,
+        "eval_iters": case.eval_rows // case.batch,
+        "log_interval": PART,
+    }
+    given = (
+        size
+        | batch
+        | rates
+        | often
+        | {"compile": is_compiled, "max_iters": case.steps, "out_dir": "RUN"}
+    )
     return peers.command(checkout, **given)
 
 
@@ -135,5 +170,7 @@ def _pace(argv: list[str], cwd: pathlib.Path, run_dir: pathlib.Path, steps: int)
     # The peer's last line may come after its last validation
     last = max((step for step in marks if step < steps), default=0)
     if process.returncode or last <= WARM or WARM not in marks or not losses:
-        raise RuntimeError(f"{' '.join(argv[:4])}: exit status {process.returncode}: {''.join(output)[-2000:]}")
+        raise RuntimeError(
+            f"{' '.join(argv[:4])}: exit status {process.returncode}: {''.join(output)[-2000:]}"
+        )
     return Pace((marks[last] - marks[WARM]) / (last - WARM), losses[-1])

@@ -42,12 +42,22 @@ def run(_: pathlib.Path) -> list[row.Row]:
         raise row.NotHere(f"three nodes in model {cluster.MODEL}: ./sandboxctl add-unit slurmd")
     python = cluster.login(f"echo /var/tmp/slurm-ddp-$(id -u ubuntu)/{name}/bin/python")
     bare = BARE.format(folder=FOLDER, python=python)
-    cluster.login(f"rm -rf {FOLDER}; mkdir -p {FOLDER}/bare; cat > {FOLDER}/steps.py <<'END'\n{STEPS}END\n")
+    cluster.login(
+        f"rm -rf {FOLDER}; mkdir -p {FOLDER}/bare; cat > {FOLDER}/steps.py <<'END'\n{STEPS}END\n"
+    )
     cluster.login(f"cat > {FOLDER}/bare/job <<'END'\n{bare}END\nchown -R ubuntu {FOLDER}")
-    ours = [f"workload={FOLDER}/steps.py", "nodes=2", "gpus-per-node=0", "cpus-per-task=1", "memory=1G"]
+    ours = [
+        f"workload={FOLDER}/steps.py",
+        "nodes=2",
+        "gpus-per-node=0",
+        "cpus-per-task=1",
+        "memory=1G",
+    ]
     spare = _again_s(*_submitted(*ours, "spare-nodes=1"))
     idle = _again_s(*_submitted(*ours))
-    job = cluster.on("sackd/0", "runuser", "-l", "ubuntu", "-c", f"sbatch --parsable {FOLDER}/bare/job")
+    job = cluster.on(
+        "sackd/0", "runuser", "-l", "ubuntu", "-c", f"sbatch --parsable {FOLDER}/bare/job"
+    )
     peer = _again_s(job, f"{FOLDER}/bare")
     about = (peer, "s", "bare sbatch --requeue", False, GOAL)
     return [
@@ -63,14 +73,18 @@ def _submitted(*params: str) -> tuple[str, str]:
 
 def _again_s(job: str, folder: str) -> float:
     """Cut the power of a job's second node; return the seconds to the tenth step of the next attempt."""
-    cluster.awaited(f"ls {folder}/tenth.* 2>/dev/null", "true", f"tail -n 5 {folder}/log {folder}/logs/*.out")
+    cluster.awaited(
+        f"ls {folder}/tenth.* 2>/dev/null", "true", f"tail -n 5 {folder}/log {folder}/logs/*.out"
+    )
     unit = cluster.login(f"cat {folder}/second").replace("-", "/")
     host = Hosts(cluster.MODEL).get(Store(cluster.MODEL).load().host_of(unit))
     began = time.monotonic()
     host.kill()
     again = f'[ "$(ls {folder} | grep -c tenth)" = 2 ]'
     for _ in range(4):  # a bare job waits for Slurm for longer than one command
-        if cluster.login(f"for _ in $(seq 1000); do if {again}; then echo yes; exit; fi; sleep 0.1; done"):
+        if cluster.login(
+            f"for _ in $(seq 1000); do if {again}; then echo yes; exit; fi; sleep 0.1; done"
+        ):
             break
     else:
         raise RuntimeError(f"job {job} did not train again")

@@ -15,8 +15,13 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     texts, path = data.corpus(80_000_000), scratch / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path)
     (item,), counts = sources.find([str(path)], "strict", scratch)
-    read = [lambda: list(documents.documents(item, counts)), lambda: pyarrow.parquet.read_table(path).to_pylist()]
+    read = [
+        lambda: list(documents.documents(item, counts)),
+        lambda: pyarrow.parquet.read_table(path).to_pylist(),
+    ]
     taken = row.alternate(read, 5)
     ours, peer = (sum(map(len, texts)) / row.median(laps.wall_s) / 1e6 for laps in taken)
     note = taken[0].beside(taken[1])
-    return [row.Row("reading Parquet", ours, peer, "MB/s", "pyarrow: read_table, to_pylist", note=note)]
+    return [
+        row.Row("reading Parquet", ours, peer, "MB/s", "pyarrow: read_table, to_pylist", note=note)
+    ]

@@ -28,7 +28,10 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         raise RuntimeError(f"nanoGPT's runs are not the same training: {whole}, {start}, {rest}")
     theirs = sum(whole[step] == rest[step] for step in LAST)
     note = "ours to the bit, stopped at its first step; the peer's as printed: it reseeds, so it draws other batches"
-    measure, peer = "resume: equal losses of the last 10 steps", "nanoGPT's train.py --init_from=resume"
+    measure, peer = (
+        "resume: equal losses of the last 10 steps",
+        "nanoGPT's train.py --init_from=resume",
+    )
     return [row.Row(measure, same, theirs, "steps", peer, note=note)]
 
 
@@ -59,14 +62,31 @@ def _losses(run_dir: pathlib.Path) -> dict[int, float]:
 
 
 def _their_losses(
-    checkout: pathlib.Path, folder: pathlib.Path, name: str, *, steps: int, init_from: str = "scratch"
+    checkout: pathlib.Path,
+    folder: pathlib.Path,
+    name: str,
+    *,
+    steps: int,
+    init_from: str = "scratch",
 ) -> dict[int, str]:
     """Run the whole program to a number of steps and return the losses that it prints."""
     size = {"batch_size": 4, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 64}
-    rates = {"learning_rate": 1e-3, "warmup_iters": 3, "lr_decay_iters": LAST.stop, "gradient_accumulation_steps": 1}
-    often = {"max_iters": steps - 1, "eval_interval": LAST.start, "eval_iters": 2, "log_interval": 1}
+    rates = {
+        "learning_rate": 1e-3,
+        "warmup_iters": 3,
+        "lr_decay_iters": LAST.stop,
+        "gradient_accumulation_steps": 1,
+    }
+    often = {
+        "max_iters": steps - 1,
+        "eval_interval": LAST.start,
+        "eval_iters": 2,
+        "log_interval": 1,
+    }
     argv = peers.command(checkout, out_dir=name, init_from=init_from, **size, **rates, **often)
-    done = subprocess.run(argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(done.stdout[-1000:])
     return {int(step): loss for step, loss in _ITER.findall(done.stdout)}

@@ -86,7 +86,9 @@ def _submitting(node: str, local: str) -> list[row.Row]:
     cluster.login(f"cat > {CODE}/bare/job.sbatch <<'END'\n{bare}END\n")
     small = [*SMALL, f"nodelist={node}"]
     script = f"{CODE}/code/first.py"
-    flags = [word for pair in small for word in (f"--{pair.partition('=')[0]}", pair.partition("=")[2])]
+    flags = [
+        word for pair in small for word in (f"--{pair.partition('=')[0]}", pair.partition("=")[2])
+    ]
     ways: dict[str, collections.abc.Callable[[], Start]] = {
         "submit-ddp": lambda: _action_started(f"workload={script}", *small),
         "ddp submit": lambda: _typed("ddp", "submit", "--json", *flags, script),
@@ -95,7 +97,9 @@ def _submitting(node: str, local: str) -> list[row.Row]:
     taken: dict[str, list[Start]] = {way: [] for way in ways}
     for turn in range(TURNS):
         for way, start in ways.items():  # ours goes first: it unpacks the environment
-            cluster.awaited('[ -z "$(squeue -h -t running,completing,pending -o %i)" ]', "true", "squeue")
+            cluster.awaited(
+                '[ -z "$(squeue -h -t running,completing,pending -o %i)" ]', "true", "squeue"
+            )
             time.sleep(REST_S + random.random())
             found = start()
             if turn:
@@ -107,7 +111,9 @@ def _over_bare(way: str, ours: list[Start], bare: list[Start]) -> row.Row:
     """Return how much more a way takes than bare sbatch, beside its limit."""
 
     def more(seconds: collections.abc.Callable[[Start], float]) -> float:
-        return row.median([seconds(one) for one in ours]) - row.median([seconds(one) for one in bare])
+        return row.median([seconds(one) for one in ours]) - row.median(
+            [seconds(one) for one in bare]
+        )
 
     parts = f"{more(lambda one: one.queued - one.typed):+.2f} s to the queue"
     parts += f", {more(lambda one: one.first - one.began):+.2f} s in the job"
@@ -155,10 +161,14 @@ def _warning() -> row.Row:
     took_s = time.time() - began
     cluster.on("sackd/0", "scancel", job["job-id"])
     measure, peer = "warning to saved and queued again", "Slurm's KillWait (a limit)"
-    return row.Row(measure, took_s, 30.0, "s", peer, more_is_better=False, goal=3.0, note="two ranks, one turn")
+    return row.Row(
+        measure, took_s, 30.0, "s", peer, more_is_better=False, goal=3.0, note="two ranks, one turn"
+    )
 
 
 def _first(run_dir: str, job: str) -> dict[str, float]:
     """Return when a job began and when its first step was."""
     path = f"{run_dir}/first.{job}"
-    return json.loads(cluster.awaited(f"[ -s {path} ]", f"cat {path}", f"tail -n 3 {run_dir}/logs/{job}.out"))
+    return json.loads(
+        cluster.awaited(f"[ -s {path} ]", f"cat {path}", f"tail -n 3 {run_dir}/logs/{job}.out")
+    )

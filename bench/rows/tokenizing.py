@@ -39,18 +39,32 @@ def _one_core(documents: list[str]) -> row.Row:
     sizes = [sum(len(d.encode()) for d in turn) for turn in turns[1 : TURNS + 1]]
     orders = [iter(turns[: TURNS + 1]) for _ in range(2)]
     taken = row.alternate(
-        [lambda: [mine.encode(d) for d in next(orders[0])], lambda: [theirs.encode(d).ids for d in next(orders[1])]],
+        [
+            lambda: [mine.encode(d) for d in next(orders[0])],
+            lambda: [theirs.encode(d).ids for d in next(orders[1])],
+        ],
         TURNS,
     )
     ours, peer = (
-        row.median([size / wall for size, wall in zip(sizes, laps.wall_s, strict=False)]) / 1e6 for laps in taken
+        row.median([size / wall for size, wall in zip(sizes, laps.wall_s, strict=False)]) / 1e6
+        for laps in taken
     )
     note = f"{taken[0].beside(taken[1])} of {TURN_BYTES // 10**6} MB, all of it new"
-    return row.Row("tokenising, one core", ours, peer, "MB/s", "HF tokenizers, same vocabulary", goal=6.0, note=note)
+    return row.Row(
+        "tokenising, one core",
+        ours,
+        peer,
+        "MB/s",
+        "HF tokenizers, same vocabulary",
+        goal=6.0,
+        note=note,
+    )
 
 
 def _their_tokenizer() -> hf.Tokenizer:
-    merges = [tuple(line.split()) for line in tokenizers._gpt2_merges().splitlines()[1:] if line.strip()]
+    merges = [
+        tuple(line.split()) for line in tokenizers._gpt2_merges().splitlines()[1:] if line.strip()
+    ]
     vocabulary = {c: n for n, c in enumerate(sorted(hf.pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in merges:
         vocabulary.setdefault(left + right, len(vocabulary))
@@ -65,8 +79,19 @@ def _two_tasks(documents: list[str], scratch: pathlib.Path) -> row.Row:
     size = sum(len(document.encode()) for document in documents)
     for number in range(PARTS):
         share = documents[number * len(documents) // PARTS : (number + 1) * len(documents) // PARTS]
-        (text / f"{number:02d}.jsonl").write_text("".join(f"{json.dumps({'text': one})}\n" for one in share))
-    base = [sys.executable, "-m", "ddptrain", "prepare", "--source", str(text), "--output", str(scratch / "out")]
+        (text / f"{number:02d}.jsonl").write_text(
+            "".join(f"{json.dumps({'text': one})}\n" for one in share)
+        )
+    base = [
+        sys.executable,
+        "-m",
+        "ddptrain",
+        "prepare",
+        "--source",
+        str(text),
+        "--output",
+        str(scratch / "out"),
+    ]
 
     def prepare(workers: int) -> None:
         shutil.rmtree(scratch / "out", ignore_errors=True)
@@ -75,5 +100,7 @@ def _two_tasks(documents: list[str], scratch: pathlib.Path) -> row.Row:
 
     two, one = row.alternate([lambda: prepare(2), lambda: prepare(1)], TURNS)
     ours, peer = (size / row.median(laps.wall_s) / 1e6 for laps in (two, one))
-    note = f"{two.beside(one)}; the whole command on {size // 10**6} MB in {len(documents)} documents"
+    note = (
+        f"{two.beside(one)}; the whole command on {size // 10**6} MB in {len(documents)} documents"
+    )
     return row.Row("prepare, two tasks", ours, peer, "MB/s", "one task", goal=1.9, note=note)

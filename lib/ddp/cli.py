@@ -28,9 +28,26 @@ _CONTEXT: dict[str, typing.Any] = {
     "max_content_width": 120,
     "formatter_settings": cloup.HelpFormatter.settings(col1_max_width=36, col2_min_width=40),
 }
-_SBATCH = ("account", "partition", "qos", "reservation")  # that SBATCH_ACCOUNT and the like set (sbatch(1))
-_GROUP_HELP = {"env": "Make, list and remove environments of packages.", "image": "Import container images."}
-_GROUPS = ("", "Sweep", "Resources", "Code and environment", "Running", "Faults", "Slurm", "Kubernetes")
+_SBATCH = (
+    "account",
+    "partition",
+    "qos",
+    "reservation",
+)  # that SBATCH_ACCOUNT and the like set (sbatch(1))
+_GROUP_HELP = {
+    "env": "Make, list and remove environments of packages.",
+    "image": "Import container images.",
+}
+_GROUPS = (
+    "",
+    "Sweep",
+    "Resources",
+    "Code and environment",
+    "Running",
+    "Faults",
+    "Slurm",
+    "Kubernetes",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +59,14 @@ class Session:
 
 
 @cloup.group(context_settings=_CONTEXT, invoke_without_command=True)
-@cloup.option("--json", "is_json", is_flag=True, help="Write results as one JSON object, for programs.")
-@cloup.option("--workspace", metavar="FOLDER", help="Folder on the shared filesystem. [default: the configuration's]")
+@cloup.option(
+    "--json", "is_json", is_flag=True, help="Write results as one JSON object, for programs."
+)
+@cloup.option(
+    "--workspace",
+    metavar="FOLDER",
+    help="Folder on the shared filesystem. [default: the configuration's]",
+)
 @cloup.version_option(ddp.__version__, prog_name="ddp", message="%(prog)s %(version)s")
 @click.pass_context
 def program(context: click.Context, *, is_json: bool, workspace: str | None) -> None:
@@ -53,7 +76,11 @@ def program(context: click.Context, *, is_json: bool, workspace: str | None) -> 
     """
     context.obj = Session({"workspace": workspace}, is_json)
     if context.invoked_subcommand is None:
-        daily = ((f"ddp {verb.name}", _summary(verb)) for verb in verbs.ALL.values() if verb.section == "Every day")
+        daily = (
+            (f"ddp {verb.name}", _summary(verb))
+            for verb in verbs.ALL.values()
+            if verb.section == "Every day"
+        )
         lines = "\n".join(f"  {command:12}{summary}" for command, summary in daily)
         click.echo(
             f"The commands of every day:\n\n{lines}\n\nAll commands: ddp --help. Options of one: ddp submit --help."
@@ -84,7 +111,9 @@ def main() -> typing.NoReturn:
     except click.ClickException as e:
         click.echo(f"ddp: {one_line(e.format_message())}", err=True)
         code = FAILED
-    except SystemExit as e:  # click's: a word is completed, or the reader of the output, such as head, has enough
+    except (
+        SystemExit
+    ) as e:  # click's: a word is completed, or the reader of the output, such as head, has enough
         code = e.code if "_DDP_COMPLETE" in os.environ and isinstance(e.code, int) else OK
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -113,7 +142,10 @@ def settings_of(session: Session) -> Settings:
 
 
 def perform(
-    session: Session, verb: verbs.Verb, given: collections.abc.Mapping[str, object], arguments: tuple[str, ...] = ()
+    session: Session,
+    verb: verbs.Verb,
+    given: collections.abc.Mapping[str, object],
+    arguments: tuple[str, ...] = (),
 ) -> int:
     """Do a verb with flags as click parsed them; return the exit status."""
     from ddp.host import files  # noqa: PLC0415 - `ddp --help` starts without them
@@ -125,7 +157,9 @@ def perform(
         if not {"-h", "--help"}.isdisjoint(arguments) and "workload" in verb.options.model_fields:
             from ddp.submit import precheck  # noqa: PLC0415
 
-            if text := precheck.help_of(config.payload(), str(getattr(params, "workload", "")), arguments):
+            if text := precheck.help_of(
+                config.payload(), str(getattr(params, "workload", "")), arguments
+            ):
                 click.echo(text)
                 return OK
         answer = verb.do_when_ready(settings_of(session), params, to.log)
@@ -147,7 +181,11 @@ def _write(session: Session, to: screen.Screen, verb: verbs.Verb, answer: verbs.
     texts = texts_of(answer)
     to.close()
     if session.is_json:
-        record = answer.record() if isinstance(answer, Result) else {"schema": SCHEMA, **values_of(texts)}
+        record = (
+            answer.record()
+            if isinstance(answer, Result)
+            else {"schema": SCHEMA, **values_of(texts)}
+        )
         click.echo(json.dumps(record, indent=1))
         return
     shown = {name: text for name, text in texts.items() if name not in verb.hidden}
@@ -162,7 +200,10 @@ def _write(session: Session, to: screen.Screen, verb: verbs.Verb, answer: verbs.
 
 
 def _parsed(
-    session: Session, verb: verbs.Verb, given: collections.abc.Mapping[str, object], arguments: tuple[str, ...]
+    session: Session,
+    verb: verbs.Verb,
+    given: collections.abc.Mapping[str, object],
+    arguments: tuple[str, ...],
 ) -> fields.Parsed:
     """Parse a verb's options. Raises click.UsageError."""
     values: dict[str, object] = {}
@@ -187,13 +228,25 @@ def _parsed(
             from ddp.submit import typed  # noqa: PLC0415 - the other commands start without it
 
             values, arguments = typed.unwrap(values, arguments)
-            active = values.pop("active", None) or os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+            active = (
+                values.pop("active", None)
+                or os.environ.get("VIRTUAL_ENV")
+                or os.environ.get("CONDA_PREFIX")
+            )
             more |= {"ranks": values.pop("ranks", None), "typed_in": _here(), "active": active}
         is_module = bool(values.get("module"))
-        for option in (one for one in options if one.name in values and not (is_module and one.name == "workload")):
+        for option in (
+            one
+            for one in options
+            if one.name in values and not (is_module and one.name == "workload")
+        ):
             value = _absolute(option, values[option.name])
-            may_be_odd = option.text.is_path or (option.text.may_be_path and str(value).startswith("/"))
-            if may_be_odd and _is_odd(value):  # a path of this account's; an action's is held to an alphabet
+            may_be_odd = option.text.is_path or (
+                option.text.may_be_path and str(value).startswith("/")
+            )
+            if may_be_odd and _is_odd(
+                value
+            ):  # a path of this account's; an action's is held to an alphabet
                 more[option.name.replace("-", "_")], value = value, "/path"
             values[option.name] = value
         params = fields.parse(verb.options, values)
@@ -201,29 +254,41 @@ def _parsed(
         raise click.UsageError(_as_flag(verb, e)) from e
     known = type(params).model_fields
     more["arguments"] = arguments
-    return params.model_copy(update={name: value for name, value in more.items() if name in known and value})
+    return params.model_copy(
+        update={name: value for name, value in more.items() if name in known and value}
+    )
 
 
 def _joined(option: declared.Option, words: tuple[str, ...]) -> str:
     """Join the words of a repeated option. A variable without a value gets the one that it has here."""
     if option.name != "env":
         return option.text.separator.join(words)
-    return shlex.join(f"{word}={os.environ[word]}" if word in os.environ else word for word in words)
+    return shlex.join(
+        f"{word}={os.environ[word]}" if word in os.environ else word for word in words
+    )
 
 
 def _absolute(option: declared.Option, value: object) -> object:
     """Resolve a relative path against the current folder."""
     if not isinstance(value, str) or value in ("", *option.text.words) or value[0] == "/":
         return value
-    if not option.text.is_path and not (option.text.may_be_path and value.startswith(("./", "../"))):
+    if not option.text.is_path and not (
+        option.text.may_be_path and value.startswith(("./", "../"))
+    ):
         return value
     path = pathlib.Path(_here()) / value
-    return str(path.parent.resolve() / path.name if ".." in path.parent.parts else path)  # a link's own name stays
+    return str(
+        path.parent.resolve() / path.name if ".." in path.parent.parts else path
+    )  # a link's own name stays
 
 
 def _is_odd(path: object) -> bool:
     """Return whether a path has blanks or letters that few others have, but nothing that a terminal would obey."""
-    return isinstance(path, str) and path.isprintable() and re.search(r"[^A-Za-z0-9._/+@=-]", path) is not None
+    return (
+        isinstance(path, str)
+        and path.isprintable()
+        and re.search(r"[^A-Za-z0-9._/+@=-]", path) is not None
+    )
 
 
 def _here() -> str:
@@ -242,22 +307,37 @@ def _as_flag(verb: verbs.Verb, e: Problem) -> str:
 def _command(verb: verbs.Verb) -> click.Command:
     groups: dict[str, cloup.OptionGroup] = {}
     parameters: list[click.Parameter] = []
-    for option in sorted(declared.options(verb.options), key=lambda option: _GROUPS.index(option.text.group)):
-        group = groups.setdefault(option.text.group, cloup.OptionGroup(option.text.group or "Options"))
+    for option in sorted(
+        declared.options(verb.options), key=lambda option: _GROUPS.index(option.text.group)
+    ):
+        group = groups.setdefault(
+            option.text.group, cloup.OptionGroup(option.text.group or "Options")
+        )
         parameters.append(_argument(option) if option.text.argument else _flag(option, group))
-    as_json = cloup.Option(["--json", "is_json"], is_flag=True, help="Write results as one JSON object.")
+    as_json = cloup.Option(
+        ["--json", "is_json"], is_flag=True, help="Write results as one JSON object."
+    )
     parameters += filter(None, (arguments_of(verb), as_json))
 
     @click.pass_context
     def run(context: click.Context, /, **given: object) -> None:
         session = typing.cast(Session, context.obj)
-        session = dataclasses.replace(session, is_json=bool(given.pop("is_json")) or session.is_json)
-        context.exit(perform(session, verb, given, typing.cast("tuple[str, ...]", given.pop("arguments", ()))))
+        session = dataclasses.replace(
+            session, is_json=bool(given.pop("is_json")) or session.is_json
+        )
+        context.exit(
+            perform(
+                session, verb, given, typing.cast("tuple[str, ...]", given.pop("arguments", ()))
+            )
+        )
 
     examples = "\n".join(("\b", "Examples:", *(f"  {example}" for example in verb.examples)))
     return cloup.Command(
         verb.name.split()[-1],
-        context_settings={**_CONTEXT, "allow_interspersed_args": "workload" not in verb.options.model_fields},
+        context_settings={
+            **_CONTEXT,
+            "allow_interspersed_args": "workload" not in verb.options.model_fields,
+        },
         callback=run,
         params=parameters,
         help=verb.help,
@@ -268,10 +348,18 @@ def _command(verb: verbs.Verb) -> click.Command:
 
 def arguments_of(verb: verbs.Verb) -> cloup.Argument | None:
     """Make the argument for the words that follow the others, if any: a workload's own, or paths."""
-    metavar, text = "[PATH]...", "Files and folders to copy, relative to the folder that the run started in."
+    metavar, text = (
+        "[PATH]...",
+        "Files and folders to copy, relative to the folder that the run started in.",
+    )
     if "workload" in verb.options.model_fields:
-        metavar, text = "[ARGUMENTS]...", "Options and arguments of the workload; ddp submit gpt --help lists gpt's."
-    made = cloup.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, help=text)
+        metavar, text = (
+            "[ARGUMENTS]...",
+            "Options and arguments of the workload; ddp submit gpt --help lists gpt's.",
+        )
+    made = cloup.Argument(
+        ["arguments"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, help=text
+    )
     return made if "arguments" in verb.options.model_fields else None
 
 
@@ -295,7 +383,9 @@ def _flag(option: declared.Option, group: cloup.OptionGroup) -> click.Option:
     if option.choices:
         given["type"] = click.Choice(option.choices)
     else:
-        given |= {"type": click.INT, "metavar": "N"} if option.kind == "integer" else {"metavar": "TEXT"}
+        given |= (
+            {"type": click.INT, "metavar": "N"} if option.kind == "integer" else {"metavar": "TEXT"}
+        )
     return cloup.Option(names, multiple=option.text.many, required=option.is_required, **given)
 
 
@@ -313,7 +403,11 @@ def _add_commands() -> None:
         group = program
         if outer:
             known = program.commands.get(outer[0])
-            group = known if isinstance(known, cloup.Group) else cloup.Group(outer[0], help=_GROUP_HELP[outer[0]])
+            group = (
+                known
+                if isinstance(known, cloup.Group)
+                else cloup.Group(outer[0], help=_GROUP_HELP[outer[0]])
+            )
             if known is None:
                 group.context_settings = _CONTEXT
                 program.add_command(group, section=section)

@@ -15,7 +15,9 @@ class Command:
     """
 
     verb: str  # the words behind `ddp`, such as "env create"
-    options: collections.abc.Mapping[str, object] = dataclasses.field(default_factory=dict[str, object])
+    options: collections.abc.Mapping[str, object] = dataclasses.field(
+        default_factory=dict[str, object]
+    )
     arguments: tuple[str, ...] = ()
 
     @property
@@ -53,7 +55,9 @@ class Problem(Exception):
     `what` is that line without the remedy; `results` are what an action returns all the same.
     """
 
-    def __init__(self, what: str, *, remedy: Remedy | None = None, results: Results | None = None) -> None:
+    def __init__(
+        self, what: str, *, remedy: Remedy | None = None, results: Results | None = None
+    ) -> None:
         self.what = one_line(what)
         self.remedy = remedy
         self.results: Results = results or {}

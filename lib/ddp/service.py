@@ -43,7 +43,9 @@ _YAML_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 _JUJUS_USER = "ubuntu"  # whose shell `juju ssh` opens
 _STEPS: dict[str, str] = backports.read_toml(pathlib.Path(__file__).with_suffix(".toml"))
 _QUIET_S = 5.0  # an action that takes longer gets a note on how to end it
-_HELD_LIMIT_S = 900  # how long an action waits for jobs at most while the machine's units wait for it
+_HELD_LIMIT_S = (
+    900  # how long an action waits for jobs at most while the machine's units wait for it
+)
 
 
 def main() -> typing.NoReturn:
@@ -91,7 +93,13 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
         place = str(settings.workspace)
         folders.call(settings, operations.make_users, workspace=place)
         trusted = folders.trusted(settings)
-        made = folders.call(settings, operations.make_folders, workspace=place, names=folders.FOLDERS, trusted=trusted)
+        made = folders.call(
+            settings,
+            operations.make_folders,
+            workspace=place,
+            names=folders.FOLDERS,
+            trusted=trusted,
+        )
         if not made["denied"]:
             tokens.sync(settings)
         return made
@@ -113,7 +121,9 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
         params = _bounded(params)
         text = _held(settings.unit, can_be_ended=can_be_ended)
     else:
-        stop = f"to stop waiting, without cancelling a job: juju cancel-task {request.get('task', '')}"
+        stop = (
+            f"to stop waiting, without cancelling a job: juju cancel-task {request.get('task', '')}"
+        )
         text = f"{settings.unit} runs no other action while this one waits; {stop}"
     note = threading.Timer(_quiet_s(request, params), log, [text])
     note.daemon = True
@@ -163,10 +173,15 @@ def render_remedy(unit: str, remedy: problem.Remedy) -> str:
         return problem.plain(remedy)
     given = dict(remedy.given)
     if remedy.arguments:
-        named = next(option.name for option in declared.options(verb.options) if option.text.argument)
+        named = next(
+            option.name for option in declared.options(verb.options) if option.text.argument
+        )
         given[named] = ",".join(remedy.arguments)
     kinds = {option.name: option.kind for option in declared.options(verb.options)}
-    words = (f"{name}={_in_yaml(value) if kinds[name] == 'string' else value}" for name, value in given.items())
+    words = (
+        f"{name}={_in_yaml(value) if kinds[name] == 'string' else value}"
+        for name, value in given.items()
+    )
     return " ".join(["juju run", unit, verb.action, *map(shlex.quote, words)])
 
 

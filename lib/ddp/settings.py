@@ -19,25 +19,36 @@ class Settings:
     user: str  # the account that this process runs as, which owns its runs and submits the jobs
     uid: int
     gid: int
-    payload: pathlib.Path  # the program of the jobs: the package ddptrain and its locked requirements
+    payload: (
+        pathlib.Path
+    )  # the program of the jobs: the package ddptrain and its locked requirements
     torch_build: str  # auto, cpu or cuda
     torch_index: str  # an additional package index for torch; may be empty
     mlflow_uri: str = ""  # a server's URI, or a path; empty: no MLflow
     tensorboard: bool = False
     wandb: bool = False
     transformers: bool = False  # whether the environment holds it, for fine-tuning
-    account: str = ""  # the trainer's account, whose environments and datasets all users share; empty: none
+    account: str = (
+        ""  # the trainer's account, whose environments and datasets all users share; empty: none
+    )
     wheelhouse: pathlib.Path | None = None  # the wheels that the operator attached to the charm
     token: str = dataclasses.field(default="", repr=False)  # Hugging Face's; empty: jobs get none
-    takes_any_script: bool = False  # a user's own command runs scripts from outside the workspace, too
+    takes_any_script: bool = (
+        False  # a user's own command runs scripts from outside the workspace, too
+    )
     claims: Claims = dataclasses.field(default_factory=Claims, repr=False, compare=False)
     wait: Wait = dataclasses.field(default_factory=Wait, repr=False, compare=False)
-    render: Render = dataclasses.field(default=plain, repr=False, compare=False)  # remedies in the front end's words
+    render: Render = dataclasses.field(
+        default=plain, repr=False, compare=False
+    )  # remedies in the front end's words
 
     @property
     def extras(self) -> tuple[str, ...]:
         """The payload's folders whose locked packages are installed in addition."""
-        wanted = {"tracking": bool(self.mlflow_uri) or self.tensorboard or self.wandb, "tuning": self.transformers}
+        wanted = {
+            "tracking": bool(self.mlflow_uri) or self.tensorboard or self.wandb,
+            "tuning": self.transformers,
+        }
         return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
     @property

@@ -16,12 +16,20 @@ from slurm_ddp.run import CommandError, last_line, run
 _LOCK_S, _LOCK_POLL_S = 600, 2.0  # how long another process may hold one of apt's locks
 _APT_GET = ("/usr/bin/apt-get", "-o", f"DPkg::Lock::Timeout={_LOCK_S}", "-y")
 _EXACT = (  # a hold keeps a package from being removed for another, too, despite --allow-change-held-packages
-    *("-o", "APT::Ignore-Hold=true", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages"),
+    *(
+        "-o",
+        "APT::Ignore-Hold=true",
+        "--no-install-recommends",
+        "--allow-downgrades",
+        "--allow-change-held-packages",
+    ),
     "install",
 )
 _ENV = {"DEBIAN_FRONTEND": "noninteractive"}
 _CHANGE_S = 1800.0
-_Pins = collections.abc.Mapping[str, str] | None  # versions by package, both as patterns of apt_preferences(5)
+_Pins = (
+    collections.abc.Mapping[str, str] | None
+)  # versions by package, both as patterns of apt_preferences(5)
 _REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)
 
 
@@ -77,16 +85,25 @@ def installed(*patterns: str) -> dict[str, str]:
 def candidates(names: collections.abc.Iterable[str], pins: _Pins = None) -> dict[str, str]:
     """List the version of each package that apt would install; packages that no archive has are omitted."""
     with _preferences(pins) as options:
-        policy = run("/usr/bin/apt-cache", *options, "policy", *sorted(set(names)), check=False).stdout
+        policy = run(
+            "/usr/bin/apt-cache", *options, "policy", *sorted(set(names)), check=False
+        ).stdout
     rows = re.findall(r"^(\S+):\n(?:  Installed: .*\n)?  Candidate: (\S+)$", policy, re.MULTILINE)
     return {name: number for name, number in rows if number != "(none)"}
 
 
 def depends(names: collections.abc.Iterable[str]) -> dict[str, str]:
     """List the field Depends of each package's candidate; packages that no archive has are omitted."""
-    shown = run("/usr/bin/apt-cache", "--no-all-versions", "show", *sorted(set(names)), check=False).stdout
-    stanzas = (dict(re.findall(r"^(Package|Depends): (.*)$", text, re.MULTILINE)) for text in shown.split("\n\n"))
-    return {fields["Package"]: fields.get("Depends", "") for fields in stanzas if "Package" in fields}
+    shown = run(
+        "/usr/bin/apt-cache", "--no-all-versions", "show", *sorted(set(names)), check=False
+    ).stdout
+    stanzas = (
+        dict(re.findall(r"^(Package|Depends): (.*)$", text, re.MULTILINE))
+        for text in shown.split("\n\n")
+    )
+    return {
+        fields["Package"]: fields.get("Depends", "") for fields in stanzas if "Package" in fields
+    }
 
 
 def simulate(packages: collections.abc.Iterable[str], pins: _Pins = None) -> Changes:
@@ -111,7 +128,15 @@ def install_exact(packages: collections.abc.Mapping[str, str]) -> None:
 
 def repair() -> None:
     """Finish what an interrupted dpkg left half done. Raises `CommandError`."""
-    run("/usr/bin/dpkg", "--configure", "-a", "--force-confdef", "--force-confold", env=_ENV, timeout=_CHANGE_S)
+    run(
+        "/usr/bin/dpkg",
+        "--configure",
+        "-a",
+        "--force-confdef",
+        "--force-confold",
+        env=_ENV,
+        timeout=_CHANGE_S,
+    )
 
 
 def held() -> set[str]:

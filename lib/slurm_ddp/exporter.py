@@ -45,7 +45,9 @@ class Source:
     labels: collections.abc.Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
-def follow(charm: typing.Any, serve: collections.abc.Callable[[str, cos_agent.Topology], dict[str, str]]) -> None:
+def follow(
+    charm: typing.Any, serve: collections.abc.Callable[[str, cos_agent.Topology], dict[str, str]]
+) -> None:
     """Serve the unit's metrics and publish them while a collector is related; else remove the service.
 
     Args:
@@ -57,7 +59,9 @@ def follow(charm: typing.Any, serve: collections.abc.Callable[[str, cos_agent.To
     if not related:
         ensure_none(charm.unit.name)
         return
-    topology = cos_agent.Topology(charm.model.name, charm.model.uuid, charm.app.name, charm.meta.name)
+    topology = cos_agent.Topology(
+        charm.model.name, charm.model.uuid, charm.app.name, charm.meta.name
+    )
     try:
         data = serve(charm.unit.name, topology)
     except (CommandError, StatusError) as e:  # the unit's own work goes on without metrics
@@ -139,7 +143,9 @@ def serve(
 class Collector(registry.Collector):
     """Reads all sources at each scrape, side by side."""
 
-    def __init__(self, sources: collections.abc.Sequence[Source], *, timeout_s: float = _SCRAPE_S) -> None:
+    def __init__(
+        self, sources: collections.abc.Sequence[Source], *, timeout_s: float = _SCRAPE_S
+    ) -> None:
         self._readers = [_Reader(source) for source in sources]
         self._timeout_s = timeout_s
 
@@ -151,7 +157,9 @@ class Collector(registry.Collector):
             found = reader.result(future)
             yield from found or ()
             up = [(reader.source.labels, float(found is not None))]
-            yield gauge(f"{reader.source.name}_up", "Whether the source of these metrics answers.", up)
+            yield gauge(
+                f"{reader.source.name}_up", "Whether the source of these metrics answers.", up
+            )
 
 
 class _Reader:
@@ -176,13 +184,18 @@ class _Reader:
             found = list(self.source.read())
         except BaseException as e:  # the other sources' metrics are served nevertheless
             logger.warning("%s: %s: %s", self.source.name, type(e).__name__, e)
-            self._last = (float("-inf"), [])  # a failure that came too late for its own scrape shows in the next one
+            self._last = (
+                float("-inf"),
+                [],
+            )  # a failure that came too late for its own scrape shows in the next one
             future.set_exception(e)
         else:
             self._last = (time.monotonic(), found)
             future.set_result(found)
 
-    def result(self, future: "concurrent.futures.Future[list[core.Metric]]") -> list[core.Metric] | None:
+    def result(
+        self, future: "concurrent.futures.Future[list[core.Metric]]"
+    ) -> list[core.Metric] | None:
         """Return the metrics; of a read under way those of the last one, while they are fresh; else None."""
         if future.done():
             return None if future.exception() else future.result()

@@ -6,7 +6,9 @@ import pwd
 import tempfile
 
 
-def ensure_file(path: pathlib.Path | str, content: str | bytes, *, mode: int = 0o644, owner: str | None = None) -> bool:
+def ensure_file(
+    path: pathlib.Path | str, content: str | bytes, *, mode: int = 0o644, owner: str | None = None
+) -> bool:
     """Make `path` hold exactly `content` with `mode` and `owner`; return whether anything had to change.
 
     The file is replaced atomically and at no time readable by more than `mode` allows. Missing parents are made (0755).
@@ -21,7 +23,9 @@ def ensure_file(path: pathlib.Path | str, content: str | bytes, *, mode: int = 0
         if same and path.read_bytes() == data:
             return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp makes it 0600
+    descriptor, name = tempfile.mkstemp(
+        prefix=f".{path.name}.", dir=path.parent
+    )  # mkstemp makes it 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)

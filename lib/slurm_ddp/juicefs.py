@@ -29,7 +29,10 @@ _LARGEST_BYTES = 512 << 20  # a tarball or program beyond this is something else
 _DOWNLOAD_S = 600.0
 
 OLDEST = (1, 3)  # the version before ends at a SIGHUP
-SINCE = {"hide-internal": (1, 4), "max-downloads": (1, 4)}  # the version that introduced a flag that users may set
+SINCE = {
+    "hide-internal": (1, 4),
+    "max-downloads": (1, 4),
+}  # the version that introduced a flag that users may set
 _SYNC_S = 30.0
 _UNREAD = 0o2001  # the mode of a folder whose mode was not replaced by one that was read
 _DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)
@@ -68,7 +71,10 @@ def explained(
     themselves. The operator must resolve `lasting` ones, and those of juicefs and other commands.
     """
     attach = f"juju attach-resource {app} juicefs=FILE"
-    remedies: dict[type[Exception], str] = {DownloadError: f"{attach}: ", OldProgramError: f"{attach}: "}
+    remedies: dict[type[Exception], str] = {
+        DownloadError: f"{attach}: ",
+        OldProgramError: f"{attach}: ",
+    }
     try:
         yield
     except (UnreachableError, *passing) as e:
@@ -114,7 +120,9 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_name(f".{target.name}.new")
     try:
-        new.write_bytes(_unpack(resource.read_bytes() if resource is not None else _fetch_release()))
+        new.write_bytes(
+            _unpack(resource.read_bytes() if resource is not None else _fetch_release())
+        )
         new.chmod(0o755)
         version(new)
         new.replace(target)
@@ -149,7 +157,9 @@ def flags(wanted: collections.abc.Mapping[str, str | bool]) -> list[str]:
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items()]
 
 
-def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0) -> None:
+def check_reachable(
+    addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0
+) -> None:
     """Raise `UnreachableError` unless one of the addresses takes a TCP connection. `timeout` (s) is for each of them.
 
     juicefs itself waits up to minutes for an engine that is down.
@@ -158,7 +168,9 @@ def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, tim
         raise UnreachableError(problem)
 
 
-def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 8) -> Setting | None:
+def inspect(
+    program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 8
+) -> Setting | None:
     """Ask the engine for its volume; None when it reports that it has none.
 
     Raises:
@@ -169,7 +181,9 @@ def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: fl
     try:
         return _read_status(invoke(program, access, "status", access.url, timeout=timeout).stdout)
     except CommandTimeout as e:
-        raise UnreachableError(f"{','.join(access.engine.hosts)} accepts connections and does not respond") from e
+        raise UnreachableError(
+            f"{','.join(access.engine.hosts)} accepts connections and does not respond"
+        ) from e
     except CommandError as e:
         if _NOT_FORMATTED in e.stderr:
             return None
@@ -209,7 +223,10 @@ def _sticky(mode: int) -> int:
 
 
 def _change_mode(
-    program: pathlib.Path, access: juicefs_access.Access, folder: str, choose: collections.abc.Callable[[int], int]
+    program: pathlib.Path,
+    access: juicefs_access.Access,
+    folder: str,
+    choose: collections.abc.Callable[[int], int],
 ) -> tuple[int, int]:
     """Give a folder the mode that is chosen for its present one; return both. One that is absent has _UNREAD."""
     inside = f"jfs://VOLUME{folder.rstrip('/')}/"
@@ -229,7 +246,16 @@ def _change_mode(
 def _sync(program: pathlib.Path, access: juicefs_access.Access, source: str, target: str) -> None:
     flags = ("--perms", "--dirs", "--limit=1")  # not --force-update: 1.3.1 crashes on a root
     try:
-        invoke(program, access, "sync", *flags, source, target, env={"VOLUME": access.url}, timeout=_SYNC_S)
+        invoke(
+            program,
+            access,
+            "sync",
+            *flags,
+            source,
+            target,
+            env={"VOLUME": access.url},
+            timeout=_SYNC_S,
+        )
     except CommandTimeout as e:
         raise UnreachableError(f"juicefs sync did not end within {_SYNC_S:.0f} s") from e
     except CommandError as e:
@@ -245,7 +271,9 @@ def invoke(
 ) -> Completed:
     """Run the program with the credentials in its environment, and `env`."""
     variables = access.environment | dict(env or {})
-    return _run(program, "--no-agent", *arguments, env=variables, timeout=timeout, secrets=access.secrets)
+    return _run(
+        program, "--no-agent", *arguments, env=variables, timeout=timeout, secrets=access.secrets
+    )
 
 
 def _run(program: pathlib.Path, *arguments: str, **keywords: typing.Any) -> Completed:
@@ -291,17 +319,31 @@ def without_place(line: str) -> str:
 def _read_status(printed: str) -> Setting:
     lines = printed.splitlines()  # the JSON may follow lines of the log
     try:
-        document = typing.cast("dict[str, typing.Any]", json.loads("\n".join(lines[lines.index("{") :])))
+        document = typing.cast(
+            "dict[str, typing.Any]", json.loads("\n".join(lines[lines.index("{") :]))
+        )
         setting = typing.cast("dict[str, typing.Any]", document["Setting"])
         stat = typing.cast("dict[str, typing.Any]", document.get("Stat") or {})
         if not setting.get("MetaVersion"):  # which every version since 1.0 writes
-            remedy = "deploy another application, and copy its files to a new volume with juicefs sync"
-            raise JuicefsError(f"volume {setting['Name']} was made by a juicefs before 1.0, too old: {remedy}")
-        texts = {"name": "Name", "uuid": "UUID", "storage": "Storage", "bucket": "Bucket", "compression": "Compression"}
+            remedy = (
+                "deploy another application, and copy its files to a new volume with juicefs sync"
+            )
+            raise JuicefsError(
+                f"volume {setting['Name']} was made by a juicefs before 1.0, too old: {remedy}"
+            )
+        texts = {
+            "name": "Name",
+            "uuid": "UUID",
+            "storage": "Storage",
+            "bucket": "Bucket",
+            "compression": "Compression",
+        }
         numbers = {"block_kib": "BlockSize", "inodes": "Inodes", "trash_days": "TrashDays"}
         numbers |= {"used_bytes": "UsedSpace", "used_inodes": "UsedInodes"}
         found = setting | stat
-        values: dict[str, typing.Any] = {field: str(found[key]) for field, key in texts.items() if found.get(key)}
+        values: dict[str, typing.Any] = {
+            field: str(found[key]) for field, key in texts.items() if found.get(key)
+        }
         values |= {field: int(found[key]) for field, key in numbers.items() if found.get(key)}
         return Setting(
             **values,
@@ -316,8 +358,12 @@ def _read_status(printed: str) -> Setting:
 def _live(sessions: list[dict[str, typing.Any]]) -> tuple[str, ...]:
     """List the clients whose session, renewed every 12 s to a minute, has not expired; a killed one's stays listed."""
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - Python 3.10
-    live = (session for session in sessions if datetime.datetime.fromisoformat(session["Expire"]) > now)
-    return tuple(sorted(f"{session.get('HostName')} at {session.get('MountPoint')}" for session in live))
+    live = (
+        session for session in sessions if datetime.datetime.fromisoformat(session["Expire"]) > now
+    )
+    return tuple(
+        sorted(f"{session.get('HostName')} at {session.get('MountPoint')}" for session in live)
+    )
 
 
 def _unpack(content: bytes) -> bytes:
@@ -327,7 +373,11 @@ def _unpack(content: bytes) -> bytes:
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             for member in archive:
-                if pathlib.PurePath(member.name).name == "juicefs" and member.isfile() and member.size < _LARGEST_BYTES:
+                if (
+                    pathlib.PurePath(member.name).name == "juicefs"
+                    and member.isfile()
+                    and member.size < _LARGEST_BYTES
+                ):
                     return typing.cast("typing.IO[bytes]", archive.extractfile(member)).read()
     except (tarfile.TarError, gzip.BadGzipFile, EOFError) as e:
         raise JuicefsError("the juicefs tarball is damaged") from e
@@ -346,5 +396,7 @@ def _fetch_release() -> bytes:
         raise DownloadError(f"juicefs {RELEASE}: {e}") from e
     if hashlib.sha256(content).hexdigest() != _SHA256[arch]:
         host = urllib.parse.urlsplit(url).hostname
-        raise DownloadError(f"juicefs {RELEASE}: what {host} sent has another checksum than the release")
+        raise DownloadError(
+            f"juicefs {RELEASE}: what {host} sent has another checksum than the release"
+        )
     return content

@@ -22,27 +22,38 @@ class _Rule:
 
     example: str
     db: str  # a pattern
-    params: collections.abc.Sequence[str]  # that may stand behind the question mark; another one might be a password
+    params: collections.abc.Sequence[
+        str
+    ]  # that may stand behind the question mark; another one might be a password
     user: str = r"[^\0-\x20]+"  # a pattern; a kind that has none takes no user in its URL
     variable: str = ""  # that juicefs reads the password from
     many: bool = False  # several hosts are one engine
     # Parameters that name files: the authority's certificate ("": SSL_CERT_FILE names it), the client's, and its key
     file_params: collections.abc.Sequence[str] = ("", "", "")
     # Parameters set beside an authority's certificate
-    with_authority: collections.abc.Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    with_authority: collections.abc.Mapping[str, str] = dataclasses.field(
+        default_factory=dict[str, str]
+    )
 
 
-FACTS: dict[str, typing.Any] = yaml.safe_load(pathlib.Path(__file__).with_name("juicefs.yaml").read_text())
+FACTS: dict[str, typing.Any] = yaml.safe_load(
+    pathlib.Path(__file__).with_name("juicefs.yaml").read_text()
+)
 _RULES = {kind: _Rule(**table) for kind, table in FACTS["engines"].items()}
 _FILE_PARAMS = ("tls-ca-cert-file", "sslrootcert")  # that SSL_CERT_FILE stands for
 _SCHEMES = {kind: kind for kind in _RULES} | {"rediss": "redis", "postgresql": "postgres"}
 _ONE_HOST = {"sqlite3", "badger", "unix", "memkv"}  # engines that one machine alone can reach
 _SENTINEL_PORT = 26379
 
-_PLAIN_VARIABLES = {"sentinel-password": "SENTINEL_PASSWORD", "encrypt-passphrase": "JFS_RSA_PASSPHRASE"}
+_PLAIN_VARIABLES = {
+    "sentinel-password": "SENTINEL_PASSWORD",
+    "encrypt-passphrase": "JFS_RSA_PASSPHRASE",
+}
 KEYLESS_STORES: tuple[str, ...] = tuple(FACTS["keys"])
 
-PASSWORD_HINT = "leave the password out of it: it belongs into a secret, named by the option credentials"  # noqa: S105
+PASSWORD_HINT = (
+    "leave the password out of it: it belongs into a secret, named by the option credentials"  # noqa: S105
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +79,11 @@ class Engine:
         return dict(urllib.parse.parse_qsl(self.params, keep_blank_values=True))
 
     def url(
-        self, user: str | None = None, *, login: str = "", params: collections.abc.Mapping[str, str] | None = None
+        self,
+        user: str | None = None,
+        *,
+        login: str = "",
+        params: collections.abc.Mapping[str, str] | None = None,
     ) -> str:
         """Build the engine's URL, without a password; `login` follows the user. The engine's parameters win."""
         query = urllib.parse.urlencode(dict(params or {}) | self.query, safe="/:,")
@@ -93,8 +108,12 @@ class Access:
     engine: Engine
     url: str
     environment: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
-    files: dict[pathlib.Path, str] = dataclasses.field(default_factory=dict[pathlib.Path, str], repr=False)
-    secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
+    files: dict[pathlib.Path, str] = dataclasses.field(
+        default_factory=dict[pathlib.Path, str], repr=False
+    )
+    secrets: tuple[str, ...] = dataclasses.field(
+        default=(), repr=False
+    )  # values that must never be shown
 
     def ensure_files(self) -> bool:
         """Write the files, readable by root only; return whether any changed."""
@@ -109,7 +128,9 @@ def parse(url: str) -> tuple[Engine, str | None]:
         why = "serves one machine only" if scheme in _ONE_HOST else "is not supported"
         is_scheme = separator and re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme)
         problem = f": {scheme} {why}" if is_scheme else ""
-        raise ValueError(f"begin with {', '.join(f'{name}://' for name in _RULES)} (docs/howto/storage.md){problem}")
+        raise ValueError(
+            f"begin with {', '.join(f'{name}://' for name in _RULES)} (docs/howto/storage.md){problem}"
+        )
     kind = _SCHEMES[scheme]
     rule = _RULES[kind]
     hint = f"write it as {rule.example}"
@@ -147,7 +168,9 @@ def _read_user(kind: str, login: str) -> str:
     if not rule.user:
         raise ValueError(f"{kind} takes no user here; {hint}")
     if not re.fullmatch(rule.user, user):
-        raise ValueError(f"the user in front of the @ is empty or has a character that {kind} does not take; {hint}")
+        raise ValueError(
+            f"the user in front of the @ is empty or has a character that {kind} does not take; {hint}"
+        )
     return user
 
 
@@ -156,7 +179,9 @@ def _check_params(rule: _Rule, engine: Engine) -> None:
         if name and name in (*_FILE_PARAMS, *rule.file_params):
             raise ValueError("certificates belong into the secret, as tls-ca, tls-cert and tls-key")
         if name not in rule.params:
-            raise ValueError(f"unknown parameter behind the question mark; possible: {', '.join(rule.params)}")
+            raise ValueError(
+                f"unknown parameter behind the question mark; possible: {', '.join(rule.params)}"
+            )
 
 
 def check_secret(engine: Engine, secret: fs.JuicefsSecret) -> None:
@@ -165,7 +190,9 @@ def check_secret(engine: Engine, secret: fs.JuicefsSecret) -> None:
     for key in ("meta-user", "meta-password"):
         if key in content and not rule.user:
             problem = f"{key}: {engine.kind} takes it on the command line only, where everybody can read it"
-            raise ValueError(f"{problem}: let it ask for a client's certificate, tls-cert and tls-key")
+            raise ValueError(
+                f"{problem}: let it ask for a client's certificate, tls-cert and tls-key"
+            )
     user = content.get("meta-user")
     if user is not None and not re.fullmatch(rule.user, user):
         raise ValueError(f"meta-user: {engine.kind} does not take a name with such a character")
@@ -199,7 +226,9 @@ def access(
     environment = {variable: content[key] for key, variable in variables.items() if key in content}
     if region and store in FACTS["regions"]:
         environment[FACTS["regions"][store]] = region
-    paths = {key: directory / f"{key}.pem" for key in ("tls-ca", "tls-cert", "tls-key") if key in content}
+    paths = {
+        key: directory / f"{key}.pem" for key in ("tls-ca", "tls-cert", "tls-key") if key in content
+    }
     named = zip(("tls-ca", "tls-cert", "tls-key"), rule.file_params, strict=True)
     params = {param: str(paths[key]) for key, param in named if key in paths and param}
     if "tls-ca" in paths:  # Go looks at this file, and still at the system's folder of certificates
@@ -221,6 +250,8 @@ def access(
 
 def of(volume: fs.Juicefs, secret: fs.JuicefsSecret, *, directory: pathlib.Path) -> Access:
     """Build what juicefs needs for a published volume; see `access`."""
-    engine = Engine(volume.engine, volume.hosts, volume.db, volume.tls, volume.params, volume.master)
+    engine = Engine(
+        volume.engine, volume.hosts, volume.db, volume.tls, volume.params, volume.master
+    )
     place = {"store": volume.storage, "region": volume.region}
     return access(engine, secret, directory=directory, keyless=volume.keyless, **place)

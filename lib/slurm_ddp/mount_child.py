@@ -26,13 +26,18 @@ def touch(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[
     step, found = "open", dict[str, typing.Any]()
     try:
         directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
-        if f"mnt_id:\t{mount_id}\n" not in pathlib.Path(f"/proc/self/fdinfo/{directory}").read_text():
+        if (
+            f"mnt_id:\t{mount_id}\n"
+            not in pathlib.Path(f"/proc/self/fdinfo/{directory}").read_text()
+        ):
             return {"step": "hidden"}
         mode = stat.S_IMODE(os.fstat(directory).st_mode)
         if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
             found = {"open": mode}
             if sticky:
-                with contextlib.suppress(OSError):  # of a filesystem that fails, the next step reports
+                with contextlib.suppress(
+                    OSError
+                ):  # of a filesystem that fails, the next step reports
                     os.fchmod(directory, mode | stat.S_ISVTX)
                     found = {"was": mode}
         step = "look up a name"
@@ -80,4 +85,8 @@ def _remove(path: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     _mountpoint, _mount_id, _kind, *_rest = sys.argv[1:]
-    print(json.dumps(touch(_mountpoint, int(_mount_id), write=_kind == "write", sticky="sticky" in _rest)))
+    print(
+        json.dumps(
+            touch(_mountpoint, int(_mount_id), write=_kind == "write", sticky="sticky" in _rest)
+        )
+    )

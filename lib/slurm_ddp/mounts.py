@@ -32,7 +32,9 @@ import typing
 
 MOUNTINFO = pathlib.Path("/proc/self/mountinfo")
 CHILD = pathlib.Path(__file__).resolve().with_name("mount_child.py")
-_ABANDONED = pathlib.Path("/run/slurm-ddp")  # one file for each mountpoint with a child that was left behind
+_ABANDONED = pathlib.Path(
+    "/run/slurm-ddp"
+)  # one file for each mountpoint with a child that was left behind
 _ANSWERS_S = 2.0  # for a filesystem that has used up its deadline with a write
 _START_S = 30.0  # for a child to start, on a machine however busy
 _REAP_S = 0.5  # how long a killed child may take to die before it is left behind
@@ -43,7 +45,9 @@ _STALE = {errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.ENODEV
 _LOST = {errno.ENOTCONN, errno.ESTALE, errno.ECONNABORTED, errno.ESHUTDOWN}
 
 PathLike = str | os.PathLike[str]
-Names = str | tuple[str, ...]  # one name or several of which any will do; an empty tuple for any name at all
+Names = (
+    str | tuple[str, ...]
+)  # one name or several of which any will do; an empty tuple for any name at all
 
 
 class State(enum.Enum):
@@ -85,7 +89,9 @@ class Result:
 
     state: State
     detail: str = ""
-    open_mode: int | None = None  # the root's, where others can write it without the sticky bit: see `probe`
+    open_mode: int | None = (
+        None  # the root's, where others can write it without the sticky bit: see `probe`
+    )
     was_open: int | None = None  # the root's mode before `probe` set the sticky bit
 
     def __bool__(self) -> bool:
@@ -101,27 +107,46 @@ def table(text: str | None = None) -> list[Mount]:
     if text is None:
         text = MOUNTINFO.read_bytes().decode("utf-8", "surrogateescape")
     mounts: list[Mount] = []
-    for line in text.split("\n"):  # not splitlines(): a name may hold what that takes for the end of a line
+    for line in text.split(
+        "\n"
+    ):  # not splitlines(): a name may hold what that takes for the end of a line
         before, _, after = line.partition(" - ")
         left, right = before.split(" "), after.split(" ")
         if len(left) < 6 or len(right) < 3 or right[0] == "autofs":
             continue
         options = dict.fromkeys([*left[5].split(","), *right[2].split(",")])
-        mounts.append(Mount(int(left[0]), left[2], _unescape(left[4]), right[0], _unescape(right[1]), tuple(options)))
+        mounts.append(
+            Mount(
+                int(left[0]),
+                left[2],
+                _unescape(left[4]),
+                right[0],
+                _unescape(right[1]),
+                tuple(options),
+            )
+        )
     return mounts
 
 
 def at(mountpoint: PathLike, mounts: collections.abc.Iterable[Mount] | None = None) -> list[Mount]:
     """List what is mounted exactly at `mountpoint`, the topmost last."""
     wanted = os.path.normpath(mountpoint)
-    return [mount for mount in (table() if mounts is None else mounts) if mount.mountpoint == wanted]
+    return [
+        mount for mount in (table() if mounts is None else mounts) if mount.mountpoint == wanted
+    ]
 
 
 def find(path: PathLike, mounts: collections.abc.Iterable[Mount] | None = None) -> Mount | None:
     """Find the mount that an absolute path without symbolic links lies on."""
     wanted = pathlib.PurePath(os.path.normpath(path))
-    above = [mount for mount in (table() if mounts is None else mounts) if wanted.is_relative_to(mount.mountpoint)]
-    return max(reversed(above), key=lambda mount: len(mount.mountpoint), default=None)  # of equals the topmost
+    above = [
+        mount
+        for mount in (table() if mounts is None else mounts)
+        if wanted.is_relative_to(mount.mountpoint)
+    ]
+    return max(
+        reversed(above), key=lambda mount: len(mount.mountpoint), default=None
+    )  # of equals the topmost
 
 
 def probe(
@@ -166,10 +191,16 @@ def probe(
     if answer is None:
         return Result(State.HUNG, f"{mountpoint} {silent}")
     found = _judge(mountpoint, answer)
-    return Result(State.SLOW, f"{mountpoint} answers, but a small write {unwritten}") if unwritten and found else found
+    return (
+        Result(State.SLOW, f"{mountpoint} answers, but a small write {unwritten}")
+        if unwritten and found
+        else found
+    )
 
 
-def wait(mountpoint: PathLike, *, fstype: Names, source: Names, timeout: float, pid: int | None = None) -> Result:
+def wait(
+    mountpoint: PathLike, *, fstype: Names, source: Names, timeout: float, pid: int | None = None
+) -> Result:
     """Wait `timeout` seconds until `mountpoint` is right, or until process `pid` ends; return the last probe."""
     end = time.monotonic() + timeout
     while True:
@@ -178,7 +209,9 @@ def wait(mountpoint: PathLike, *, fstype: Names, source: Names, timeout: float, 
         if result or time.monotonic() + 0.2 >= end:
             return result
         if pid is not None and _start_time(pid) is None:
-            return Result(result.state, f"process {pid}, which should mount it, ended; {result.detail}")
+            return Result(
+                result.state, f"process {pid}, which should mount it, ended; {result.detail}"
+            )
         time.sleep(0.2)
 
 
@@ -286,10 +319,14 @@ def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
         return Result(State.RIGHT, open_mode=answer.get("open"), was_open=answer.get("was"))
     is_stale = number in (_STALE | _LOST if step == "open" else _LOST)
     what = f"{mountpoint} does not open" if step == "open" else f"{mountpoint}: {step}"
-    return Result(State.STALE if is_stale else State.FAILED, f"{what}: {os.strerror(number).lower()}")
+    return Result(
+        State.STALE if is_stale else State.FAILED, f"{what}: {os.strerror(number).lower()}"
+    )
 
 
-def _ask(mount: Mount, kind: str, deadline: float, *, sticky: bool = False) -> tuple[dict[str, typing.Any] | None, str]:
+def _ask(
+    mount: Mount, kind: str, deadline: float, *, sticky: bool = False
+) -> tuple[dict[str, typing.Any] | None, str]:
     """Run a child that reads or writes, unless an earlier one still hangs: its answer, or None and what it did not."""
     verb = "answer" if kind == "read" else "end"
     since = _abandoned_since(mount.mountpoint, kind)
@@ -299,7 +336,9 @@ def _ask(mount: Mount, kind: str, deadline: float, *, sticky: bool = False) -> t
     return answer, f"did not {verb} within {deadline:g} s" if answer is None else ""
 
 
-def _ask_child(mount: Mount, kind: str, deadline: float, *, sticky: bool) -> dict[str, typing.Any] | None:
+def _ask_child(
+    mount: Mount, kind: str, deadline: float, *, sticky: bool
+) -> dict[str, typing.Any] | None:
     """Run a child; return its answer, None when it has none in time."""
     asked = [mount.mountpoint, str(mount.id), kind, *(["sticky"] if sticky else [])]
     child = subprocess.Popen(
@@ -391,7 +430,9 @@ def main(argv: list[str]) -> int:
             command.add_argument("--fstype", required=True)
             command.add_argument("--source", required=True)
         if function is not clear:
-            command.add_argument("--patience" if function is unmount else "--timeout", type=float, required=True)
+            command.add_argument(
+                "--patience" if function is unmount else "--timeout", type=float, required=True
+            )
         if function is wait:
             command.add_argument("--pid", type=int)
     options = vars(parser.parse_args(argv))
@@ -403,7 +444,11 @@ def main(argv: list[str]) -> int:
         print(e, file=sys.stderr)
         return 1
     if isinstance(result, int):
-        print(f"cleared {result} leftover mounts of {options['mountpoint']}" if result else "nothing to clear")
+        print(
+            f"cleared {result} leftover mounts of {options['mountpoint']}"
+            if result
+            else "nothing to clear"
+        )
     return 0
 
 

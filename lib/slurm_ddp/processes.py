@@ -14,7 +14,9 @@ def users(folder: str | os.PathLike[str]) -> list[tuple[int, str]]:
     prefix = os.path.normpath(folder)
     found: list[tuple[int, str]] = []
     for process in pathlib.Path("/proc").iterdir():
-        if process.name.isdecimal() and any(f"{path}/".startswith(f"{prefix}/") for path in _open_paths(process)):
+        if process.name.isdecimal() and any(
+            f"{path}/".startswith(f"{prefix}/") for path in _open_paths(process)
+        ):
             with contextlib.suppress(OSError):  # it ended
                 found.append((int(process.name), (process / "comm").read_text().strip()))
     return sorted(found)

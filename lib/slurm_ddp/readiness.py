@@ -32,7 +32,12 @@ class Need:
 
 def tell(unit: str, *, ready: bool, mountpoint: str | None = None, detail: str = "") -> bool:
     """Record whether what `unit` makes for jobs works now; return whether that changed the file."""
-    need = Need(unit=unit, boot=boot_id() if ready else None, mountpoint=mountpoint, detail="" if ready else detail)
+    need = Need(
+        unit=unit,
+        boot=boot_id() if ready else None,
+        mountpoint=mountpoint,
+        detail="" if ready else detail,
+    )
     fields = {key: value for key, value in dataclasses.asdict(need).items() if value is not None}
     return files.ensure_file(path(unit), json.dumps(fields) + "\n")
 

@@ -21,7 +21,11 @@ def read(kind: type[Record], path: pathlib.Path) -> Record:
         raise ValueError(f"{path.name} holds no JSON object")
     given = typing.cast("dict[str, object]", raw)
     hints = typing.get_type_hints(kind)
-    values = {field.name: _tuples(given[field.name]) for field in dataclasses.fields(kind) if field.name in given}
+    values = {
+        field.name: _tuples(given[field.name])
+        for field in dataclasses.fields(kind)
+        if field.name in given
+    }
     wrong = [name for name, value in values.items() if not _fits(value, hints[name])]
     if wrong:
         raise ValueError(f"{path.name} holds {wrong[0]}={values[wrong[0]]!r:.60}")
@@ -45,10 +49,18 @@ def text(record: _Dataclass) -> str:
 
 
 def _tuples(value: object) -> object:
-    return tuple(map(_tuples, typing.cast("list[object]", value))) if isinstance(value, list) else value
+    return (
+        tuple(map(_tuples, typing.cast("list[object]", value)))
+        if isinstance(value, list)
+        else value
+    )
 
 
 def _fits(value: object, hint: typing.Any) -> bool:
     """Report whether a value has the type of its field; what is in a tuple or a mapping is not checked."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_origin(hint) or hint,)
+    kinds = (
+        typing.get_args(hint)
+        if isinstance(hint, types.UnionType)
+        else (typing.get_origin(hint) or hint,)
+    )
     return isinstance(value, (*kinds, int) if float in kinds else kinds)

@@ -11,14 +11,25 @@ import subprocess
 import urllib.parse
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
-_KEPT = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SLURM_CONF", "SLURM_JWT")
+_KEPT = (
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "SLURM_CONF",
+    "SLURM_JWT",
+)
 _REAP_S = 2.0  # how long a killed child may take to die; one in uninterruptible sleep is abandoned
 
 
 class CommandError(Exception):
     """A command failed. `str()` is one line without secrets: the command's name, what happened, its last words."""
 
-    def __init__(self, message: str, *, returncode: int | None = None, stdout: str = "", stderr: str = "") -> None:
+    def __init__(
+        self, message: str, *, returncode: int | None = None, stdout: str = "", stderr: str = ""
+    ) -> None:
         super().__init__(message)
         self.returncode = returncode
         self.stdout = stdout

@@ -91,7 +91,9 @@ def journal(name: str, *, lines: int = 40, secrets: collections.abc.Iterable[str
 def output(name: str, *, secrets: collections.abc.Iterable[str] = ()) -> str:
     """Read the last lines that a unit's processes wrote since its last start, without secrets; none of systemd's."""
     start = show(name, "InvocationID")
-    return _journalctl(f"_SYSTEMD_INVOCATION_ID={start}", lines=40, secrets=secrets) if start else ""
+    return (
+        _journalctl(f"_SYSTEMD_INVOCATION_ID={start}", lines=40, secrets=secrets) if start else ""
+    )
 
 
 def exists(name: str) -> bool:

@@ -20,7 +20,15 @@ def command(unit: str, charm: pathlib.Path) -> list[str]:
     if not JUJU_EXEC.exists():
         return []
     hook = f"JUJU_DISPATCH_PATH=hooks/update-status {charm}/dispatch"
-    return ["/usr/bin/systemd-run", "--quiet", "--collect", "--no-block", str(JUJU_EXEC), unit, hook]
+    return [
+        "/usr/bin/systemd-run",
+        "--quiet",
+        "--collect",
+        "--no-block",
+        str(JUJU_EXEC),
+        unit,
+        hook,
+    ]
 
 
 def later(unit: str, charm: pathlib.Path, seconds: int) -> None:
@@ -30,9 +38,20 @@ def later(unit: str, charm: pathlib.Path, seconds: int) -> None:
         return
     name = f"juju-wake-{unit.replace('/', '-')}-"
     # One whose hook runs or waits for the machine's lock is no longer "waiting".
-    due = ("/usr/bin/systemctl", "list-units", "--plain", "--no-legend", "--state=waiting", f"{name}*.timer")
+    due = (
+        "/usr/bin/systemctl",
+        "list-units",
+        "--plain",
+        "--no-legend",
+        "--state=waiting",
+        f"{name}*.timer",
+    )
     # systemd may start a timer's service a minute late unless AccuracySec is shorter.
-    timer = (f"--unit={name}{time.time_ns()}", f"--on-active={seconds}", "--timer-property=AccuracySec=1s")
+    timer = (
+        f"--unit={name}{time.time_ns()}",
+        f"--on-active={seconds}",
+        "--timer-property=AccuracySec=1s",
+    )
     try:
         if not run(*due).stdout.strip():
             run(argv[0], *timer, *argv[1:])

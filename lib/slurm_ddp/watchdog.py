@@ -46,7 +46,14 @@ def drain_reason(prefix: str, findings: collections.abc.Iterable[object]) -> str
 
 def drain(name: str, reason: str, *, timeout: float = SCONTROL_S) -> None:
     """Drain the node. Raises `CommandError`."""
-    run(nodes.SCONTROL, "update", f"nodename={name}", "state=drain", f"reason={reason}", timeout=timeout)
+    run(
+        nodes.SCONTROL,
+        "update",
+        f"nodename={name}",
+        "state=drain",
+        f"reason={reason}",
+        timeout=timeout,
+    )
 
 
 def resume(name: str, *, timeout: float = SCONTROL_S) -> None:
@@ -66,7 +73,9 @@ def write(path: pathlib.Path, text: str, mode: int = 0o600) -> None:
 @functools.cache
 def sources(main: pathlib.Path) -> dict[str, bytes]:
     """Read a script, as `__main__.py`, and the modules that it imports from its charm or from lib, by their paths."""
-    finder = modulefinder.ModuleFinder([str(main.parents[1]), str(pathlib.Path(__file__).parents[1])])
+    finder = modulefinder.ModuleFinder(
+        [str(main.parents[1]), str(pathlib.Path(__file__).parents[1])]
+    )
     finder.run_script(str(main))  # which reads it and runs nothing
     found: dict[str, bytes] = {}
     for name, module in sorted(typing.cast("dict[str, typing.Any]", finder.modules).items()):

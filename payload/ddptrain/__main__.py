@@ -9,4 +9,6 @@ if __name__ == "__main__":
     code = cli.main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # not by the interpreter's finalization: threads of torch that it meets end the process by SIGABRT
+    os._exit(
+        code
+    )  # not by the interpreter's finalization: threads of torch that it meets end the process by SIGABRT

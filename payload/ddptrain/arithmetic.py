@@ -24,14 +24,23 @@ def device_name(world: distributed.World) -> str:
 
 
 def differences(
-    found: checkpoint.Checkpoint, settings: config.Config, micro_batch: int, world: distributed.World
+    found: checkpoint.Checkpoint,
+    settings: config.Config,
+    micro_batch: int,
+    world: distributed.World,
 ) -> list[str]:
     """List the reasons why this attempt computes other bits than the one that saved the checkpoint."""
     now = {"torch": torch.__version__, "device": device_name(world)}
     before = {name: found.meta.get(name, value) for name, value in now.items()}
-    reasons = [f"{name} {before[name]} there, {value} here" for name, value in now.items() if before[name] != value]
+    reasons = [
+        f"{name} {before[name]} there, {value} here"
+        for name, value in now.items()
+        if before[name] != value
+    ]
     version = found.meta.get("arithmetic") or (1 if _has_generator(found) else VERSION)
-    if version != VERSION and not (version == 1 and _is_as_version_1(found, settings, micro_batch, world)):
+    if version != VERSION and not (
+        version == 1 and _is_as_version_1(found, settings, micro_batch, world)
+    ):
         reasons.append(f"saved by a release of other arithmetic ({version} there, {VERSION} here)")
     return reasons
 
@@ -41,7 +50,10 @@ def _has_generator(found: checkpoint.Checkpoint) -> bool:
 
 
 def _is_as_version_1(
-    found: checkpoint.Checkpoint, settings: config.Config, micro_batch: int, world: distributed.World
+    found: checkpoint.Checkpoint,
+    settings: config.Config,
+    micro_batch: int,
+    world: distributed.World,
 ) -> bool:
     if settings.dropout or world.device.type != "cpu" or found.meta["model"]["kind"] != "gpt":
         return False

@@ -37,7 +37,10 @@ MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
 _TMP, _TRASH = ".tmp-", ".trash-"
 _AWAY = errors.OF_FILESYSTEM - {errno.EIO}  # proves no damage; EIO may
-_PATTERNS = ("epoch-*", "checkpoint-*")  # the latter are those of transformers' Trainer, see resume.py
+_PATTERNS = (
+    "epoch-*",
+    "checkpoint-*",
+)  # the latter are those of transformers' Trainer, see resume.py
 
 State = dict[str, typing.Any]
 
@@ -71,7 +74,9 @@ def verify(path: pathlib.Path) -> Checkpoint:
         manifest = files.retried(lambda: files.read_json(manifest_path))
         listed = manifest["files"]
         if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{manifest_path} has format {manifest['format']}, this program reads {FORMAT}")
+            raise CheckpointError(
+                f"{manifest_path} has format {manifest['format']}, this program reads {FORMAT}"
+            )
         if manifest["crc32"] != _manifest_crc32(manifest):
             raise CheckpointError(f"{manifest_path} is corrupted: its CRC-32 does not match")
         for entry in listed:
@@ -79,7 +84,9 @@ def verify(path: pathlib.Path) -> Checkpoint:
             if not file.is_file():
                 raise CheckpointError(f"{file} is missing")
             if (size := file.stat().st_size) != entry["bytes"]:
-                raise CheckpointError(f"{file} has {size} bytes, the manifest says {entry['bytes']}")
+                raise CheckpointError(
+                    f"{file} has {size} bytes, the manifest says {entry['bytes']}"
+                )
             if files.retried(lambda file=file: files.crc32(file)) != entry["crc32"]:
                 raise CheckpointError(f"{file} is corrupted: its CRC-32 is not the manifest's")
         return Checkpoint(path, manifest["meta"])
@@ -119,7 +126,9 @@ def choose(run_dir: pathlib.Path, resume: str) -> Checkpoint | None:
     if resume != "auto":
         path = pathlib.Path(resume)
         if not path.is_dir():
-            raise errors.UserError(f"--resume {resume}: no such folder; give a run, a checkpoint, auto or never")
+            raise errors.UserError(
+                f"--resume {resume}: no such folder; give a run, a checkpoint, auto or never"
+            )
         if (path / MANIFEST).exists() or not candidates(path):
             return verify(path)
         run_dir = path
@@ -150,7 +159,9 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     for name, tensor in module.state_dict().items():  # tied ones share their memory
         place = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
         weights.setdefault(place, {name: tensor})
-    moments = {names[p]: optimizer.state[p] for group in optimizer.param_groups for p in group["params"]}
+    moments = {
+        names[p]: optimizer.state[p] for group in optimizer.param_groups for p in group["params"]
+    }
     return {
         "model": {name: tensor for one in weights.values() for name, tensor in one.items()},
         "optimizer": {"state": moments},
@@ -183,11 +194,15 @@ def restore(found: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimiz
 
 
 @contextlib.contextmanager
-def _plain_errors(opened: collections.abc.Sequence["Counted"] = ()) -> collections.abc.Iterator[None]:
+def _plain_errors(
+    opened: collections.abc.Sequence["Counted"] = (),
+) -> collections.abc.Iterator[None]:
     """Raise what torch's distributed checkpoint met, and not its wrapping, a BaseException, nor torch.save's."""
     from torch.distributed.checkpoint import api
 
-    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable", UserWarning)  # of no_dist, too
+    warnings.filterwarnings(
+        "ignore", "torch.distributed is disabled, unavailable", UserWarning
+    )  # of no_dist, too
     try:
         yield
     except api.CheckpointException as e:
@@ -248,7 +263,9 @@ class Draft:
 
         class Counting(filesystem.FileSystem):
             @contextlib.contextmanager
-            def create_stream(self, path: typing.Any, mode: str) -> collections.abc.Generator[typing.Any, None, None]:
+            def create_stream(
+                self, path: typing.Any, mode: str
+            ) -> collections.abc.Generator[typing.Any, None, None]:
                 with Counted(path, mode) as file:
                     opened.append(file)
                     yield file
@@ -259,7 +276,9 @@ class Draft:
             dcp.save(state, storage_writer=writer, no_dist=True)
         for file in opened:
             name = pathlib.Path(file.name).name.removesuffix(".tmp")
-            self.listed.append({"file": f"{DCP}/{name}", "bytes": file.size_bytes, "crc32": file.crc32})
+            self.listed.append(
+                {"file": f"{DCP}/{name}", "bytes": file.size_bytes, "crc32": file.crc32}
+            )
 
     def adopt(self, folder: pathlib.Path) -> None:
         """Sync and count the files that someone else wrote into a folder of the draft."""

@@ -18,8 +18,12 @@ from ddptrain import __version__, config, error_file, errors, files, markers
 # which reports it and may hold the rendezvous store, must have done so by then.
 _GRACE_S = 1.5
 # gloo's words: ranks connect at their first message, which one that hangs never sends
-_LATE = re.compile(r"Timed out waiting|[Oo]peration timed out|collective operation timeout|Connect timeout").search
-_LOST = re.compile(r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|remote process exited").search
+_LATE = re.compile(
+    r"Timed out waiting|[Oo]peration timed out|collective operation timeout|Connect timeout"
+).search
+_LOST = re.compile(
+    r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|remote process exited"
+).search
 
 
 EXAMPLES = """examples:
@@ -82,9 +86,13 @@ def _run_ranks(module: str, args: argparse.Namespace) -> int:
         if (cause := errors.cause_of(e)) and cause.is_of_filesystem:
             raise  # no mistake in the options, and its file says so
         problem = str(e)
-    device, minutes = (options.device, options.timeout_minutes) if options else ("cpu", config.TIMEOUT_MINUTES)
+    device, minutes = (
+        (options.device, options.timeout_minutes) if options else ("cpu", config.TIMEOUT_MINUTES)
+    )
     args.timeout_minutes = minutes
-    with distributed.joined(device, problem, functools.partial(_report, args), timeout_minutes=minutes) as world:
+    with distributed.joined(
+        device, problem, functools.partial(_report, args), timeout_minutes=minutes
+    ) as world:
         program.run(options, world)
     return 0
 
@@ -109,7 +117,9 @@ def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (run, module, text) in _COMMANDS.items():
         # no abbreviations: who submits a job reads the flags, too
-        sub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+        sub = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+        )
         sub.set_defaults(command=functools.partial(run, module), name=name)
         if name in argv:  # the others' modules need not be imported
             _module(module).add_arguments(sub)
@@ -121,7 +131,11 @@ _COMMANDS = {
     "train": (_run_ranks, "config", "train a GPT on a dataset, or fine-tune a local model"),
     "smoke": (_run_ranks, "smoke_options", "prove in seconds that ranks, network and devices work"),
     "prepare": (_run_alone, "prepare", "turn text into a dataset of token shards"),
-    "collectives": (_run_ranks, "collectives", "measure and check the ranks' network as nccl-tests does"),
+    "collectives": (
+        _run_ranks,
+        "collectives",
+        "measure and check the ranks' network as nccl-tests does",
+    ),
     "inspect": (_run_alone, "inspection", "show a run, a checkpoint or a dataset, and verify it"),
 }
 
@@ -142,7 +156,9 @@ def _report(args: argparse.Namespace, e: Exception) -> None:
     from ddptrain import report
 
     try:
-        if not (isinstance(e, errors.LostError) and report.has_outcome(run_dir)):  # of a rank that knows the cause
+        if not (
+            isinstance(e, errors.LostError) and report.has_outcome(run_dir)
+        ):  # of a rank that knows the cause
             report.write_outcome(run_dir, "failed", error=text[:500], retry=retry)
     except OSError:
         markers.warn("ENV", "the outcome file could not be written")
@@ -166,7 +182,11 @@ _ROOM = {
 
 def _explain(e: Exception, name: str | None, timeout_minutes: float | None) -> str:
     text = f"{type(e).__name__}: {e}"
-    if "out of memory" in text.lower() or "can't allocate memory" in text or isinstance(e, MemoryError):
+    if (
+        "out of memory" in text.lower()
+        or "can't allocate memory" in text
+        or isinstance(e, MemoryError)
+    ):
         return f"out of memory; {_ROOM.get(name or '', 'give the job more')}"
     if type(e).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
         return f"the model could not be compiled; use --no-compile: {text}"

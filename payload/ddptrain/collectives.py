@@ -26,9 +26,24 @@ from ddptrain import config, distributed, errors, files, markers, report
 
 PERIOD = 61  # of the values that are reduced
 # The integers from 0 up that the dtype holds without gaps are below 2 to the power of:
-EXACT_BITS = {"float": 24, "double": 53, "half": 11, "bfloat16": 8, "int8": 7, "uint8": 8, "int32": 31, "int64": 62}
-_TORCH = {"float": "float32", "double": "float64", "half": "float16"}  # of the others the name is torch's
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, _TORCH.get(name, name)) for name in EXACT_BITS}
+EXACT_BITS = {
+    "float": 24,
+    "double": 53,
+    "half": 11,
+    "bfloat16": 8,
+    "int8": 7,
+    "uint8": 8,
+    "int32": 31,
+    "int64": 62,
+}
+_TORCH = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+}  # of the others the name is torch's
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, _TORCH.get(name, name)) for name in EXACT_BITS
+}
 
 
 @dataclasses.dataclass
@@ -64,7 +79,9 @@ class Coder:
         self.dtype, self.device, self.size = DTYPES[datatype], device, size
         limit = 1 << EXACT_BITS[datatype]
         if size >= limit:
-            raise errors.UserError(f"--datatype {datatype}: a sum over {size} ranks is not exact; use float or int32")
+            raise errors.UserError(
+                f"--datatype {datatype}: a sum over {size} ranks is not exact; use float or int32"
+            )
         self.top = min(PERIOD, limit // size)  # values are 0 .. top - 1
         self.modulus = min(limit, 1 << 20) - 1
         own = torch.stack([self._value(torch.arange(PERIOD), rank) for rank in range(size)])
@@ -84,8 +101,12 @@ class Coder:
 
     def coded(self, source: int, target: int, count: int) -> Tensor:
         """Return values that are unlike at any other source, target or place."""
-        narrow = count < 1 << 30  # the sums below stay in 32 bits; half the memory beside buffers of gigabytes
-        index = torch.arange(count, device=self.device, dtype=torch.int32 if narrow else torch.int64)
+        narrow = (
+            count < 1 << 30
+        )  # the sums below stay in 32 bits; half the memory beside buffers of gigabytes
+        index = torch.arange(
+            count, device=self.device, dtype=torch.int32 if narrow else torch.int64
+        )
         return ((index + 7919 * source + 104_729 * target) % self.modulus).to(self.dtype)
 
 
@@ -164,17 +185,37 @@ COLLECTIVES: dict[str, Collective] = {
 class Options:
     """The command line; the short flags are nccl-tests'."""
 
-    collective: tuple[str, ...] = config.option("all_reduce", f"comma-separated, or all: {', '.join(COLLECTIVES)}", str)
-    min_bytes: int = config.option(None, "smallest, with K, M, G [default: 1K on CPUs, 8M on GPUs]", str, short="-b")
-    max_bytes: int = config.option(None, "largest [default: 64M on CPUs, 8G on GPUs]", str, short="-e")
-    step_factor: int = config.option(
-        None, "ratio of a size to the last [default: 4 on CPUs, 2 on GPUs]", int, least=2, short="-f"
+    collective: tuple[str, ...] = config.option(
+        "all_reduce", f"comma-separated, or all: {', '.join(COLLECTIVES)}", str
     )
-    iters: int = config.option(None, "timed calls per size [default: 10 on CPUs, 50 on GPUs]", int, least=1, short="-n")
-    warmup_iters: int = config.option(None, "calls before [default: 2 on CPUs, 5 on GPUs]", int, least=0, short="-w")
-    datatype: str = config.option("float", "type of the elements", choices=tuple(EXACT_BITS), short="-d")
-    json: pathlib.Path | None = config.option(None, "also write the figures to this file", pathlib.Path, short="-J")
-    device: str = config.option("auto", "auto: GPUs if there are any", choices=("auto", "cpu", "cuda"))
+    min_bytes: int = config.option(
+        None, "smallest, with K, M, G [default: 1K on CPUs, 8M on GPUs]", str, short="-b"
+    )
+    max_bytes: int = config.option(
+        None, "largest [default: 64M on CPUs, 8G on GPUs]", str, short="-e"
+    )
+    step_factor: int = config.option(
+        None,
+        "ratio of a size to the last [default: 4 on CPUs, 2 on GPUs]",
+        int,
+        least=2,
+        short="-f",
+    )
+    iters: int = config.option(
+        None, "timed calls per size [default: 10 on CPUs, 50 on GPUs]", int, least=1, short="-n"
+    )
+    warmup_iters: int = config.option(
+        None, "calls before [default: 2 on CPUs, 5 on GPUs]", int, least=0, short="-w"
+    )
+    datatype: str = config.option(
+        "float", "type of the elements", choices=tuple(EXACT_BITS), short="-d"
+    )
+    json: pathlib.Path | None = config.option(
+        None, "also write the figures to this file", pathlib.Path, short="-J"
+    )
+    device: str = config.option(
+        "auto", "auto: GPUs if there are any", choices=("auto", "cpu", "cuda")
+    )
     timeout_minutes: float = config.timeout()
     run_dir: pathlib.Path | None = config.option(None, "folder for the outcome", pathlib.Path)
 
@@ -185,10 +226,17 @@ add_arguments = functools.partial(config.declare, options=Options)
 def check(args: argparse.Namespace) -> Options:
     """Return the options; what depends on the device is completed later. Raises UserError naming the flag."""
     options = config.given(args, Options)
-    wanted = tuple(COLLECTIVES) if options.collective == "all" else tuple(options.collective.split(","))
+    wanted = (
+        tuple(COLLECTIVES) if options.collective == "all" else tuple(options.collective.split(","))
+    )
     if unknown := [name for name in wanted if name not in COLLECTIVES]:
-        raise errors.UserError(f"--collective {unknown[0]}: must be one of {', '.join(COLLECTIVES)}, or all")
-    low, high = parse_bytes("--min-bytes", options.min_bytes), parse_bytes("--max-bytes", options.max_bytes)
+        raise errors.UserError(
+            f"--collective {unknown[0]}: must be one of {', '.join(COLLECTIVES)}, or all"
+        )
+    low, high = (
+        parse_bytes("--min-bytes", options.min_bytes),
+        parse_bytes("--max-bytes", options.max_bytes),
+    )
     return dataclasses.replace(options, collective=wanted, min_bytes=low, max_bytes=high)
 
 
@@ -222,16 +270,32 @@ def run(options: Options, world: distributed.World) -> None:
     if wrong:
         fault = "a link, a GPU or its memory is at fault: drain the nodes and test them one by one"
         raise errors.SharedError(f"{wrong} elements arrived wrong; {fault}")
-    markers.emit("DONE", workload="collectives", ranks=world.size, elapsed_s=time.perf_counter() - began)
+    markers.emit(
+        "DONE", workload="collectives", ranks=world.size, elapsed_s=time.perf_counter() - began
+    )
     if world.is_main:
         report.write_outcome(options.run_dir, "done", step=0)
 
 
 def _completed(options: Options, device: str) -> Options:
-    on_cpu = {"min_bytes": 1 << 10, "max_bytes": 64 << 20, "step_factor": 4, "iters": 10, "warmup_iters": 2}
-    on_gpu = {"min_bytes": 8 << 20, "max_bytes": 8 << 30, "step_factor": 2, "iters": 50, "warmup_iters": 5}
+    on_cpu = {
+        "min_bytes": 1 << 10,
+        "max_bytes": 64 << 20,
+        "step_factor": 4,
+        "iters": 10,
+        "warmup_iters": 2,
+    }
+    on_gpu = {
+        "min_bytes": 8 << 20,
+        "max_bytes": 8 << 30,
+        "step_factor": 2,
+        "iters": 50,
+        "warmup_iters": 5,
+    }
     defaults = on_cpu if device == "cpu" else on_gpu
-    return dataclasses.replace(options, **{k: v for k, v in defaults.items() if getattr(options, k) is None})
+    return dataclasses.replace(
+        options, **{k: v for k, v in defaults.items() if getattr(options, k) is None}
+    )
 
 
 def sizes(options: Options) -> list[int]:
@@ -265,9 +329,15 @@ class Bench:
                 "root": 0 if collective.rooted else -1,
             }
             with self.world.together():  # a size that does not fit is rejected by all
-                send, recv = (self._buffer(count * (parts or n)) for parts in (collective.sends, collective.receives))
+                send, recv = (
+                    self._buffer(count * (parts or n))
+                    for parts in (collective.sends, collective.receives)
+                )
             buffers = Buffers(send, recv, count, self.world.rank, n)
-            for placement, call in (("out_of_place", collective.out_of_place), ("in_place", collective.in_place)):
+            for placement, call in (
+                ("out_of_place", collective.out_of_place),
+                ("in_place", collective.in_place),
+            ):
                 row[placement] = None
                 if call is not None:
                     found = self._time(call, collective, buffers, inside=placement == "in_place")
@@ -276,12 +346,24 @@ class Bench:
                     row[placement] = found
             rows.append(row)
             self._print(_row_text(row))
-        measured = [row[placement] for row in rows for placement in ("out_of_place", "in_place") if row[placement]]
+        measured = [
+            row[placement]
+            for row in rows
+            for placement in ("out_of_place", "in_place")
+            if row[placement]
+        ]
         wrong = sum(m["nwrong"] for m in measured)
-        average, most = sum(m["bus_bw"] for m in measured) / len(measured), max(m["bus_bw"] for m in measured)
+        average, most = (
+            sum(m["bus_bw"] for m in measured) / len(measured),
+            max(m["bus_bw"] for m in measured),
+        )
         self._print(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
-        self._print(f"# Avg bus bandwidth    : {average:g}\n#\n# Collective test concluded: {name}_perf")
-        markers.emit("RESULT", collective=name, ranks=n, avg_busbw=average, max_busbw=most, wrong=wrong)
+        self._print(
+            f"# Avg bus bandwidth    : {average:g}\n#\n# Collective test concluded: {name}_perf"
+        )
+        markers.emit(
+            "RESULT", collective=name, ranks=n, avg_busbw=average, max_busbw=most, wrong=wrong
+        )
         return {
             "collective": name,
             "config": {"iters": options.iters, "warmup_iters": options.warmup_iters},
@@ -295,14 +377,18 @@ class Bench:
             return torch.empty(count, dtype=self.coder.dtype, device=self.world.device)
         except RuntimeError as e:
             size = count * self.coder.dtype.itemsize
-            raise errors.UserError(f"no memory for a buffer of {size} bytes; lower --max-bytes") from e
+            raise errors.UserError(
+                f"no memory for a buffer of {size} bytes; lower --max-bytes"
+            ) from e
 
     def _fill(self, collective: Collective, b: Buffers, *, inside: bool) -> None:
         """Give both buffers their values before a checked call; what must be overwritten holds something else."""
         if collective.reduces:
             values = self.coder.reducible(b.rank, b.send.numel())
         elif collective.sends == 0:
-            values = torch.cat([self.coder.coded(b.rank, target, b.count) for target in range(b.size)])
+            values = torch.cat(
+                [self.coder.coded(b.rank, target, b.count) for target in range(b.size)]
+            )
         else:
             values = self.coder.coded(b.rank, 0, b.count)
         b.send.copy_(values)
@@ -313,7 +399,12 @@ class Bench:
             b.recv.copy_(values)
 
     def _time(
-        self, call: typing.Callable[[Buffers], object], collective: Collective, b: Buffers, *, inside: bool
+        self,
+        call: typing.Callable[[Buffers], object],
+        collective: Collective,
+        b: Buffers,
+        *,
+        inside: bool,
     ) -> dict[str, typing.Any]:
         """Return the time in microseconds, and the number of wrong elements over all ranks."""
         self._fill(collective, b, inside=inside)
@@ -354,8 +445,14 @@ class Bench:
         left, half = "{:>12s}  {:>12s}  {:>8s}  {:>6s}  {:>6s}", "  {:>7s}  {:>6s}  {:>6s}  {:>6s}"
         titles = left.format("size", "count", "type", "redop", "root")
         titles += 2 * half.format("time", "algbw", "busbw", "#wrong")
-        units = left.format("(B)", "(elements)", "", "", "") + 2 * half.format("(us)", "(GB/s)", "(GB/s)", "")
-        over = "#" + " " * 51 + "{:>31s}  {:>31s}".format("out-of-place".center(31), "in-place".center(31))
+        units = left.format("(B)", "(elements)", "", "", "") + 2 * half.format(
+            "(us)", "(GB/s)", "(GB/s)", ""
+        )
+        over = (
+            "#"
+            + " " * 51
+            + "{:>31s}  {:>31s}".format("out-of-place".center(31), "in-place".center(31))
+        )
         self._print("\n".join([*lines, "#", over, f"#{titles[1:]}", f"#{units[1:]}"]))
 
 
@@ -366,7 +463,9 @@ def _row_text(row: dict[str, typing.Any]) -> str:
         if found is None:
             text += "  {:>7s}  {:>6s}  {:>6s}  {:>6s}".format(*["N/A"] * 4)
             continue
-        rates = "  ".join(f"{x:6.1f}" if x >= 1000 else f"{x:6.2f}" for x in (found["alg_bw"], found["bus_bw"]))
+        rates = "  ".join(
+            f"{x:6.1f}" if x >= 1000 else f"{x:6.2f}" for x in (found["alg_bw"], found["bus_bw"])
+        )
         digits = 0 if found["time"] >= 10_000 else 1 if found["time"] >= 100 else 2
         text += f"  {found['time']:7.{digits}f}  {rates}  {found['nwrong']:6g}"
     return text

@@ -21,13 +21,19 @@ from ddptrain import errors, files
 MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
 TIMEOUT_MINUTES = 30.0
-_TIMEOUT = "how long ranks wait for one another, as for a first compilation, before a hang ends the run"
+_TIMEOUT = (
+    "how long ranks wait for one another, as for a first compilation, before a hang ends the run"
+)
 _PRECISION = "auto: fp32 with --deterministic, otherwise bf16 if the hardware has it"
 
 
-def option(default: typing.Any, text: str, kind: type | None = None, **more: typing.Any) -> typing.Any:
+def option(
+    default: typing.Any, text: str, kind: type | None = None, **more: typing.Any
+) -> typing.Any:
     """Make the field of a setting: `more` are bounds, choices, a `short` flag, and what argparse takes."""
-    return dataclasses.field(default=default, metadata={"text": text, "kind": kind or type(default), **more})
+    return dataclasses.field(
+        default=default, metadata={"text": text, "kind": kind or type(default), **more}
+    )
 
 
 def timeout() -> typing.Any:
@@ -53,50 +59,91 @@ class Config:
     """A training's settings. None means: not given, to be completed."""
 
     run_dir: _Path | None = option(None, "folder of the run: checkpoints, metrics, summary", _Path)
-    data: _Path | None = option(None, "dataset folder made by `prepare`; for fine-tuning also .jsonl", _Path)
-    resume: str = option("auto", "auto: from the newest complete checkpoint; never; or a run or checkpoint folder")
-    device: str = option("auto", "auto: a GPU if torch sees one, otherwise the CPU", choices=("auto", "cpu", "cuda"))
+    data: _Path | None = option(
+        None, "dataset folder made by `prepare`; for fine-tuning also .jsonl", _Path
+    )
+    resume: str = option(
+        "auto", "auto: from the newest complete checkpoint; never; or a run or checkpoint folder"
+    )
+    device: str = option(
+        "auto", "auto: a GPU if torch sees one, otherwise the CPU", choices=("auto", "cpu", "cuda")
+    )
     seed: int = option(42, "seed of weights, order and dropout", least=0)
-    deterministic: bool = option(False, "only operations that give the same bits every time; slower on GPUs")
+    deterministic: bool = option(
+        False, "only operations that give the same bits every time; slower on GPUs"
+    )
     timeout_minutes: float = timeout()
     report_json: _Path | None = option(None, "also write the summary to this file", _Path)
 
-    model: str | None = option(None, "size [default: tiny on a CPU, gpt2 on a GPU]", str, choices=MODELS)
+    model: str | None = option(
+        None, "size [default: tiny on a CPU, gpt2 on a GPU]", str, choices=MODELS
+    )
     layers: int | None = option(None, "layers, instead of the size's", int, least=1)
     heads: int | None = option(None, "attention heads, instead of the size's", int, least=1)
     width: int | None = option(None, "model width, instead of the size's", int, least=1)
-    seq_len: int | None = option(None, "tokens of a sequence [default: 128 on a CPU, 1024 on a GPU]", int, least=1)
+    seq_len: int | None = option(
+        None, "tokens of a sequence [default: 128 on a CPU, 1024 on a GPU]", int, least=1
+    )
     dropout: float = option(0.0, "share of activations dropped in training", least=0.0, below=1.0)
-    model_local_dir: _Path | None = option(None, "fine-tune the model saved by transformers in this folder", _Path)
-    tokenizer_local_dir: _Path | None = option(None, "its tokenizer [default: the model's folder]", _Path)
-    errors: str = option("strict", "how to treat bytes that are not text", choices=("strict", "replace"))
-    local_files_only: bool = option(True, "never look anything up on the network; there is no other way here")
+    model_local_dir: _Path | None = option(
+        None, "fine-tune the model saved by transformers in this folder", _Path
+    )
+    tokenizer_local_dir: _Path | None = option(
+        None, "its tokenizer [default: the model's folder]", _Path
+    )
+    errors: str = option(
+        "strict", "how to treat bytes that are not text", choices=("strict", "replace")
+    )
+    local_files_only: bool = option(
+        True, "never look anything up on the network; there is no other way here"
+    )
 
     batch: int | None = option(
-        None, "sequences per process and forward pass [default: 16 on a CPU, 32 on a GPU]", int, least=1
+        None,
+        "sequences per process and forward pass [default: 16 on a CPU, 32 on a GPU]",
+        int,
+        least=1,
     )
     grad_accum: int | None = option(
-        None, "forward passes per step; a step has batch x ranks x grad-accum [default: 1]", int, least=1
+        None,
+        "forward passes per step; a step has batch x ranks x grad-accum [default: 1]",
+        int,
+        least=1,
     )
     steps: int | None = option(
-        None, "optimiser steps in all [default: 200 on a CPU, one pass over the data on a GPU]", int, least=1
+        None,
+        "optimiser steps in all [default: 200 on a CPU, one pass over the data on a GPU]",
+        int,
+        least=1,
     )
     epochs: int | None = option(None, "epochs in all, instead of steps", int, least=1)
     epoch_steps: int | None = option(
-        None, "steps between validations with a checkpoint [default: a pass, at most 50 / 1000]", int, least=1
+        None,
+        "steps between validations with a checkpoint [default: a pass, at most 50 / 1000]",
+        int,
+        least=1,
     )
 
     lr: float | None = option(
-        None, "peak learning rate [default: 0.002 for tiny, 0.0006; fine-tuning 0.00002]", float, above=0.0
+        None,
+        "peak learning rate [default: 0.002 for tiny, 0.0006; fine-tuning 0.00002]",
+        float,
+        above=0.0,
     )
-    min_lr_ratio: float = option(0.1, "the cosine ends at this share of the peak", least=0.0, most=1.0)
-    warmup: int | None = option(None, "steps of linear warm-up [default: a fifth, from 40 to 700]", int, least=0)
+    min_lr_ratio: float = option(
+        0.1, "the cosine ends at this share of the peak", least=0.0, most=1.0
+    )
+    warmup: int | None = option(
+        None, "steps of linear warm-up [default: a fifth, from 40 to 700]", int, least=0
+    )
     weight_decay: float = option(0.1, "AdamW's decay of matrices", least=0.0)
     beta2: float = option(0.95, "AdamW's second momentum", least=0.0, below=1.0)
     clip: float = option(1.0, "largest norm of the gradients; 0 for no clipping", least=0.0)
 
     precision: str = option("auto", _PRECISION, choices=("auto", "bf16", "fp32"))
-    compile: bool | None = option(None, "compile the model [default: on a GPU with a C compiler]", bool)
+    compile: bool | None = option(
+        None, "compile the model [default: on a GPU with a C compiler]", bool
+    )
     bucket_mb: int = option(25, "DDP's bucket size", int, least=1)
 
     profile: bool = option(False, "record some steps of some ranks with torch's profiler")
@@ -105,7 +152,9 @@ class Config:
 
     eval_rows: int = option(256, "sequences of the fixed validation set", least=0)
     keep_checkpoints: int = option(2, "newest ones to keep beside the best", least=2)
-    save_minutes: float = option(15.0, "also save after so many minutes within an epoch; 0: never", least=0.0)
+    save_minutes: float = option(
+        15.0, "also save after so many minutes within an epoch; 0: never", least=0.0
+    )
     log_every: int = option(10, "steps between [TRAIN] lines", least=1)
 
     # Which of them flags or the file have; no setting itself
@@ -113,7 +162,9 @@ class Config:
 
 
 FILE = "config.json"  # of a run
-CHANGES = "changes"  # beside the settings in a config.json: which of them changed, and from which step
+CHANGES = (
+    "changes"  # beside the settings in a config.json: which of them changed, and from which step
+)
 GONE = {"checkpoint_format", CHANGES}  # in the config.json of older runs, or no setting
 LENGTH = ("steps", "epochs")  # one of them says how long the training is
 
@@ -151,12 +202,17 @@ def profiled_ranks(text: str) -> frozenset[int]:
 
 def add_arguments(parser: argparse.ArgumentParser, hidden: tuple[str, ...] = ()) -> None:
     """Declare `--config` and a flag for every setting of a training; the help leaves out `hidden`."""
-    parser.add_argument("--config", type=_Path, help="settings, such as a run's config.json; a flag beside it wins")
+    parser.add_argument(
+        "--config", type=_Path, help="settings, such as a run's config.json; a flag beside it wins"
+    )
     declare(parser, Config, _GROUPS, hidden)
 
 
 def declare(
-    parser: argparse.ArgumentParser, options: typing.Any, groups: typing.Any = (), hidden: tuple[str, ...] = ()
+    parser: argparse.ArgumentParser,
+    options: typing.Any,
+    groups: typing.Any = (),
+    hidden: tuple[str, ...] = (),
 ) -> None:
     """Declare a flag for every field of a dataclass of options; one that is not given is None."""
     group: typing.Any = parser
@@ -168,13 +224,25 @@ def declare(
         if name in groups:
             group = parser.add_argument_group(groups[name])
         default = field.default if meta["kind"] is not bool else "yes" if field.default else "no"
-        has_default = field.default not in (None, dataclasses.MISSING) and "default" not in meta["text"]
-        text = argparse.SUPPRESS if name in hidden else meta["text"] + f" [default: {default}]" * has_default
+        has_default = (
+            field.default not in (None, dataclasses.MISSING) and "default" not in meta["text"]
+        )
+        text = (
+            argparse.SUPPRESS
+            if name in hidden
+            else meta["text"] + f" [default: {default}]" * has_default
+        )
         if meta["kind"] is bool:
             group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=text)
             continue
-        word = None if "choices" in meta else {int: "N", float: "X", _Path: "PATH"}.get(meta["kind"], "TEXT")
-        more = {key: meta[key] for key in ("choices", "metavar", "nargs", "required") if key in meta}
+        word = (
+            None
+            if "choices" in meta
+            else {int: "N", float: "X", _Path: "PATH"}.get(meta["kind"], "TEXT")
+        )
+        more = {
+            key: meta[key] for key in ("choices", "metavar", "nargs", "required") if key in meta
+        }
         group.add_argument(*flags, type=meta["kind"], help=text, **{"metavar": word, **more})
 
 
@@ -184,7 +252,9 @@ def given(args: argparse.Namespace, options: typing.Any) -> typing.Any:
     for field in dataclasses.fields(options):
         if (value := getattr(args, field.name)) is not None:
             _check(field, value)
-            values[field.name] = tuple(typing.cast(list[object], value)) if isinstance(value, list) else value
+            values[field.name] = (
+                tuple(typing.cast(list[object], value)) if isinstance(value, list) else value
+            )
     return options(**values)
 
 
@@ -194,17 +264,25 @@ def check(args: argparse.Namespace) -> Config:
     flags = {name: value for name in _FIELDS if (value := getattr(args, name)) is not None}
     values = without_other_length(values, flags) | flags
     for name in ("run_dir", "data"):
-        if values.get(name) is None and name == "run_dir" and (from_env := os.environ.get("RUN_DIR")):
+        if (
+            values.get(name) is None
+            and name == "run_dir"
+            and (from_env := os.environ.get("RUN_DIR"))
+        ):
             values[name] = pathlib.Path(from_env)
         if values.get(name) is None:
-            raise errors.UserError(f"--{name.replace('_', '-')} is missing; see `python -m ddptrain train --help`")
+            raise errors.UserError(
+                f"--{name.replace('_', '-')} is missing; see `python -m ddptrain train --help`"
+            )
     for name, value in values.items():
         _check(_FIELDS[name], value)
     config = Config(**values, given=frozenset(values))
     if config.steps is not None and config.epochs is not None:
         raise errors.UserError("--steps and --epochs exclude each other; give one")
     if not config.local_files_only:
-        raise errors.UserError("--no-local-files-only: models come from --model-local-dir only; copy yours there")
+        raise errors.UserError(
+            "--no-local-files-only: models come from --model-local-dir only; copy yours there"
+        )
     profiled_steps(config.profile_steps)
     profiled_ranks(config.profile_ranks)
     if config.tokenizer_local_dir and not config.model_local_dir:
@@ -212,7 +290,9 @@ def check(args: argparse.Namespace) -> Config:
     return config
 
 
-def complete(config: Config, device: str, recorded: collections.abc.Mapping[str, typing.Any]) -> Config:
+def complete(
+    config: Config, device: str, recorded: collections.abc.Mapping[str, typing.Any]
+) -> Config:
     """Return the settings without gaps, except those that only the data can fill.
 
     `recorded` are values of the run that goes on; they fill what flags and file do not say.
@@ -232,7 +312,9 @@ def complete(config: Config, device: str, recorded: collections.abc.Mapping[str,
         "lr": lr,
         "compile": not cpu,
     }
-    return dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
+    return dataclasses.replace(
+        config, **{k: v for k, v in defaults.items() if getattr(config, k) is None}
+    )
 
 
 def without_other_length(
@@ -247,7 +329,10 @@ def without_other_length(
 def as_record(config: Config) -> dict[str, typing.Any]:
     """Return the settings as JSON values, in the form that `--config` reads."""
     values = {name: getattr(config, name) for name in _FIELDS}
-    return {name: str(value) if isinstance(value, pathlib.Path) else value for name, value in values.items()}
+    return {
+        name: str(value) if isinstance(value, pathlib.Path) else value
+        for name, value in values.items()
+    }
 
 
 def from_record(table: collections.abc.Mapping[str, typing.Any]) -> dict[str, typing.Any]:
@@ -264,13 +349,17 @@ def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
     try:
         table = files.read_json(path)
     except (OSError, ValueError) as e:
-        raise errors.UserError(f"--config {path}: {e.strerror if isinstance(e, OSError) else e}") from e
+        raise errors.UserError(
+            f"--config {path}: {e.strerror if isinstance(e, OSError) else e}"
+        ) from e
     values: dict[str, typing.Any] = {}
     for name, value in table.items():
         if name in GONE or value is None:  # null in JSON: not given
             continue
         if name not in _FIELDS:
-            raise errors.UserError(f"--config {path}: unknown setting {name!r}; the settings are {', '.join(_FIELDS)}")
+            raise errors.UserError(
+                f"--config {path}: unknown setting {name!r}; the settings are {', '.join(_FIELDS)}"
+            )
         try:
             values[name] = _of_kind(name, value)
         except TypeError as e:

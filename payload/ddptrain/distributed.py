@@ -37,15 +37,28 @@ Report = collections.abc.Callable[[Exception], None]
 class World(tree.Tree):
     """The ranks that train together; `control` is gloo's group for what they agree on."""
 
-    def __init__(self, place: rendezvous.Place, device: torch.device, report: Report = lambda _: None) -> None:
+    def __init__(
+        self, place: rendezvous.Place, device: torch.device, report: Report = lambda _: None
+    ) -> None:
         super().__init__(place.rank, place.size, None)
-        self.place, self.device, self.host, self.is_main = place, device, rendezvous.host(), place.rank == 0
-        self.leads_node = place.local_rank == 0  # it looks at shared files for all ranks of its node
+        self.place, self.device, self.host, self.is_main = (
+            place,
+            device,
+            rendezvous.host(),
+            place.rank == 0,
+        )
+        self.leads_node = (
+            place.local_rank == 0
+        )  # it looks at shared files for all ranks of its node
         self.report = report  # called by the first rank that gives up, with the reason
-        self.store: typing.Any = None  # a client of the rendezvous store for the watch thread; None when alone
+        self.store: typing.Any = (
+            None  # a client of the rendezvous store for the watch thread; None when alone
+        )
         self.members: list[dict[str, object]] = []  # rank, host, device; on rank 0 alone
         self.stop_requested = threading.Event()
-        self.arrivals = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # gets the numbers of signals, as bytes
+        self.arrivals = os.pipe2(
+            os.O_NONBLOCK | os.O_CLOEXEC
+        )  # gets the numbers of signals, as bytes
         self._watch_over = threading.Event()
         self._watch: threading.Thread | None = None
 
@@ -57,7 +70,9 @@ class World(tree.Tree):
     @property
     def backend(self) -> str:
         """Describe the transport of gradients: NCCL refuses two ranks on one card, as MIG instances may be."""
-        is_shared = self.place.local_size > 1 and os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
+        is_shared = self.place.local_size > 1 and os.environ.get(
+            "CUDA_VISIBLE_DEVICES", ""
+        ).startswith("MIG-")
         return "nccl" if self.device.type == "cuda" and not is_shared else "gloo"
 
     @property
@@ -89,7 +104,11 @@ class World(tree.Tree):
         (failed,) = self.sum([float(own is not None)])
         if not failed:
             return
-        report = None if own is None else (self.rank, self.host, *files.describe(own), _cause_of(own, self))
+        report = (
+            None
+            if own is None
+            else (self.rank, self.host, *files.describe(own), _cause_of(own, self))
+        )
         reports = [one for one in self.collect(report) if one]
         rank, host, text, retry, cause = self.broadcast(reports[0] if reports else None)
         if own is not None and not isinstance(own, (errors.UserError, OSError)):
@@ -134,7 +153,9 @@ def joined(
             world.barrier()
         dist.destroy_process_group()
     finally:
-        if world.size == 1 and dist.is_initialized():  # after a failure too: there is no peer that could hold it up
+        if (
+            world.size == 1 and dist.is_initialized()
+        ):  # after a failure too: there is no peer that could hold it up
             dist.destroy_process_group()
 
 
@@ -146,7 +167,9 @@ def adopted() -> World:
     if dist.is_initialized():
         here = rendezvous.Place(dist.get_rank(), dist.get_world_size(), 0, 1)
     elif (here := rendezvous.place()).size > 1:
-        raise errors.UserError(f"{here.size} ranks are not connected; call torch.distributed.init_process_group before")
+        raise errors.UserError(
+            f"{here.size} ranks are not connected; call torch.distributed.init_process_group before"
+        )
     _connect_lazily()
     control = dist.new_group(backend="gloo") if here.size > 1 else None
     world = World(here, torch.device("cpu"))
@@ -189,7 +212,9 @@ def _join(wanted: str, problem: str | None, report: Report) -> tuple[World, typi
         world.members = rendezvous.meet(store, here, own, problem)
         timeout = datetime.timedelta(seconds=30)
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        client = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        client = dist.TCPStore(
+            address, port, is_master=False, wait_for_workers=False, timeout=timeout
+        )
         world.store = dist.PrefixStore(f"attempt{rendezvous.restarts()}", client)
         _start_watch(world)
     elif problem is not None:
@@ -207,7 +232,9 @@ def _connect(world: World, store: typing.Any, timeout: datetime.timedelta) -> No
     _connect_lazily()
     backend = f"cpu:gloo,cuda:{world.backend}" if cuda else "gloo"
     extra: dict[str, typing.Any] = {"device_id": world.device} if world.backend == "nccl" else {}
-    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout, **extra)
+    dist.init_process_group(
+        backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout, **extra
+    )
     world.control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
 
 
@@ -230,7 +257,10 @@ def _keep_watch(world: World) -> None:
         ends_at = ends_at or _end_asked(world)
         if ends_at and time.monotonic() > ends_at and not world.stop_requested.is_set():
             # Python's own handler has not run: the main thread stands in a collective, and SIGKILL comes next.
-            ends_at, words = math.inf, "ended from outside, waiting for a rank that is lost or stuck"
+            ends_at, words = (
+                math.inf,
+                "ended from outside, waiting for a rank that is lost or stuck",
+            )
             world.report(errors.LostError(f"rank {world.rank} leaves: {words}", retry=True))
             reported = errors.PeerError(words) if world.store is None else None
         elif world.store is not None:
@@ -238,12 +268,21 @@ def _keep_watch(world: World) -> None:
                 if world.store.check([_ABORT]):
                     reported = _read_abort(world)
             except (RuntimeError, dist.DistError):
-                reported, is_lost = errors.PeerError("connection closed by the rendezvous store"), True
+                reported, is_lost = (
+                    errors.PeerError("connection closed by the rendezvous store"),
+                    True,
+                )
         if reported is not None and not world._watch_over.is_set():
             text = f"rank {world.rank} leaves: {reported}"
             print(text, file=sys.stderr, flush=True)
-            if is_lost:  # the store's host is lost, and with it every rank that could have reported why
-                world.report(errors.LostError(f"a rank was lost, killed or with its host: {reported}", retry=True))
+            if (
+                is_lost
+            ):  # the store's host is lost, and with it every rank that could have reported why
+                world.report(
+                    errors.LostError(
+                        f"a rank was lost, killed or with its host: {reported}", retry=True
+                    )
+                )
             else:
                 error_file.leave(reported, text)
             leave(EXIT_FAILED)
@@ -275,7 +314,10 @@ def _reported_by_another(world: World) -> errors.PeerError | None:
             return None
         world.store.wait([_ABORT], datetime.timedelta(seconds=REPORT_S))
         return _read_abort(world)
-    except (RuntimeError, dist.DistError):  # the store has ended, or the first rank was killed too early
+    except (
+        RuntimeError,
+        dist.DistError,
+    ):  # the store has ended, or the first rank was killed too early
         return None
 
 
@@ -321,9 +363,17 @@ def report_world(world: World) -> None:
     """Print `[DDP]`, `[ENV]` and one `[RANK]` line per rank."""
     meeting = f"{os.environ.get('MASTER_ADDR', '-')}:{os.environ.get('MASTER_PORT', '-')}"
     where = {"master": meeting, "iface": world.interface}
-    markers.emit("DDP", world_size=world.size, nodes=world.num_nodes, backend=world.backend, **where)
-    versions = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
+    markers.emit(
+        "DDP", world_size=world.size, nodes=world.num_nodes, backend=world.backend, **where
+    )
+    versions = {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
+    }
     job = {"job": os.environ.get("SLURM_JOB_ID"), "attempt": os.environ.get("RUN_ATTEMPT_ID")}
-    markers.emit("ENV", **versions, device=world.device.type, threads=torch.get_num_threads(), **job)
+    markers.emit(
+        "ENV", **versions, device=world.device.type, threads=torch.get_num_threads(), **job
+    )
     own = {"rank": world.rank, "local_rank": world.place.local_rank, "host": world.host}
     markers.every_rank("RANK", **own, device=world.device, pid=os.getpid())

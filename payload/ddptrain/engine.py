@@ -18,12 +18,16 @@ def seed_all(*parts: int) -> None:
     mixed = int(np.random.SeedSequence(parts).generate_state(1)[0])
     random.seed(mixed)
     np.random.seed(mixed)
-    torch.default_generator.manual_seed(mixed)  # torch.manual_seed takes 0.15 ms to look for other kinds of devices
+    torch.default_generator.manual_seed(
+        mixed
+    )  # torch.manual_seed takes 0.15 ms to look for other kinds of devices
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(mixed)
 
 
-def make_optimizer(module: nn.Module, settings: config.Config, device: torch.device) -> torch.optim.AdamW:
+def make_optimizer(
+    module: nn.Module, settings: config.Config, device: torch.device
+) -> torch.optim.AdamW:
     """Return AdamW, fused, decaying matrices and embeddings but neither biases nor norms."""
     learned = [p for p in module.parameters() if p.requires_grad]
     groups = [
@@ -32,7 +36,9 @@ def make_optimizer(module: nn.Module, settings: config.Config, device: torch.dev
     ]
     assert settings.lr is not None
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, settings.beta2), fused=device.type in ("cpu", "cuda"))
+    return torch.optim.AdamW(
+        groups, lr=settings.lr, betas=(0.9, settings.beta2), fused=device.type in ("cpu", "cuda")
+    )
 
 
 def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -> nn.Module:
@@ -44,8 +50,14 @@ def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -
     if world.size > 1:
         ids = [world.device.index] if world.device.type == "cuda" else None
         known = inspect.signature(parallel.DistributedDataParallel).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # since torch 2.13
-        more = {"bucket_cap_mb": settings.bucket_mb, "gradient_as_bucket_view": True, buffers: False}
+        buffers = (
+            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        )  # since torch 2.13
+        more = {
+            "bucket_cap_mb": settings.bucket_mb,
+            "gradient_as_bucket_view": True,
+            buffers: False,
+        }
         wrapped = parallel.DistributedDataParallel(module, device_ids=ids, **more)
     if settings.compile:
         if not (reason := hardware.can_compile()):

@@ -23,7 +23,10 @@ def leave(e: Exception, text: str, *, of_peer: bool = False) -> None:
         return
     is_bug = not isinstance(e, errors.UserError | errors.PeerError | OSError)
     stack = "".join(traceback.format_exception(e)) if is_bug else ""
-    more: dict[str, typing.Any] = {"py_callstack": f"{stack}[FATAL] {text}\n", "timestamp": str(int(time.time()))}
+    more: dict[str, typing.Any] = {
+        "py_callstack": f"{stack}[FATAL] {text}\n",
+        "timestamp": str(int(time.time())),
+    }
     if cause := errors.cause_of(e):
         more |= cause._asdict()
     if of_peer or isinstance(e, errors.LostError | errors.PeerError):

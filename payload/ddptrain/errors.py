@@ -10,7 +10,15 @@ import typing
 # with ECONNABORTED and later ones with ENOTCONN, and one that was started again knows no open file, hence EBADF.
 # Lustre and CephFS give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT.
 OF_FILESYSTEM = frozenset(
-    (errno.EIO, errno.EBADF, errno.ECONNABORTED, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ESTALE)
+    (
+        errno.EIO,
+        errno.EBADF,
+        errno.ECONNABORTED,
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.ETIMEDOUT,
+        errno.ESTALE,
+    )
 )
 
 
@@ -76,7 +84,9 @@ def _own_cause(e: BaseException) -> Cause | None:
     if isinstance(e, (SharedError, PeerError)):
         return e.cause
     if isinstance(e, OSError) and e.errno is not None:
-        is_path = isinstance(e.filename, (str, bytes, os.PathLike))  # it may be a descriptor's number
+        is_path = isinstance(
+            e.filename, (str, bytes, os.PathLike)
+        )  # it may be a descriptor's number
         return Cause(e.errno, os.fsdecode(e.filename) if is_path else "")
     return None
 

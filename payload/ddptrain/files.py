@@ -22,14 +22,20 @@ _TRANSIENT = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOSYS, errno.EBADF, errno.ENOTSUP, errno.EACCES}
 FULL = {errno.ENOSPC, errno.EDQUOT}
 MAKE_ROOM = (
-    "make room: remove runs and checkpoints that are not needed (JuiceFS frees their space after its trash-days)"
+    "make room: remove runs and checkpoints that are not needed "
+    "(JuiceFS frees their space after its trash-days)"
 )
 _REMEDIES = {
     errno.ENOSPC: MAKE_ROOM,
     errno.EDQUOT: f"the quota is used up (quota -s, lfs quota or juicefs quota show it): {MAKE_ROOM}",
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "give user {user} the right to it, or another path"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM), "give user {user} the right to it, or another path"
+    ),
     errno.EROFS: "it is mounted read-only: mount it for writing, or give another path",
-    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR), "a file stands for a folder, or the reverse: move it"),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
+        "a file stands for a folder, or the reverse: move it",
+    ),
     errno.ENOENT: "something removed it, or the path is wrong",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit on open files (ulimit -n)"),
@@ -173,7 +179,9 @@ def crc32(path: pathlib.Path) -> int:
     return value
 
 
-def retried(action: collections.abc.Callable[[], _T], *, attempts: int = 3, pause_s: float = 0.5) -> _T:
+def retried(
+    action: collections.abc.Callable[[], _T], *, attempts: int = 3, pause_s: float = 0.5
+) -> _T:
     """Return `action()`, tried again after the errors that a network filesystem gets over by itself (EIO, ESTALE)."""
     for attempt in range(1, attempts + 1):
         try:
@@ -187,5 +195,7 @@ def retried(action: collections.abc.Callable[[], _T], *, attempts: int = 3, paus
 
 def free_bytes(path: pathlib.Path) -> int:
     """Return how much an ordinary user may still write below `path`, or its nearest folder that exists."""
-    stats = os.statvfs(next(found for found in (path, *path.absolute().parents) if os.path.lexists(found)))
+    stats = os.statvfs(
+        next(found for found in (path, *path.absolute().parents) if os.path.lexists(found))
+    )
     return stats.f_bavail * stats.f_frsize

@@ -13,7 +13,10 @@ from ddptrain import config, errors, files, markers, model, prepare
 from ddptrain.data import shards, tokenizers
 
 _PROBE = "Hello world"
-_PROBE_IDS = {"byte": list(_PROBE.encode()), "gpt2": [15496, 995]}  # as tokenizers.py's two give them
+_PROBE_IDS = {
+    "byte": list(_PROBE.encode()),
+    "gpt2": [15496, 995],
+}  # as tokenizers.py's two give them
 
 
 class Wrapped(nn.Module):
@@ -47,7 +50,10 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
     if not settings.data.exists():
         raise errors.UserError(f"--data {settings.data}: no such file or folder")
     output = settings.run_dir / "tokens"
-    source, how = (str(settings.data),), {"mask_prompts": True, "workers": 1, "errors": settings.errors}
+    source, how = (
+        (str(settings.data),),
+        {"mask_prompts": True, "workers": 1, "errors": settings.errors},
+    )
     prepare.run(prepare.Options(source, output, tokenizer_local_dir=tokenizer_dir, **how))
     return _with_learned_tokens(output)
 
@@ -56,7 +62,9 @@ def _with_learned_tokens(root: pathlib.Path) -> pathlib.Path:
     """Report how many tokens of a dataset are learned, and return its folder."""
     dataset = shards.open_dataset(root)
     end, masked = dataset.tokenizer["eot_id"], dataset.masked
-    learned = sum(shards.num_learned(shard, end, masked=masked) for shard in dataset.splits["train"])
+    learned = sum(
+        shards.num_learned(shard, end, masked=masked) for shard in dataset.splits["train"]
+    )
     markers.emit("DATA", learned_tokens=learned, train_tokens=dataset.tokens("train"), dataset=root)
     return root
 
@@ -66,40 +74,60 @@ def _check_tokenizer(dataset: shards.Dataset, folder: pathlib.Path) -> None:
     own = tokenizers.HfTokenizer(folder)
     theirs, expected = dataset.tokenizer, _PROBE_IDS.get(dataset.tokenizer["kind"])
     same = theirs["eot_id"] == own.identity.eot_id
-    same &= theirs["vocab"] == own.identity.vocab if expected is None else own.encode(_PROBE).tolist() == expected
+    same &= (
+        theirs["vocab"] == own.identity.vocab
+        if expected is None
+        else own.encode(_PROBE).tolist() == expected
+    )
     if not same:
         what = f"--data {dataset.root} was tokenised with {theirs['kind']} ({theirs['vocab']} ids)"
         remedy = f"give its text, or prepare it with --tokenizer-local-dir {folder}"
         raise errors.UserError(f"{what}, not as the model in {folder} was; {remedy}")
     if expected is None and theirs["sha256"] != own.identity.sha256:
-        markers.warn("DATA", f"the tokenizer in {folder} has other files than the one that made {dataset.root}")
+        markers.warn(
+            "DATA",
+            f"the tokenizer in {folder} has other files than the one that made {dataset.root}",
+        )
 
 
-def model_kind(folder: pathlib.Path, dataset: shards.Dataset, settings: config.Config) -> model.Kind:
+def model_kind(
+    folder: pathlib.Path, dataset: shards.Dataset, settings: config.Config
+) -> model.Kind:
     """Return the model in a folder, to be loaded later. Raises UserError when folder and data do not fit."""
     transformers = tokenizers.need_transformers("--model-local-dir")
     try:
         described = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as e:
-        raise errors.UserError(f"--model-local-dir {folder} holds no model: {str(e).splitlines()[0]}") from e
+        raise errors.UserError(
+            f"--model-local-dir {folder} holds no model: {str(e).splitlines()[0]}"
+        ) from e
     if dataset.vocab > described.vocab_size:
         text = f"the dataset's tokenizer has {dataset.vocab} ids, the model in {folder} knows {described.vocab_size}"
         raise errors.UserError(f"{text}; give its own --tokenizer-local-dir")
     longest = getattr(described, "max_position_embeddings", None)
     if longest is not None and settings.seq_len is not None and settings.seq_len > longest:
-        raise errors.UserError(f"--seq-len {settings.seq_len}: the model in {folder} reads at most {longest} tokens")
+        raise errors.UserError(
+            f"--seq-len {settings.seq_len}: the model in {folder} reads at most {longest} tokens"
+        )
 
     def build() -> nn.Module:
         try:
             load = transformers.AutoModelForCausalLM.from_pretrained
             core = load(str(folder), local_files_only=True, dtype=torch.float32)
         except (OSError, ValueError, RuntimeError) as e:
-            raise errors.UserError(f"--model-local-dir {folder} cannot be loaded: {str(e).splitlines()[0]}") from e
+            raise errors.UserError(
+                f"--model-local-dir {folder} cannot be loaded: {str(e).splitlines()[0]}"
+            ) from e
         return Wrapped(core)
 
     digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
     markers.emit("MODEL", f"fine-tuning {described.model_type}", folder=folder)
-    identity = {"kind": "finetune", "type": described.model_type, "config_sha256": digest, "seq_len": settings.seq_len}
+    identity = {
+        "kind": "finetune",
+        "type": described.model_type,
+        "config_sha256": digest,
+        "seq_len": settings.seq_len,
+    }
     with torch.device("meta"):
         parameters = model.num_parameters(transformers.AutoModelForCausalLM.from_config(described))
     return model.Kind(identity, parameters, build)

@@ -52,7 +52,9 @@ def has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     with contextlib.suppress(OSError):
-        return bool(re.search(r"^flags\s*:.*\b(avx512_bf16|amx_bf16)\b", CPUINFO.read_text(), re.MULTILINE))
+        return bool(
+            re.search(r"^flags\s*:.*\b(avx512_bf16|amx_bf16)\b", CPUINFO.read_text(), re.MULTILINE)
+        )
     return False
 
 
@@ -61,7 +63,11 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built for CPUs only"
+        built = (
+            f"was built for CUDA {torch.version.cuda}"
+            if torch.version.cuda
+            else "was built for CPUs only"
+        )
         text = f"--device cuda: torch {torch.__version__} sees no GPU ({built}); use --device cpu or a GPU node"
         raise errors.UserError(text)
     visible = torch.cuda.device_count()

@@ -13,7 +13,9 @@ from ddptrain.data import shards, unread
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument("path", type=pathlib.Path, help="folder of a run, a checkpoint or a dataset")
+    parser.add_argument(
+        "path", type=pathlib.Path, help="folder of a run, a checkpoint or a dataset"
+    )
     parser.add_argument("--json", action="store_true", help="print nothing but one JSON object")
 
 
@@ -29,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
     path: pathlib.Path = args.path
     facts, damage = _dataset(path) if (path / shards.MANIFEST).exists() else _checkpoints(path)
     print(json.dumps({**facts, "damage": damage} if args.json else facts, indent=2))
-    with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):  # a program reads the object
+    with contextlib.redirect_stdout(
+        sys.stderr if args.json else sys.stdout
+    ):  # a program reads the object
         for text in damage:
             markers.fatal(text)
     if not damage and not args.json:
@@ -52,8 +56,13 @@ def _dataset(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
         "tokenizer": dataset.tokenizer["kind"],
         "vocabulary": dataset.vocab,
         "fingerprint": dataset.fingerprint,
-        "totals": {k: f"{v['tokens']} tokens, {v['docs']} documents" for k, v in manifest["totals"].items()},
-        "shards": [{"file": str(s.path.relative_to(path)), "tokens": s.tokens, "bytes": s.size_bytes} for s in found],
+        "totals": {
+            k: f"{v['tokens']} tokens, {v['docs']} documents" for k, v in manifest["totals"].items()
+        },
+        "shards": [
+            {"file": str(s.path.relative_to(path)), "tokens": s.tokens, "bytes": s.size_bytes}
+            for s in found
+        ],
     }
     return facts, shards.damaged(dataset)
 
@@ -65,7 +74,9 @@ def _checkpoints(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
     is_one = (path / checkpoint.MANIFEST).exists() or path.name.startswith("epoch-")
     found = [path] if is_one else checkpoint.candidates(path)
     if not found:
-        raise errors.UserError(f"{path} holds neither checkpoints nor a dataset; give a folder that does")
+        raise errors.UserError(
+            f"{path} holds neither checkpoints nor a dataset; give a folder that does"
+        )
     damage: list[str] = []
     listed: dict[str, object] = {}
     for one in found:
@@ -74,5 +85,11 @@ def _checkpoints(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
         except checkpoint.CheckpointError as e:
             damage.append(str(e))
         else:
-            listed[one.name] = {name: meta[name] for name in ("created", "step", "epoch", "format", "world_size")}
-    return {"kind": "checkpoint" if is_one else "run", "path": str(path), "checkpoints": listed}, damage
+            listed[one.name] = {
+                name: meta[name] for name in ("created", "step", "epoch", "format", "world_size")
+            }
+    return {
+        "kind": "checkpoint" if is_one else "run",
+        "path": str(path),
+        "checkpoints": listed,
+    }, damage

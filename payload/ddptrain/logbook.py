@@ -25,11 +25,15 @@ class Logbook:
 
     def __init__(self, path: pathlib.Path, start: tracking.Record) -> None:
         self._path = path
-        self._best: dict[str, tuple[object, float]] = {}  # of each loss, for readers of the file's end: step and value
+        self._best: dict[
+            str, tuple[object, float]
+        ] = {}  # of each loss, for readers of the file's end: step and value
         self._waiting: list[tracking.Record] = [{"kind": "start", "time": time.time(), **start}]
         self._has_read = False
         self._background = tracking.Background(self, queued=None, flush_s=_FLUSH_S)
-        self._at_exit = util.Finalize(None, self.end, exitpriority=0)  # atexit's are not called in a child of spawn
+        self._at_exit = util.Finalize(
+            None, self.end, exitpriority=0
+        )  # atexit's are not called in a child of spawn
 
     def add(self, at: object, metrics: dict[str, object]) -> None:
         """Take a line; a value that is no number, text or tensor of one element is left out, with a warning."""
@@ -58,7 +62,12 @@ class Logbook:
             with self._path.open("a+b") as file:
                 if not self._has_read:
                     self._begin(file)
-                file.write(b"".join(json.dumps(self._with_best(record)).encode() + b"\n" for record in self._waiting))
+                file.write(
+                    b"".join(
+                        json.dumps(self._with_best(record)).encode() + b"\n"
+                        for record in self._waiting
+                    )
+                )
             self._waiting.clear()  # closed, which reports the errors of delayed writes
 
     def close(self, _: object) -> None:
@@ -92,4 +101,8 @@ def _plain(value: typing.Any) -> object:
         value = value.item()
     if isinstance(value, str):
         return value[:1000]
-    return value if value is None or (isinstance(value, int) and abs(value) < 1 << 63) else float(value)
+    return (
+        value
+        if value is None or (isinstance(value, int) and abs(value) < 1 << 63)
+        else float(value)
+    )

@@ -48,7 +48,11 @@ def fatal(text: str) -> None:
 
 
 def _write(level: int, marker: str, text: str, fields: dict[str, typing.Any]) -> None:
-    parts = [f"[{marker}]", text, *(f"{key}={_value(value)}" for key, value in fields.items() if value is not None)]
+    parts = [
+        f"[{marker}]",
+        text,
+        *(f"{key}={_value(value)}" for key, value in fields.items() if value is not None),
+    ]
     line = " ".join(" ".join(parts).split())
     if len(line.encode()) > LIMIT_BYTES:
         line = line.encode()[: LIMIT_BYTES - 3].decode(errors="ignore") + "..."
@@ -64,4 +68,8 @@ def _value(value: object) -> str:
     if isinstance(value, (list, tuple)):
         value = ",".join(_value(item) for item in typing.cast(list[object], value))
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "\n\t=') else text
+    return (
+        json.dumps(text, ensure_ascii=False)
+        if not text or any(c in text for c in ' "\n\t=')
+        else text
+    )

@@ -47,13 +47,17 @@ class Attention(nn.Module):
         joint_BTE = self.qkv(x_BTC)
         is_whole = x_BTC.device.type == "cpu" and T < _WHOLE_BELOW
         parts = (joint_BTE.float() if is_whole else joint_BTE).split(C, dim=2)
-        q_BHTD, k_BHTD, v_BHTD = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in parts)
+        q_BHTD, k_BHTD, v_BHTD = (
+            part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in parts
+        )
         dropout = self.dropout if self.training else 0.0
         if is_whole:
             with torch.autocast("cpu", enabled=False):
                 y_BHTD = _whole_attention(q_BHTD, k_BHTD, v_BHTD, dropout)
         else:
-            y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True)
+            y_BHTD = F.scaled_dot_product_attention(
+                q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True
+            )
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, C))
 
 
@@ -82,7 +86,9 @@ class Block(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Return the block's output, shape (B, T, C)."""
         x_BTC = x_BTC + self.dropout(self.attention(self.norm_1(x_BTC)))
-        hidden = F.gelu(self.up(self.norm_2(x_BTC)))  # the exact form: on CPUs far quicker than the tanh one
+        hidden = F.gelu(
+            self.up(self.norm_2(x_BTC))
+        )  # the exact form: on CPUs far quicker than the tanh one
         return x_BTC + self.dropout(self.down(hidden))
 
 

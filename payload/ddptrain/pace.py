@@ -28,7 +28,9 @@ class Pace:
         self._window_s = 0.0
         self._seconds = [0.0] * world.size
         self._warned_of: int | None = None  # the rank, as long as it stays too slow
-        self.slowest: dict[str, object] = {}  # rank, host, and how many times the median it takes, of the last window
+        self.slowest: dict[
+            str, object
+        ] = {}  # rank, host, and how many times the median it takes, of the last window
 
     @contextlib.contextmanager
     def own(self) -> collections.abc.Iterator[None]:

@@ -54,7 +54,9 @@ class Schedule:
         if step < self.warmup:
             return self.peak * (step + 1) / (self.warmup + 1)
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.floor + 0.5 * (self.peak - self.floor) * (1 + math.cos(math.pi * min(1.0, done)))
+        return self.floor + 0.5 * (self.peak - self.floor) * (
+            1 + math.cos(math.pi * min(1.0, done))
+        )
 
     def epoch(self, step: int) -> int:
         """Return the epoch, from 1, in which the `step`-th step (from 1) lies."""
@@ -96,7 +98,9 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
     with world.together():
         batching = spread(settings, world.size, found.meta if found else None)
         assert settings.seq_len is not None
-        plan = sampler.make_plan(settings.seed, settings.seq_len, batching.global_batch, dataset.tokens("train"))
+        plan = sampler.make_plan(
+            settings.seed, settings.seq_len, batching.global_batch, dataset.tokens("train")
+        )
         if found:
             kept = {name: found.meta["plan"][name] for name in ("lanes", "window_rows")}
             plan = dataclasses.replace(plan, **kept)
@@ -114,10 +118,16 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
     settings = _choose_precision(settings, world)
     text = {"dataset": dataset.root, "tokenizer": dataset.tokenizer["kind"], "vocab": dataset.vocab}
     tokens = {f"{split}_tokens": dataset.tokens(split) for split in shards.SPLITS}
-    order = {"steps_per_pass": index.steps_per_pass, "lanes": plan.lanes, "window_rows": plan.window_rows}
+    order = {
+        "steps_per_pass": index.steps_per_pass,
+        "lanes": plan.lanes,
+        "window_rows": plan.window_rows,
+    }
     dropped = index.rows - index.steps_per_pass * plan.global_batch
     markers.emit("DATA", **text, **tokens, **order, dropped_rows=dropped)
-    return Decided(settings, dataset, plan, batching, schedule, kind, found, _changes(origin, settings))
+    return Decided(
+        settings, dataset, plan, batching, schedule, kind, found, _changes(origin, settings)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +135,12 @@ class Origin:
     """What a training goes on from."""
 
     found: checkpoint.Checkpoint | None = None
-    record: recipe.Record = dataclasses.field(default_factory=dict[str, typing.Any])  # of the state's settings
-    settings: recipe.Record = dataclasses.field(default_factory=dict[str, typing.Any])  # for all that is not given
+    record: recipe.Record = dataclasses.field(
+        default_factory=dict[str, typing.Any]
+    )  # of the state's settings
+    settings: recipe.Record = dataclasses.field(
+        default_factory=dict[str, typing.Any]
+    )  # for all that is not given
 
 
 def _find_origin(asked: config.Config) -> Origin:
@@ -184,7 +198,11 @@ def spread(settings: config.Config, ranks: int, saved: dict[str, typing.Any] | N
             f"{product} per step, the checkpoint's training has {before}; omit --grad-accum{_OR_NEVER}"
         )
     if before % ranks:
-        fitting = ", ".join(str(n) for n in range(1, before + 1) if before % n == 0 and abs(n - ranks) <= max(8, ranks))
+        fitting = ", ".join(
+            str(n)
+            for n in range(1, before + 1)
+            if before % n == 0 and abs(n - ranks) <= max(8, ranks)
+        )
         what = f"the checkpoint's batch of {before} sequences is not divisible by {ranks} ranks"
         raise errors.UserError(f"{what}; use one of {fitting} ranks")
     share = before // ranks
@@ -200,7 +218,9 @@ def with_length(settings: config.Config, steps_per_pass: int, device: str) -> co
     on_gpu = device == "cuda"
     epoch_steps = settings.epoch_steps
     if epoch_steps is None:
-        epoch_steps = steps_per_pass if settings.epochs else min(steps_per_pass, 1000 if on_gpu else 50)
+        epoch_steps = (
+            steps_per_pass if settings.epochs else min(steps_per_pass, 1000 if on_gpu else 50)
+        )
     settings = dataclasses.replace(settings, epoch_steps=epoch_steps)
     if settings.epochs is None and settings.steps is None:
         settings = dataclasses.replace(settings, steps=steps_per_pass if on_gpu else 200)
@@ -235,8 +255,14 @@ def _open_data(settings: config.Config, world: distributed.World) -> shards.Data
         dataset = shards.open_dataset(root) if world.is_main else None
     dataset = typing.cast(shards.Dataset, world.broadcast(dataset))
     with world.together():
-        if world.leads_node and not world.is_main and shards.fingerprint(root) != dataset.fingerprint:
-            raise errors.UserError(f"--data {root} is not rank 0's; is it on the shared filesystem?")
+        if (
+            world.leads_node
+            and not world.is_main
+            and shards.fingerprint(root) != dataset.fingerprint
+        ):
+            raise errors.UserError(
+                f"--data {root} is not rank 0's; is it on the shared filesystem?"
+            )
     return dataset
 
 
@@ -246,26 +272,43 @@ def _model_kind(settings: config.Config, dataset: shards.Dataset) -> model.Kind:
     assert settings.model is not None
     assert settings.seq_len is not None
     layers, heads, width = shapes.SIZES[settings.model]
-    layers, heads, width = settings.layers or layers, settings.heads or heads, settings.width or width
+    layers, heads, width = (
+        settings.layers or layers,
+        settings.heads or heads,
+        settings.width or width,
+    )
     if width % heads:
         raise errors.UserError(f"--width {width} is not divisible by --heads {heads}")
-    shape = shapes.Shape(layers, heads, width, settings.seq_len, shapes.padded(dataset.vocab), settings.dropout)
-    identity = {"kind": "gpt", **{k: v for k, v in dataclasses.asdict(shape).items() if k != "dropout"}}
+    shape = shapes.Shape(
+        layers, heads, width, settings.seq_len, shapes.padded(dataset.vocab), settings.dropout
+    )
+    identity = {
+        "kind": "gpt",
+        **{k: v for k, v in dataclasses.asdict(shape).items() if k != "dropout"},
+    }
     return model.Kind(identity, shapes.count(shape), lambda: model.GPT(shape))
 
 
 def _same_training(
-    found: checkpoint.Checkpoint, identity: dict[str, typing.Any], dataset: shards.Dataset, plan: sampler.Plan
+    found: checkpoint.Checkpoint,
+    identity: dict[str, typing.Any],
+    dataset: shards.Dataset,
+    plan: sampler.Plan,
 ) -> None:
     """Raise UserError when the checkpoint belongs to another model, dataset or order."""
     before, data, order = found.meta["model"], found.meta["data"], dataclasses.asdict(plan)
     problem = ""
     if before != identity:
-        names = sorted(k for k in before.keys() | identity.keys() if before.get(k) != identity.get(k))
+        names = sorted(
+            k for k in before.keys() | identity.keys() if before.get(k) != identity.get(k)
+        )
         unlike = ", ".join(f"{k} {before.get(k)} there, {identity.get(k)} here" for k in names)
         problem = f"is a checkpoint of another model ({unlike}); give its settings"
     elif data["tokenizer"] != dataset.tokenizer:
-        there, here = (f"{t['kind']} tokens (vocabulary {t['vocab']})" for t in (data["tokenizer"], dataset.tokenizer))
+        there, here = (
+            f"{t['kind']} tokens (vocabulary {t['vocab']})"
+            for t in (data["tokenizer"], dataset.tokenizer)
+        )
         problem = f"was trained with {there}, --data has {here}; use a dataset prepared alike"
     elif data["fingerprint"] != dataset.fingerprint:
         problem = f"was trained on dataset {data['name']} with other contents than --data; use that"
@@ -282,5 +325,7 @@ def _choose_precision(settings: config.Config, world: distributed.World) -> conf
         return settings
     able = world.sum([float(hardware.has_bf16(world.device))]) == [world.size]
     precision = "bf16" if able and not settings.deterministic else "fp32"
-    markers.emit("ENV", f"precision {precision}", bf16_in_hardware=able, deterministic=settings.deterministic)
+    markers.emit(
+        "ENV", f"precision {precision}", bf16_in_hardware=able, deterministic=settings.deterministic
+    )
     return dataclasses.replace(settings, precision=precision)

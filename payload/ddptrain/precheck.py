@@ -10,7 +10,10 @@ import sys
 
 from ddptrain import config, errors, recipe, smoke_options
 
-_COMMANDS = {"train": (config.add_arguments, config.check), "smoke": (smoke_options.add_arguments, smoke_options.check)}
+_COMMANDS = {
+    "train": (config.add_arguments, config.check),
+    "smoke": (smoke_options.add_arguments, smoke_options.check),
+}
 
 
 def parser_of(command: str, prog: str, hidden: tuple[str, ...] = ()) -> config.Parser:
@@ -50,7 +53,9 @@ def main() -> None:
     if "hidden" in request:
         print(parser_of(command, prog, request["hidden"]).format_help(), end="")
         return
-    with contextlib.suppress(OSError):  # the run's folder, where its ranks start; a new run has none yet
+    with contextlib.suppress(
+        OSError
+    ):  # the run's folder, where its ranks start; a new run has none yet
         os.chdir(request["folder"])
     if "continues" in request:
         print(json.dumps(changes(request["continues"])))

@@ -37,8 +37,12 @@ Entry = dict[str, typing.Any]  # of a shard, in a note and in dataset.json
 class Options:
     """The command line."""
 
-    source: tuple[str, ...] = config.option(dataclasses.MISSING, _SOURCES, str, nargs="+", metavar="SRC", required=True)
-    output: pathlib.Path = config.option(dataclasses.MISSING, "folder of the dataset", pathlib.Path, required=True)
+    source: tuple[str, ...] = config.option(
+        dataclasses.MISSING, _SOURCES, str, nargs="+", metavar="SRC", required=True
+    )
+    output: pathlib.Path = config.option(
+        dataclasses.MISSING, "folder of the dataset", pathlib.Path, required=True
+    )
     tokenizer: str = config.option(
         "auto", "auto: gpt2 from 256 MiB of text, otherwise byte", choices=("auto", "byte", "gpt2")
     )
@@ -47,17 +51,30 @@ class Options:
     )
     workers: int = config.option(0, "processes [default: one per core]", least=0)
     task: str | None = config.option(
-        None, "do only the parts of element K of N (from 0), or of this Slurm array element", str, metavar="K/N|slurm"
+        None,
+        "do only the parts of element K of N (from 0), or of this Slurm array element",
+        str,
+        metavar="K/N|slurm",
     )
     finalize: bool = config.option(False, "only check the parts and write dataset.json")
     mask_prompts: bool = config.option(False, "learn only completions and the assistant's messages")
     val_share: float | None = config.option(
-        None, "share of the text held out [default: 0.01, above 1 GiB 0.0005]", float, least=0, below=1
+        None,
+        "share of the text held out [default: 0.01, above 1 GiB 0.0005]",
+        float,
+        least=0,
+        below=1,
     )
     part_mib: float | None = config.option(
-        None, "text per part [default: depends on the amount, at most 64]", float, least=0.01, most=4096
+        None,
+        "text per part [default: depends on the amount, at most 64]",
+        float,
+        least=0.01,
+        most=4096,
     )
-    errors: str = config.option("strict", "how to treat bytes that are not text", choices=("strict", "replace"))
+    errors: str = config.option(
+        "strict", "how to treat bytes that are not text", choices=("strict", "replace")
+    )
 
 
 add_arguments = functools.partial(config.declare, options=Options)
@@ -70,7 +87,9 @@ def run(options: Options) -> None:
     _check_output(options.output)
     items, left = sources.find(options.source, options.errors, options.output)
     tokenizer = tokenizers.make(
-        options.tokenizer, local_dir=options.tokenizer_local_dir, text_bytes=parts.total_bytes(items)
+        options.tokenizer,
+        local_dir=options.tokenizer_local_dir,
+        text_bytes=parts.total_bytes(items),
     )
     if options.tokenizer == "auto":  # the workers must not decide again
         options = dataclasses.replace(options, tokenizer=tokenizer.identity.kind)
@@ -86,7 +105,9 @@ def run(options: Options) -> None:
         _report_dataset(dataset, time.monotonic() - began)
 
 
-def make_plan(options: Options, identity: tokenizers.Identity, items: parts.Items, left: unread.Unread) -> parts.Plan:
+def make_plan(
+    options: Options, identity: tokenizers.Identity, items: parts.Items, left: unread.Unread
+) -> parts.Plan:
     """Return the parts of the sources, and how they are tokenised."""
     total = parts.total_bytes(items)
     part_bytes = min(_MOST_PART_BYTES, max(_LEAST_PART_BYTES, total // 8))
@@ -230,7 +251,12 @@ def _check_learned(options: Options, plan: parts.Plan, train: list[Entry]) -> No
     raise errors.UserError(f"{' '.join(options.source)}: {what}")
 
 
-def _work(options: Options, plan: parts.Plan, asked: tuple[parts.Part, ...], tokenizer: tokenizers.Tokenizer) -> None:
+def _work(
+    options: Options,
+    plan: parts.Plan,
+    asked: tuple[parts.Part, ...],
+    tokenizer: tokenizers.Tokenizer,
+) -> None:
     """Tokenise the parts that are not done yet."""
     todo = [part for part in asked if parts.valid_note(options.output, plan, part) is None]
     if len(asked) > len(todo):
@@ -258,7 +284,9 @@ def _check_room(options: Options, plan: parts.Plan, todo: list[parts.Part]) -> N
         raise errors.UserError(f"--output {options.output}: {what}; {files.MAKE_ROOM}")
 
 
-def _work_in_parallel(options: Options, plan: parts.Plan, todo: list[parts.Part], workers: int) -> None:
+def _work_in_parallel(
+    options: Options, plan: parts.Plan, todo: list[parts.Part], workers: int
+) -> None:
     biggest_first = sorted(todo, key=lambda part: part.num_bytes, reverse=True)  # nobody waits long
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (options,))

@@ -17,7 +17,11 @@ def recording(settings: config.Config, rank: int, begin: int, path: pathlib.Path
     """
     first, last = config.profiled_steps(settings.profile_steps)
     first = max(first, begin)
-    if not settings.profile or rank not in config.profiled_ranks(settings.profile_ranks) or first > last:
+    if (
+        not settings.profile
+        or rank not in config.profiled_ranks(settings.profile_ranks)
+        or first > last
+    ):
         return contextlib.nullcontext()
 
     def write(trace: torch.profiler.profile) -> None:
@@ -30,5 +34,7 @@ def recording(settings: config.Config, rank: int, begin: int, path: pathlib.Path
 
     before = first - begin
     warmup = min(before, 1)
-    plan = torch.profiler.schedule(wait=before - warmup, warmup=warmup, active=last - first + 1, repeat=1)
+    plan = torch.profiler.schedule(
+        wait=before - warmup, warmup=warmup, active=last - first + 1, repeat=1
+    )
     return torch.profiler.profile(schedule=plan, on_trace_ready=write)

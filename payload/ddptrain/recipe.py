@@ -20,7 +20,9 @@ OF_ATTEMPT = frozenset(
     "profile_steps".split()
 )
 # A training with others of these has the same losses to the bit
-WITHOUT_EFFECT = frozenset("keep_checkpoints save_minutes log_every model_local_dir tokenizer_local_dir".split())
+WITHOUT_EFFECT = frozenset(
+    "keep_checkpoints save_minutes log_every model_local_dir tokenizer_local_dir".split()
+)
 # What a checkpoint hands on to another run that begins with it: what makes it the same model and data
 INHERITED = ("model", "layers", "heads", "width", "seq_len", "dropout", "seed", "precision")
 
@@ -53,7 +55,9 @@ def read(run_dir: pathlib.Path) -> dict[str, typing.Any]:
     except FileNotFoundError:
         return {}
     except ValueError as e:
-        markers.warn("CKPT", f"{path} cannot be read, so the settings are the checkpoint's", error=str(e))
+        markers.warn(
+            "CKPT", f"{path} cannot be read, so the settings are the checkpoint's", error=str(e)
+        )
         return {}
     return found if "run_dir" in found else {}  # another program's
 
@@ -100,7 +104,9 @@ def history(record: Record) -> list[Change]:
     return [Change(**line) for line in objects if line.keys() == names]
 
 
-def as_record(settings: config.Config, changed: collections.abc.Iterable[Change] = ()) -> dict[str, typing.Any]:
+def as_record(
+    settings: config.Config, changed: collections.abc.Iterable[Change] = ()
+) -> dict[str, typing.Any]:
     """Return a run's record: its settings, and their changes so far if there are any."""
     record = config.as_record(settings)
     if lines := [dataclasses.asdict(change) for change in changed]:
@@ -119,7 +125,11 @@ def announced(run_dir: pathlib.Path, asked: config.Config) -> list[Change]:
         meta = files.read_json(run_dir / "latest" / "manifest.json")["meta"]
         before, step = meta["config"], int(meta["step"])
     own = config.complete(asked, "cpu", settings_of(record or before, is_own=True))
-    return [change for change in changes(before, config.as_record(own), step) if _is_given(change, asked)]
+    return [
+        change
+        for change in changes(before, config.as_record(own), step)
+        if _is_given(change, asked)
+    ]
 
 
 def _is_given(change: Change, asked: config.Config) -> bool:

@@ -36,7 +36,9 @@ def place() -> Place:
     env = os.environ
     if "RANK" not in env or "WORLD_SIZE" not in env:
         if "SLURM_STEP_ID" in env and env.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-            raise errors.UserError(f"srun's tasks would each train alone; {_LAUNCH}, one for each node")
+            raise errors.UserError(
+                f"srun's tasks would each train alone; {_LAUNCH}, one for each node"
+            )
         return Place(0, 1, 0, 1)
     try:
         local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
@@ -69,7 +71,9 @@ def host() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def meet(store: typing.Any, here: Place, own: dict[str, object], problem: str | None) -> list[dict[str, object]]:
+def meet(
+    store: typing.Any, here: Place, own: dict[str, object], problem: str | None
+) -> list[dict[str, object]]:
     """Wait until every rank has joined, and collect their places; nothing that could hang was started yet.
 
     Rank 0 returns the places, the others none: to send all of them to all would take the square of the ranks' number.
@@ -84,7 +88,10 @@ def meet(store: typing.Any, here: Place, own: dict[str, object], problem: str | 
         may_retry = not members  # a rank that never joined may join the next attempt
         store.set(f"{prefix}/all", json.dumps([verdict, may_retry]))
         deadline = time.monotonic() + (READ_S if verdict else 0)
-        while time.monotonic() < deadline and store.add(f"{prefix}/read", 0) < store.add(f"{prefix}/joined", 0) - 1:
+        while (
+            time.monotonic() < deadline
+            and store.add(f"{prefix}/read", 0) < store.add(f"{prefix}/joined", 0) - 1
+        ):
             time.sleep(0.05)
     else:
         store.wait([f"{prefix}/all"], datetime.timedelta(seconds=INIT_TIMEOUT_S + 30))
@@ -101,11 +108,16 @@ def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, 
     while store.add(f"{prefix}/joined", 0) < size:
         if time.monotonic() > deadline:
             absent = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
-            some = ", ".join(str(rank) for rank in absent[:16]) + (" ..." if len(absent) > 16 else "")
+            some = ", ".join(str(rank) for rank in absent[:16]) + (
+                " ..." if len(absent) > 16 else ""
+            )
             count = f"{len(absent)} of {size} ranks never joined within {INIT_TIMEOUT_S} s"
             return [], f"{count}: {some}; look at their logs"
         time.sleep(0.05)
-    members = [json.loads(text) for text in store.multi_get([f"{prefix}/rank/{rank}" for rank in range(size)])]
+    members = [
+        json.loads(text)
+        for text in store.multi_get([f"{prefix}/rank/{rank}" for rank in range(size)])
+    ]
     public = [{key: member[key] for key in ("rank", "host", "device")} for member in members]
     if bad := [member for member in members if member["problem"]]:
         where = f"rank {bad[0]['rank']} on {bad[0]['host']}: " if len(bad) < size else ""

@@ -30,15 +30,23 @@ class Metrics:
     """
 
     def __init__(
-        self, run_dir: pathlib.Path, *, start: Record, sinks: collections.abc.Sequence[tracking.Background] = ()
+        self,
+        run_dir: pathlib.Path,
+        *,
+        start: Record,
+        sinks: collections.abc.Sequence[tracking.Background] = (),
     ) -> None:
         self.path, self.sinks = run_dir / METRICS, sinks
         self._last_flush = time.monotonic()
         self._lock = threading.Lock()  # checkpoints are recorded from another thread
         attempt = os.environ.get("RUN_ATTEMPT_ID")
-        own = {"kind": "start", "time": time.time(), **start} | ({"attempt": attempt} if attempt else {})
+        own = {"kind": "start", "time": time.time(), **start} | (
+            {"attempt": attempt} if attempt else {}
+        )
         before = files.read_records(self.path)
-        kept = [r for r in before if r.get("kind") == "start" or int(r.get("step", 0)) <= start["step"]]
+        kept = [
+            r for r in before if r.get("kind") == "start" or int(r.get("step", 0)) <= start["step"]
+        ]
         with files.replacing(self.path) as file:
             file.writelines(json.dumps(record).encode() + b"\n" for record in [*kept, own])
         self._file = self.path.open("a", encoding="utf-8")
@@ -68,10 +76,15 @@ class Metrics:
 
 def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, title: str) -> None:
     """Write the loss curve as a PNG: training loss per step, its running mean, validation loss if there is one."""
-    steps = [(r["step"], r["loss"]) for r in records if r.get("kind") == "step" and r.get("loss") is not None]
+    steps = [
+        (r["step"], r["loss"])
+        for r in records
+        if r.get("kind") == "step" and r.get("loss") is not None
+    ]
     evals = [(int(r["step"]), float(r["val_loss"])) for r in records if r.get("kind") == "eval"]
     # No display is needed, and the caches are in a folder that can be written
-    os.environ.setdefault("MPLCONFIGDIR", os.path.join(tempfile.gettempdir(), f"ddptrain-matplotlib-{os.getuid()}"))  # noqa: PTH118
+    cache = pathlib.Path(tempfile.gettempdir(), f"ddptrain-matplotlib-{os.getuid()}")
+    os.environ.setdefault("MPLCONFIGDIR", str(cache))
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -82,7 +95,13 @@ def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, ti
     if steps:
         x, y = zip(*steps, strict=True)
         axes.plot(x, y, color="#9ecae1", linewidth=0.9, label="training loss")
-        axes.plot(x, _running_mean(y, max(1, len(y) // 40)), color="#08519c", linewidth=1.8, label="running mean")
+        axes.plot(
+            x,
+            _running_mean(y, max(1, len(y) // 40)),
+            color="#08519c",
+            linewidth=1.8,
+            label="running mean",
+        )
     if evals:
         x, y = zip(*evals, strict=True)
         axes.plot(x, y, color="#d94801", marker="o", linewidth=1.4, label="validation loss")
@@ -95,19 +114,35 @@ def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, ti
 
 
 def write_summary(
-    world: "distributed.World", run_dir: pathlib.Path | None, report_json: pathlib.Path | None, **figures: typing.Any
+    world: "distributed.World",
+    run_dir: pathlib.Path | None,
+    report_json: pathlib.Path | None,
+    **figures: typing.Any,
 ) -> Record:
     """Write the summary of a run that has ended well, on rank 0, and return it.
 
     It is summary.json, as docs/reference/run-directory.md describes it, and behind the figures of the Kubernetes
     guide's trainer the file of --report-json. Losses are in nats, times in seconds; rates are over all ranks.
     """
-    summary = {"nodes": world.num_nodes, "world_size": world.size, "ranks": world.members, **figures}
+    summary = {
+        "nodes": world.num_nodes,
+        "world_size": world.size,
+        "ranks": world.members,
+        **figures,
+    }
     if run_dir is not None:
         files.write_json(run_dir / SUMMARY, summary)
     if report_json is not None:
-        tokens, rate = (summary.get(f"tokens{per}") or summary.get(f"samples{per}") for per in ("", "_per_second"))
-        guide = {"world_size": world.size, "tokens": tokens, "tokens/s": rate, "elapsed": summary["elapsed_s"]}
+        tokens, rate = (
+            summary.get(f"tokens{per}") or summary.get(f"samples{per}")
+            for per in ("", "_per_second")
+        )
+        guide = {
+            "world_size": world.size,
+            "tokens": tokens,
+            "tokens/s": rate,
+            "elapsed": summary["elapsed_s"],
+        }
         files.write_json(report_json, {**guide, **summary})
     return summary
 

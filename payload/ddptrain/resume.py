@@ -25,10 +25,14 @@ SCRIPT = "script"  # the format of a script's checkpoints: only it knows what th
 TARGET_S = 1.0  # how long a request to stop may go unnoticed
 _NAMES = {  # what libraries call the quantities that every view of a run knows
     **dict.fromkeys(("train_loss", "train/loss", "train_loss_step", "loss_step"), "loss"),
-    **dict.fromkeys(("eval_loss", "eval/loss", "val/loss", "valid_loss", "validation_loss"), "val_loss"),
+    **dict.fromkeys(
+        ("eval_loss", "eval/loss", "val/loss", "valid_loss", "validation_loss"), "val_loss"
+    ),
     "learning_rate": "lr",
 }
-_AT_MOST = 50  # steps between two agreements: steps may become slower, and the ranks do not know before
+_AT_MOST = (
+    50  # steps between two agreements: steps may become slower, and the ranks do not know before
+)
 
 
 def folder() -> pathlib.Path:
@@ -57,7 +61,9 @@ class Agreement:
         self._steps += 1
         return self._steps >= self._interval
 
-    def reach(self, elapsed_s: float, values: collections.abc.Sequence[float] = ()) -> tuple[bool, list[float]]:
+    def reach(
+        self, elapsed_s: float, values: collections.abc.Sequence[float] = ()
+    ) -> tuple[bool, list[float]]:
         """Return whether to stop, and the sums of `values` over the ranks, which cost nothing more. All ranks call it.
 
         `elapsed_s` is the time of the steps since the last agreement.
@@ -92,12 +98,16 @@ class Run:
         with self._world.together():
             if self._world.is_main:
                 if keep < 2:
-                    raise errors.UserError(f"keep={keep}: must be at least 2, or a crash while saving could leave none")
+                    raise errors.UserError(
+                        f"keep={keep}: must be at least 2, or a crash while saving could leave none"
+                    )
                 files.need_folder(self.folder, RUN_DIR)
                 checkpoint.remove_leftovers(self.folder)
                 found = checkpoint.newest(self.folder, "move them away to start over")
         found = self._world.broadcast(found)
-        self.resumed: pathlib.Path | None = found.path if found else None  # the newest complete checkpoint
+        self.resumed: pathlib.Path | None = (
+            found.path if found else None
+        )  # the newest complete checkpoint
         self.step: int = found.step if found else 0  # its step
         if self.resumed:
             markers.emit("CKPT", resumed=self.resumed, step=self.step, attempt=self.attempt)
@@ -119,7 +129,11 @@ class Run:
 
     def log_named(self, step: int, metrics: collections.abc.Mapping[str, object]) -> None:
         """Log what a library measured, with its names for losses and the learning rate replaced by ours."""
-        named = {_NAMES.get(name, name): value for name, value in metrics.items() if name not in ("step", "self")}
+        named = {
+            _NAMES.get(name, name): value
+            for name, value in metrics.items()
+            if name not in ("step", "self")
+        }
         self.log(step, **named)
 
     def should_stop(self) -> bool:
@@ -178,7 +192,9 @@ class Run:
         The exit code is 0 as at the end: torchrun makes 1 of any other, and starts the ranks again at once.
         """
         self._report(PREEMPTED, step, loss)
-        markers.emit("PREEMPT", "asked to stop: saved", step=step, loss=loss, checkpoint=self._saved)
+        markers.emit(
+            "PREEMPT", "asked to stop: saved", step=step, loss=loss, checkpoint=self._saved
+        )
         self._world.leave(with_script=True)
         sys.exit(0)
 
@@ -198,7 +214,12 @@ class Run:
 
     def _meta(self, step: int, epoch: int) -> dict[str, object]:
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        known = {"format": SCRIPT, "world_size": self.size, "attempt": self.attempt, "created": created}
+        known = {
+            "format": SCRIPT,
+            "world_size": self.size,
+            "attempt": self.attempt,
+            "created": created,
+        }
         return {"step": step, "epoch": epoch, **known}
 
 
@@ -220,16 +241,22 @@ def trainer_callback(run: Run) -> typing.Any:
                 text = f"the Trainer has {args.world_size} of {run.size} ranks"
                 raise errors.UserError(f"{text}; on CPUs give TrainingArguments use_cpu=True")
 
-        def on_step_end(self, _: object, state: typing.Any, control: typing.Any, **__: object) -> None:
+        def on_step_end(
+            self, _: object, state: typing.Any, control: typing.Any, **__: object
+        ) -> None:
             if run.should_stop() and state.global_step < state.max_steps:
                 self.is_stopping = control.should_save = control.should_training_stop = True
 
-        def on_log(self, _: object, state: typing.Any, *__: object, logs: dict[str, object], **___: object) -> None:
+        def on_log(
+            self, _: object, state: typing.Any, *__: object, logs: dict[str, object], **___: object
+        ) -> None:
             if "train_runtime" not in logs:  # the summary of all
                 run.log_named(state.global_step, {"total_steps": state.max_steps, **logs})
 
         def on_save(self, args: typing.Any, state: typing.Any, *_: object, **__: object) -> None:
-            run.seal(pathlib.Path(args.output_dir, f"checkpoint-{state.global_step}"), state.global_step)
+            run.seal(
+                pathlib.Path(args.output_dir, f"checkpoint-{state.global_step}"), state.global_step
+            )
 
         def on_train_end(self, _: object, state: typing.Any, *__: object, **___: object) -> None:
             if self.is_stopping:

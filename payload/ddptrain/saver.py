@@ -47,9 +47,17 @@ class Saver:
         pin: bool = False,
         on_saved: collections.abc.Callable[[State], None] = lambda _: None,
     ) -> None:
-        self.run_dir, self.keep, self.attempt, self._pin, self._on_saved = run_dir, keep, attempt, pin, on_saved
+        self.run_dir, self.keep, self.attempt, self._pin, self._on_saved = (
+            run_dir,
+            keep,
+            attempt,
+            pin,
+            on_saved,
+        )
         self.last: str | None = None  # the newest checkpoint on disk
-        self.stall_s: list[float] = []  # how long each save held up the caller, in `save` and in `before_update`
+        self.stall_s: list[
+            float
+        ] = []  # how long each save held up the caller, in `save` and in `before_update`
         self._buffer: list[Tensor] = []
         self._copied, self._idle = threading.Event(), threading.Event()
         self._copied.set()
@@ -65,7 +73,9 @@ class Saver:
         """Allocate the buffer, touched once: a lack of memory shows at the start, and the first save is as quick."""
         shapes = [(t.shape, t.dtype) for t in tensors(state)]
         if [(t.shape, t.dtype) for t in self._buffer] != shapes:
-            self._buffer = [torch.zeros(shape, dtype=dtype, pin_memory=self._pin) for shape, dtype in shapes]
+            self._buffer = [
+                torch.zeros(shape, dtype=dtype, pin_memory=self._pin) for shape, dtype in shapes
+            ]
 
     def save(self, name: str, state: State, meta: State, *, is_best: bool = False) -> None:
         """Begin to copy the state and return; the checkpoint `name` appears some time later.
@@ -75,7 +85,9 @@ class Saver:
         """
         began = time.perf_counter()
         if not self._idle.is_set():
-            markers.emit("CKPT", "waiting: the checkpoint before is still being written", checkpoint=name)
+            markers.emit(
+                "CKPT", "waiting: the checkpoint before is still being written", checkpoint=name
+            )
         self.wait()
         self.prepare(state)
         self._idle.clear()
@@ -94,8 +106,12 @@ class Saver:
     def check(self) -> None:
         """Raise the error that the writing thread met."""
         if self._error is not None:
-            reason = files.explain(self._error) if isinstance(self._error, OSError) else str(self._error)
-            raise checkpoint.CheckpointError(f"a checkpoint could not be written: {reason}") from self._error
+            reason = (
+                files.explain(self._error) if isinstance(self._error, OSError) else str(self._error)
+            )
+            raise checkpoint.CheckpointError(
+                f"a checkpoint could not be written: {reason}"
+            ) from self._error
 
     def wait(self) -> None:
         """Return when everything is on disk. Raises the error that the writing thread met."""
@@ -109,7 +125,9 @@ class Saver:
 
     def _work(self) -> None:
         if self._stream is not None:
-            torch.cuda.set_device(self._stream.device)  # waiting in a new thread would otherwise wake GPU 0
+            torch.cuda.set_device(
+                self._stream.device
+            )  # waiting in a new thread would otherwise wake GPU 0
         while (job := self._jobs.get()) is not None:
             try:
                 self._copy(job)
@@ -136,15 +154,32 @@ class Saver:
             path = draft.commit(job.meta)
         checkpoint.settle(self.run_dir, path, is_best=job.is_best, keep=self.keep)
         self.last = str(path)
-        figures = {"step": job.meta["step"], "stall_s": self.stall_s[-1], "seconds": time.perf_counter() - job.began}
+        figures = {
+            "step": job.meta["step"],
+            "stall_s": self.stall_s[-1],
+            "seconds": time.perf_counter() - job.began,
+        }
         self._on_saved({"kind": "checkpoint", "time": time.time(), "name": job.name, **figures})
-        markers.emit("CKPT", saved=job.name, **figures, mib=draft.size_bytes / 2**20, best=job.is_best or None)
+        markers.emit(
+            "CKPT",
+            saved=job.name,
+            **figures,
+            mib=draft.size_bytes / 2**20,
+            best=job.is_best or None,
+        )
 
 
 def tensors(tree: State) -> list[Tensor]:
     """Return the tensors of nested dictionaries, in order."""
-    return [t for value in tree.values() for t in (tensors(value) if isinstance(value, dict) else [value.detach()])]
+    return [
+        t
+        for value in tree.values()
+        for t in (tensors(value) if isinstance(value, dict) else [value.detach()])
+    ]
 
 
 def _with(tree: State, copies: collections.abc.Iterator[Tensor]) -> State:
-    return {key: _with(value, copies) if isinstance(value, dict) else next(copies) for key, value in tree.items()}
+    return {
+        key: _with(value, copies) if isinstance(value, dict) else next(copies)
+        for key, value in tree.items()
+    }

@@ -37,19 +37,31 @@ def run(options: smoke_options.Options, world: distributed.World) -> None:
     sizes = {"samples": options.samples, "features": options.features, "classes": options.classes}
     markers.emit("DATA", **sizes, per_rank=share, batch=options.batch)
     torch.manual_seed(options.seed)
-    model = nn.Sequential(nn.Linear(options.features, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, options.classes))
+    model = nn.Sequential(
+        nn.Linear(options.features, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, options.classes)
+    )
     model.to(world.device)
     ids = [world.device.index] if world.device.type == "cuda" else None
     ddp = parallel.DistributedDataParallel(model, device_ids=ids)
-    markers.emit("MODEL", kind="mlp", hidden=HIDDEN, parameters=sum(p.numel() for p in model.parameters()))
+    markers.emit(
+        "MODEL", kind="mlp", hidden=HIDDEN, parameters=sum(p.numel() for p in model.parameters())
+    )
 
     markers.emit("STEP", "3/4 training")
     steps_per_epoch = -(-share // options.batch)
-    plan = {"epochs": options.epochs, "steps_per_epoch": steps_per_epoch, "global_batch": options.batch * world.size}
+    plan = {
+        "epochs": options.epochs,
+        "steps_per_epoch": steps_per_epoch,
+        "global_batch": options.batch * world.size,
+    }
     markers.emit("TRAIN", **plan, lr=options.lr)
     metrics = None
     if options.run_dir and world.is_main:
-        start = {"step": 0, "total_steps": options.epochs * steps_per_epoch, **distributed.describe(world)}
+        start = {
+            "step": 0,
+            "total_steps": options.epochs * steps_per_epoch,
+            **distributed.describe(world),
+        }
         metrics = report.Metrics(options.run_dir, start=start)
     trained = time.perf_counter()
     losses = _train(options, world, ddp, steps_per_epoch, metrics)
@@ -73,10 +85,15 @@ def _train(
     used = options.samples // world.size * world.size
     began, losses = time.perf_counter(), list[float]()
     for epoch in range(1, options.epochs + 1):
-        order = torch.randperm(options.samples, generator=torch.Generator().manual_seed(options.seed + epoch))
+        order = torch.randperm(
+            options.samples, generator=torch.Generator().manual_seed(options.seed + epoch)
+        )
         own_N = order[:used][world.rank :: world.size]
         for number, rows_B in enumerate(own_N.split(options.batch), start=1):
-            inputs_BF, labels_B = inputs_NF[rows_B].to(world.device), labels_N[rows_B].to(world.device)
+            inputs_BF, labels_B = (
+                inputs_NF[rows_B].to(world.device),
+                labels_N[rows_B].to(world.device),
+            )
             optimizer.zero_grad(set_to_none=True)
             loss = F.cross_entropy(ddp(inputs_BF), labels_B)
             loss.backward()
@@ -84,10 +101,24 @@ def _train(
             (summed,) = world.sum([loss.item()])
             losses.append(summed / world.size)
             if number in (1, steps_per_epoch) or number % 10 == 0:
-                markers.emit("BATCH", epoch=epoch, batch=f"{number}/{steps_per_epoch}", loss=losses[-1])
+                markers.emit(
+                    "BATCH", epoch=epoch, batch=f"{number}/{steps_per_epoch}", loss=losses[-1]
+                )
             if metrics is not None:
-                place = {"step": len(losses), "total_steps": options.epochs * steps_per_epoch, "epoch": epoch}
-                metrics.add({"kind": "step", **place, "loss": losses[-1], "lr": options.lr, "time": time.time()})
+                place = {
+                    "step": len(losses),
+                    "total_steps": options.epochs * steps_per_epoch,
+                    "epoch": epoch,
+                }
+                metrics.add(
+                    {
+                        "kind": "step",
+                        **place,
+                        "loss": losses[-1],
+                        "lr": options.lr,
+                        "time": time.time(),
+                    }
+                )
         loss, elapsed_s = _means(losses, steps_per_epoch)[-1], time.perf_counter() - began
         markers.emit("EPOCH", epoch=f"{epoch}/{options.epochs}", loss=loss, elapsed_s=elapsed_s)
     if any(math.isnan(loss) for loss in losses):
@@ -120,7 +151,9 @@ def _conclude(
     if metrics is not None and options.run_dir is not None:
         metrics.close()
         curve = options.run_dir / report.CURVE
-        report.draw_curve(files.read_records(metrics.path), curve, f"smoke test on {world.size} ranks")
+        report.draw_curve(
+            files.read_records(metrics.path), curve, f"smoke test on {world.size} ranks"
+        )
     rate = samples / seconds["training"]
     figures: dict[str, typing.Any] = {"first_loss": losses[0], "last_loss": losses[-1]}
     report.write_summary(
@@ -140,5 +173,11 @@ def _conclude(
     )
     rule = f"last<{IMPROVED_BELOW}*first"
     markers.emit("RESULT", improved=improved, **figures, rule=rule, samples_per_second=rate)
-    markers.emit("DONE", workload="smoke", ranks=world.size, nodes=world.num_nodes, elapsed_s=seconds["elapsed"])
+    markers.emit(
+        "DONE",
+        workload="smoke",
+        ranks=world.size,
+        nodes=world.num_nodes,
+        elapsed_s=seconds["elapsed"],
+    )
     report.write_outcome(options.run_dir, "done", step=len(losses))

@@ -19,12 +19,16 @@ class Options:
     classes: int = config.option(4, "classes to tell apart", least=2)
     seed: int = config.option(42, "seed of data, model and order", least=0)
     lr: float = config.option(3e-3, "AdamW's learning rate", above=0)
-    device: str = config.option("auto", "auto: a GPU where there is one", choices=("auto", "cpu", "cuda"))
+    device: str = config.option(
+        "auto", "auto: a GPU where there is one", choices=("auto", "cpu", "cuda")
+    )
     timeout_minutes: float = config.timeout()
     run_dir: pathlib.Path | None = config.option(
         None, "folder for summary.json, metrics.jsonl and loss.png", pathlib.Path
     )
-    report_json: pathlib.Path | None = config.option(None, "also write the figures to this file", pathlib.Path)
+    report_json: pathlib.Path | None = config.option(
+        None, "also write the figures to this file", pathlib.Path
+    )
 
 
 add_arguments = functools.partial(config.declare, options=Options)

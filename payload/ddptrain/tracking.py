@@ -38,13 +38,20 @@ class Background:
     """Hands records to a tracker from a thread, in order; a batch that fails is sent again, after another `open`."""
 
     def __init__(
-        self, target: typing.Any, *, close_s: float = CLOSE_S, queued: int | None = _QUEUED, flush_s: float = _FLUSH_S
+        self,
+        target: typing.Any,
+        *,
+        close_s: float = CLOSE_S,
+        queued: int | None = _QUEUED,
+        flush_s: float = _FLUSH_S,
     ) -> None:
         self.name = type(target).__name__
         self.dropped = 0
         self._target, self._close_s, self._flush_s = target, close_s, flush_s
         self._retry_s = 2 * flush_s
-        self._queue: collections.deque[Record] = collections.deque(maxlen=queued)  # None: without a limit
+        self._queue: collections.deque[Record] = collections.deque(
+            maxlen=queued
+        )  # None: without a limit
         self._summary: Record = {}
         self._ending = threading.Event()
         self._warned = False
@@ -64,7 +71,9 @@ class Background:
         if self._thread.is_alive():
             self.warn(f"gave no answer within {self._close_s:g} s; it lacks the last records")
         elif self.dropped:
-            self.warn(f"{self.dropped} records were not sent; metrics.jsonl has them all", again=True)
+            self.warn(
+                f"{self.dropped} records were not sent; metrics.jsonl has them all", again=True
+            )
 
     def _run(self) -> None:
         opened, is_last, retry_at, waiting = False, False, 0.0, list[Record]()
@@ -135,10 +144,21 @@ class MLflow:
         else:
             name = os.environ.get(EXPERIMENT) or "slurm-ddp"
             experiment = client.get_experiment_by_name(name)
-            number = experiment.experiment_id if experiment else client.create_experiment(name, artifacts)
+            number = (
+                experiment.experiment_id
+                if experiment
+                else client.create_experiment(name, artifacts)
+            )
             run_id = client.create_run(number, run_name=self.run_dir.name).info.run_id
-            url = f"{self.uri}/#/experiments/{number}/runs/{run_id}" if self.uri.startswith("http") else self.uri
-            files.write_json(self.run_dir / NOTE, {"uri": self.uri, "run_id": run_id, "experiment": name, "url": url})
+            url = (
+                f"{self.uri}/#/experiments/{number}/runs/{run_id}"
+                if self.uri.startswith("http")
+                else self.uri
+            )
+            files.write_json(
+                self.run_dir / NOTE,
+                {"uri": self.uri, "run_id": run_id, "experiment": name, "url": url},
+            )
         known = client.get_run(run_id).data
         client.update_run(run_id, status="RUNNING")
         self._client, self._entities, self._run_id = client, entities, run_id
@@ -148,7 +168,13 @@ class MLflow:
         markers.emit("TRACK", mlflow=self.uri, run_id=run_id)
         records = files.read_records(self.run_dir / METRICS)
         sent = int(known.tags.get(_SENT, 0))
-        self.send([record for record in records if record.get("kind") != "start" and record.get("step", 0) >= sent])
+        self.send(
+            [
+                record
+                for record in records
+                if record.get("kind") != "start" and record.get("step", 0) >= sent
+            ]
+        )
 
     def send(self, records: list[Record]) -> None:
         """Log the numbers of the records. A record that is sent twice counts once: a metric has its record's time."""
@@ -159,13 +185,24 @@ class MLflow:
         ]
         for at in range(0, len(metrics), 1000):
             part = metrics[at : at + 1000]
-            tag = self._entities.RunTag(_SENT, str(part[-1][0]))  # stored after the metrics of the same call
+            tag = self._entities.RunTag(
+                _SENT, str(part[-1][0])
+            )  # stored after the metrics of the same call
             self._client.log_batch(self._run_id, metrics=[metric for _, metric in part], tags=[tag])
 
     def close(self, summary: Record) -> None:
         """Log the summary's figures, how the training ended, and the run's small files as artifacts."""
-        self.send([{"step": summary.get("steps", 0), **{f"final_{name}": summary.get(name) for name in _FIGURES}}])
-        self._client.set_terminated(self._run_id, status=_STATES.get(str(summary.get("state")), "FINISHED"))
+        self.send(
+            [
+                {
+                    "step": summary.get("steps", 0),
+                    **{f"final_{name}": summary.get(name) for name in _FIGURES},
+                }
+            ]
+        )
+        self._client.set_terminated(
+            self._run_id, status=_STATES.get(str(summary.get("state")), "FINISHED")
+        )
         for path in (self.run_dir / name for name in ARTIFACTS):
             if path.exists():
                 self._client.log_artifact(self._run_id, str(path))
@@ -173,7 +210,11 @@ class MLflow:
     def _describe(self, known: Record) -> None:
         """Log the options that MLflow does not know yet: it refuses another value of one that it does."""
         config = _config(self.run_dir)
-        params = [self._entities.Param(name, str(value)[:500]) for name, value in config.items() if name not in known]
+        params = [
+            self._entities.Param(name, str(value)[:500])
+            for name, value in config.items()
+            if name not in known
+        ]
         self._client.log_batch(self._run_id, params=params[:100])
         self._client.set_tag(self._run_id, "run_dir", str(self.run_dir))
 
@@ -187,12 +228,16 @@ class WandB:
 
     def open(self) -> None:
         """Begin an offline run; `wandb sync` joins those of all attempts."""
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read at the import: nothing leaves the cluster
+        os.environ.setdefault(
+            "WANDB_ERROR_REPORTING", "false"
+        )  # read at the import: nothing leaves the cluster
         import wandb  # pyright: ignore[reportMissingImports] - only where tracking is asked for
 
         self._wandb = wandb
         before = sorted(self.run_dir.glob("wandb/offline-run-*-*"))
-        quiet = wandb.Settings(mode="offline", console="off", silent=True, x_disable_stats=True, disable_git=True)
+        quiet = wandb.Settings(
+            mode="offline", console="off", silent=True, x_disable_stats=True, disable_git=True
+        )
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "slurm-ddp",
             id=before[0].name.rpartition("-")[2] if before else None,
@@ -202,7 +247,9 @@ class WandB:
             config=_config(self.run_dir),
             settings=quiet,
         )
-        self._run.define_metric("*", step_metric="step")  # W&B's own only rises, also over the steps of a resumed run
+        self._run.define_metric(
+            "*", step_metric="step"
+        )  # W&B's own only rises, also over the steps of a resumed run
         markers.emit("TRACK", wandb=self._run.dir)
 
     def send(self, records: list[Record]) -> None:
@@ -252,16 +299,24 @@ def _config(run_dir: pathlib.Path) -> Record:
     return {}
 
 
-def _numbers(records: list[Record]) -> collections.abc.Iterator[tuple[int, float, dict[str, float]]]:
+def _numbers(
+    records: list[Record],
+) -> collections.abc.Iterator[tuple[int, float, dict[str, float]]]:
     """Yield (step, time, figures by name) of the records; the time is in seconds since 1970."""
     for record in records:
-        numbers = {k: v for k, v in record.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        numbers = {
+            k: v
+            for k, v in record.items()
+            if isinstance(v, int | float) and not isinstance(v, bool)
+        }
         step, time_s = numbers.pop("step", 0), numbers.pop("time", None) or time.time()
         numbers.pop("total_steps", None)
         yield int(step), time_s, {name: float(value) for name, value in numbers.items()}
 
 
-def targets(run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]) -> list[MLflow | WandB | TensorBoard]:
+def targets(
+    run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]
+) -> list[MLflow | WandB | TensorBoard]:
     """Make the trackers that the environment asks for: MLFLOW_TRACKING_URI and the flags of 1."""
     found: list[MLflow | WandB | TensorBoard] = []
     if uri := env.get(URI, "").strip():

@@ -74,9 +74,17 @@ class Training:
 
     def __init__(self, decided: planning.Decided, world: distributed.World) -> None:
         self.settings, self.dataset, self.plan = decided.settings, decided.dataset, decided.plan
-        self.batching, self.schedule, self.identity = decided.batching, decided.schedule, decided.kind.identity
+        self.batching, self.schedule, self.identity = (
+            decided.batching,
+            decided.schedule,
+            decided.kind.identity,
+        )
         self.record = recipe.as_record(decided.settings, decided.changes)
-        self.changed = [change for change in decided.changes if decided.found and change.step == decided.found.step]
+        self.changed = [
+            change
+            for change in decided.changes
+            if decided.found and change.step == decided.found.step
+        ]
         self.world = world
         assert self.settings.run_dir is not None
         self.run_dir: pathlib.Path = self.settings.run_dir
@@ -90,7 +98,9 @@ class Training:
         self.saver: saver.Saver | None = None
         self.metrics: report.Metrics | None = None
         self.mask_bit = reader.mask_bit(self.dataset)
-        self.take_val = reader.fixed_rows(self.dataset, "val", self.plan.seq_len, self.settings.eval_rows)
+        self.take_val = reader.fixed_rows(
+            self.dataset, "val", self.plan.seq_len, self.settings.eval_rows
+        )
         self.resumed_from: str | None = None
         self.pace = pace.Pace(world)
         self.train_s = 0.0  # time in training steps, the first one of the attempt not counted
@@ -101,7 +111,9 @@ class Training:
         if self.world.is_main:
             kept = {"keep": self.settings.keep_checkpoints, "pin": self.world.device.type == "cuda"}
             attempt = resume.attempt_id()
-            self.saver = saver.Saver(self.run_dir, attempt=attempt, on_saved=self._record_saved, **kept)
+            self.saver = saver.Saver(
+                self.run_dir, attempt=attempt, on_saved=self._record_saved, **kept
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,7 +141,9 @@ class Training:
         differences = self._differences(found)
         ranks = {"saved_by_ranks": found.meta["world_size"], "ranks": self.world.size}
         why = "; ".join(differences) or None
-        markers.emit("CKPT", resumed=found.path, step=found.step, **ranks, exact=not differences, why=why)
+        markers.emit(
+            "CKPT", resumed=found.path, step=found.step, **ranks, exact=not differences, why=why
+        )
 
     def _differences(self, found: checkpoint.Checkpoint) -> list[str]:
         """Return why the next steps are not those, to the bit, that the training would have had without a break."""
@@ -146,14 +160,28 @@ class Training:
         if world.is_main:
             (self.run_dir / report.SUMMARY).unlink(missing_ok=True)  # of an earlier attempt
             files.write_json(self.run_dir / config.FILE, self.record)
-            start = {"step": self.progress.step, "total_steps": schedule.steps, **distributed.describe(world)}
-            sinks = [tracking.Background(target) for target in tracking.targets(self.run_dir, os.environ)]
+            start = {
+                "step": self.progress.step,
+                "total_steps": schedule.steps,
+                **distributed.describe(world),
+            }
+            sinks = [
+                tracking.Background(target) for target in tracking.targets(self.run_dir, os.environ)
+            ]
             self.metrics = report.Metrics(self.run_dir, start=start, sinks=sinks)
         about = {"parameters": self.parameters, "mflop_per_token": self._flops_per_token() / 1e6}
         markers.emit("MODEL", **self.identity, precision=self.settings.precision, **about)
         b = self.batching
-        steps = {"steps": schedule.steps, "epoch_steps": schedule.epoch_steps, "from_step": self.progress.step}
-        batch = {"global_batch": b.global_batch, "micro_batch": b.micro_batch, "grad_accum": b.accumulate}
+        steps = {
+            "steps": schedule.steps,
+            "epoch_steps": schedule.epoch_steps,
+            "from_step": self.progress.step,
+        }
+        batch = {
+            "global_batch": b.global_batch,
+            "micro_batch": b.micro_batch,
+            "grad_accum": b.accumulate,
+        }
         markers.emit("TRAIN", **steps, **batch, tokens_per_step=self.step_tokens)
         state = resume.DONE if self.progress.step >= schedule.steps else self._loop()
         if self.saver is not None:
@@ -175,7 +203,9 @@ class Training:
             for step in range(first + 1, schedule.steps + 1):
                 with self.pace.own():
                     rows_BT1 = data.next()
-                engine.seed_all(self.settings.seed, world.rank, step)  # dropout has no state that a resume would need
+                engine.seed_all(
+                    self.settings.seed, world.rank, step
+                )  # dropout has no state that a resume would need
                 pending.append(self._step(rows_BT1, lr=schedule.lr(step - 1)))
                 if recorder:
                     recorder.step()
@@ -189,14 +219,22 @@ class Training:
                 own = torch.stack(losses).double().tolist()  # on a GPU, here the CPU waits for it
                 norms = torch.stack(norms).tolist()
                 # Such a gradient has spoilt the weights already, though the loss before it was fine.
-                own = [loss if math.isfinite(norm) else math.nan for loss, norm in zip(own, norms, strict=True)]
+                own = [
+                    loss if math.isfinite(norm) else math.nan
+                    for loss, norm in zip(own, norms, strict=True)
+                ]
                 now = time.perf_counter()
                 elapsed, since = now - since, now
                 save_s = 60 * self.settings.save_minutes
                 save_due = world.is_main and 0 < save_s < time.monotonic() - last_save
-                stop, (save, *sums) = agreement.reach(elapsed, [float(save_due), *own, *self.pace.share()])
+                stop, (save, *sums) = agreement.reach(
+                    elapsed, [float(save_due), *own, *self.pace.share()]
+                )
                 sums, seconds = sums[: len(own)], sums[len(own) :]
-                means = [v / world.size if counts else None for v, counts in zip(sums, learned, strict=True)]
+                means = [
+                    v / world.size if counts else None
+                    for v, counts in zip(sums, learned, strict=True)
+                ]
                 if step - len(pending) > first:
                     self.pace.add(seconds, elapsed)
                 self._record(step, means, norms, elapsed, counted=step - len(pending) > first)
@@ -222,14 +260,19 @@ class Training:
         """
         device, parts = self.world.device, self.batching.accumulate
         weights, learned = self._weights(rows_BT1)
-        tokens_BT, targets_BT = reader.split_batch(rows_BT1.to(device, non_blocking=True), self.mask_bit)
+        tokens_BT, targets_BT = reader.split_batch(
+            rows_BT1.to(device, non_blocking=True), self.mask_bit
+        )
         total = torch.zeros((), device=device)
         size = self.batching.micro_batch
         for part in range(parts):
             last = part == parts - 1
             rows = slice(part * size, (part + 1) * size)
             with contextlib.nullcontext() if last or self.world.size == 1 else self.ddp.no_sync():  # type: ignore[operator]
-                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.autocast), self.pace.own():
+                with (
+                    torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.autocast),
+                    self.pace.own(),
+                ):
                     loss = self.ddp(tokens_BT[rows], targets_BT[rows])
                 (loss * weights[part]).backward()
             total += loss.detach() * weights[part]
@@ -257,7 +300,13 @@ class Training:
         return [count * size / max(1.0, learned) for count in counts], learned
 
     def _record(
-        self, step: int, losses: list[float | None], norms: list[float], elapsed: float, *, counted: bool
+        self,
+        step: int,
+        losses: list[float | None],
+        norms: list[float],
+        elapsed: float,
+        *,
+        counted: bool,
     ) -> None:
         """Record the steps up to `step`, one for each loss; a step that had nothing to learn has none."""
         p, tokens, total = self.progress, self.step_tokens, self.schedule.steps
@@ -276,11 +325,19 @@ class Training:
             p.last_loss = p.last_loss if loss is None else loss
             p.step, p.tokens = number, p.tokens + tokens
             epoch = self.schedule.epoch(number)
-            figures = {"loss": loss, "lr": self.schedule.lr(number - 1), "grad_norm": norm, "tokens_per_second": rate}
+            figures = {
+                "loss": loss,
+                "lr": self.schedule.lr(number - 1),
+                "grad_norm": norm,
+                "tokens_per_second": rate,
+            }
             if self.metrics is not None:
                 more: dict[str, object] = {} if mfu is None else {"mfu": mfu}
                 if number == step:
-                    more |= {"memory_mib": self._memory_mib(), **({"slowest": s} if (s := self.pace.slowest) else {})}
+                    more |= {
+                        "memory_mib": self._memory_mib(),
+                        **({"slowest": s} if (s := self.pace.slowest) else {}),
+                    }
                 place = {"step": number, "total_steps": total, "epoch": epoch, "tokens": p.tokens}
                 self.metrics.add({"kind": "step", **place, **figures, "time": time.time(), **more})
             if number in (1, total) or number % self.settings.log_every == 0:
@@ -298,19 +355,28 @@ class Training:
         p, epoch = self.progress, self.schedule.epoch(step)
         began = time.perf_counter()
         p.val_loss = self.evaluate()
-        if p.val_loss is not None and not math.isfinite(p.val_loss):  # such weights are of no use to go on from
-            raise errors.SharedError(f"the validation loss is {p.val_loss} at step {step}; {_DIVERGED}")
+        if p.val_loss is not None and not math.isfinite(
+            p.val_loss
+        ):  # such weights are of no use to go on from
+            raise errors.SharedError(
+                f"the validation loss is {p.val_loss} at step {step}; {_DIVERGED}"
+            )
         is_best = p.val_loss is not None and (p.best_loss is None or p.val_loss < p.best_loss)
         if is_best:
             p.best_loss, p.best_step = p.val_loss, step
-        figures = {"val_loss": p.val_loss, "perplexity": None if p.val_loss is None else perplexity(p.val_loss)}
+        figures = {
+            "val_loss": p.val_loss,
+            "perplexity": None if p.val_loss is None else perplexity(p.val_loss),
+        }
         if self.metrics is not None and p.val_loss is not None:
             place = {"step": step, "epoch": epoch, "tokens": p.tokens}
             self.metrics.add({"kind": "eval", **place, **figures, "time": time.time()})
             self.metrics.flush()
         place = {"epoch": f"{epoch}/{self.schedule.epoch(self.schedule.steps)}", "step": step}
         eval_s = time.perf_counter() - began
-        markers.emit("EPOCH", **place, train_loss=p.last_loss, **figures, best=is_best, eval_s=eval_s)
+        markers.emit(
+            "EPOCH", **place, train_loss=p.last_loss, **figures, best=is_best, eval_s=eval_s
+        )
         self._save(step, ends_epoch=True, is_best=is_best)
 
     @torch.no_grad()
@@ -329,7 +395,9 @@ class Training:
         first, last = world.rank * count // world.size, (world.rank + 1) * count // world.size
         for at in range(first, last, self.batching.micro_batch):
             rows = self.take_val(at, min(last, at + self.batching.micro_batch))
-            tokens_BT, targets_BT = reader.split_batch(torch.from_numpy(rows.astype(np.int64)), self.mask_bit)
+            tokens_BT, targets_BT = reader.split_batch(
+                torch.from_numpy(rows.astype(np.int64)), self.mask_bit
+            )
             learned = int((targets_BT != model.IGNORED).sum())
             if learned:
                 with torch.autocast(world.device.type, dtype=torch.bfloat16, enabled=self.autocast):
@@ -355,7 +423,11 @@ class Training:
             "progress": dataclasses.asdict(self.progress),
             "plan": dataclasses.asdict(self.plan),
             "model": self.identity,
-            "data": {"name": data.name, "fingerprint": data.fingerprint, "tokenizer": data.tokenizer},
+            "data": {
+                "name": data.name,
+                "fingerprint": data.fingerprint,
+                "tokenizer": data.tokenizer,
+            },
             "config": self.record,
             "arithmetic": arithmetic.VERSION,
             "device": arithmetic.device_name(self.world),
@@ -376,8 +448,16 @@ class Training:
         rate = self.train_tokens / self.train_s if self.train_s else None
         if state == resume.DONE and isinstance(self.core, finetune.Wrapped):
             finetune.export(self.core, self.settings, self.run_dir / "model")
-        losses: dict[str, typing.Any] = {"first_loss": p.first_loss, "last_loss": p.last_loss, "best_loss": p.best_loss}
-        figures = {"tokens": p.tokens, "tokens_per_second": rate, "mfu": self._mfu(rate) if rate else None}
+        losses: dict[str, typing.Any] = {
+            "first_loss": p.first_loss,
+            "last_loss": p.last_loss,
+            "best_loss": p.best_loss,
+        }
+        figures = {
+            "tokens": p.tokens,
+            "tokens_per_second": rate,
+            "mfu": self._mfu(rate) if rate else None,
+        }
         summary = report.write_summary(
             self.world,
             self.run_dir,
@@ -404,7 +484,11 @@ class Training:
                 sink.close(summary)
         if state == resume.DONE:
             markers.emit("RESULT", **losses, val_loss=p.val_loss, **figures, curve=curve)
-            end = {"steps": p.step, "checkpoint": facts["checkpoint"], "elapsed_s": summary["elapsed_s"]}
+            end = {
+                "steps": p.step,
+                "checkpoint": facts["checkpoint"],
+                "elapsed_s": summary["elapsed_s"],
+            }
             markers.emit("DONE", workload=self.identity["kind"], **end)
             report.write_outcome(self.run_dir, state, **facts)
 
@@ -434,8 +518,12 @@ class Training:
     def _mfu(self, tokens_per_second: float) -> float | None:
         """Return model FLOP/s (see shapes.flops_per_token) over the sum of the devices' dense bf16 peaks."""
         device = self.world.device
-        peak = shapes.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        return tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
+        peak = (
+            shapes.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        )
+        return (
+            tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
+        )
 
     def _memory_mib(self) -> float:
         if self.world.device.type == "cuda":

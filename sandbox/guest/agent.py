@@ -63,7 +63,10 @@ def main() -> None:
         status = zygotes[unit].run(line)
         if status != 0:
             message = f"the hook's process ended with wait status {status}"
-            answers.write(json.dumps({"kind": "result", "ok": False, "error": message, "trace": message}) + "\n")
+            answers.write(
+                json.dumps({"kind": "result", "ok": False, "error": message, "trace": message})
+                + "\n"
+            )
     for zygote in zygotes.values():
         zygote.close()
 
@@ -116,7 +119,11 @@ def _serve(request: Json, answers: typing.TextIO) -> None:
         result = _dispatch(request, send)
     except BaseException as e:  # the one place where a hook's failure becomes an answer
         cause = e.__cause__ or e
-        result = {"ok": False, "error": f"{type(cause).__name__}: {cause}", "trace": traceback.format_exc()}
+        result = {
+            "ok": False,
+            "error": f"{type(cause).__name__}: {cause}",
+            "trace": traceback.format_exc(),
+        }
     send("result", **result)
 
 
@@ -144,7 +151,11 @@ def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
         after, failure = e.state, e.message
     finally:
         context.close()
-    action = {"results": context.action_results or {}, "failure": failure} if request["event"].get("action") else None
+    action = (
+        {"results": context.action_results or {}, "failure": failure}
+        if request["event"].get("action")
+        else None
+    )
     return {"ok": True, "state": _describe_state(after), "action": action}
 
 
@@ -174,7 +185,11 @@ def _install_charm(source: pathlib.Path, charm_root: pathlib.Path) -> None:
 def _load_charm(unit: str, source: str) -> tuple[pathlib.Path, type[ops.CharmBase]]:
     """Return the unit's folder and its charm's class, in the environment that hooks have."""
     os.environ.clear()
-    os.environ.update(PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", LANG="C.UTF-8", HOME="/root")
+    os.environ.update(
+        PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        LANG="C.UTF-8",
+        HOME="/root",
+    )
     _UNDECLARED.setLevel(logging.ERROR)
     charm_root = AGENTS / f"unit-{unit.replace('/', '-')}" / "charm"
     _install_charm(pathlib.Path(source), charm_root)
@@ -203,9 +218,15 @@ class _Context(testing.Context[ops.CharmBase]):
 def _patch_backend(send: typing.Callable[..., None]) -> None:
     """Make Scenario's model backend act as Juju does, and send progress while a hook runs."""
     backend = scenario.mocking._MockModelBackend
-    status_set, secret_set, resource_get = backend.status_set, backend.secret_set, backend.resource_get
+    status_set, secret_set, resource_get = (
+        backend.status_set,
+        backend.secret_set,
+        backend.resource_get,
+    )
 
-    def sent_status_set(self: typing.Any, status: typing.Any, message: str = "", *, is_app: bool = False) -> None:
+    def sent_status_set(
+        self: typing.Any, status: typing.Any, message: str = "", *, is_app: bool = False
+    ) -> None:
         status_set(self, status, message, is_app=is_app)
         if not is_app:
             send("status", status=status, message=message)
@@ -214,9 +235,18 @@ def _patch_backend(send: typing.Callable[..., None]) -> None:
         self._context.action_logs.append(message)
         send("action-log", message=message)
 
-    def changed_secret_set(self: typing.Any, id: str, *, content: dict[str, str] | None = None, **rest: typing.Any):  # noqa: A002
+    def changed_secret_set(
+        self: typing.Any,
+        id: str,  # noqa: A002 - as ops calls it
+        *,
+        content: dict[str, str] | None = None,
+        **rest: typing.Any,
+    ):
         # Juju 3.6 makes no new revision of equal content (storing its checksum); Scenario does
-        if content is not None and content == self._get_secret(id, rest.get("label")).latest_content:
+        if (
+            content is not None
+            and content == self._get_secret(id, rest.get("label")).latest_content
+        ):
             content = None
             if not any(rest.values()):
                 return
@@ -246,7 +276,11 @@ def _patch_remote_unit(event: Json) -> None:
         env = event_env(self, **arguments)
         if not event["remote"] and "JUJU_REMOTE_UNIT" in env:
             env["JUJU_REMOTE_UNIT"] = ""
-        return env | ({"JUJU_DEPARTING_UNIT": event["departing"]} if event["kind"] == "relation-departed" else {})
+        return env | (
+            {"JUJU_DEPARTING_UNIT": event["departing"]}
+            if event["kind"] == "relation-departed"
+            else {}
+        )
 
     runtime._get_event_env = named
 
@@ -256,7 +290,11 @@ def _build_state(described: Json) -> testing.State:
     networks = {
         testing.Network(
             name,
-            [testing.BindAddress([testing.Address(address, cidr=described["cidr"])], interface_name="host0")],
+            [
+                testing.BindAddress(
+                    [testing.Address(address, cidr=described["cidr"])], interface_name="host0"
+                )
+            ],
             ingress_addresses=[address],
             egress_subnets=[f"{address}/32"],
         )
@@ -268,7 +306,9 @@ def _build_state(described: Json) -> testing.State:
         relations={_build_relation(relation) for relation in described["relations"]},
         secrets={_build_secret(secret) for secret in described["secrets"]},
         storages={testing.Storage(name, index=index) for name, index in described["storages"]},
-        resources={testing.Resource(name=name, path=path) for name, path in described["resources"].items()},
+        resources={
+            testing.Resource(name=name, path=path) for name, path in described["resources"].items()
+        },
         networks=networks,
         opened_ports={_PORTS[protocol](port) for protocol, port in described["ports"]},
         unit_status=ops.StatusBase.from_name(*described["status"]),
@@ -277,7 +317,9 @@ def _build_state(described: Json) -> testing.State:
         planned_units=described["planned_units"],
         deferred=[testing.DeferredEvent(**event) for event in described["deferred"]],
         stored_states={testing.StoredState(**stored) for stored in described["stored"]},
-        model=testing.Model(described["model"]["name"], uuid=described["model"]["uuid"], type="lxd"),
+        model=testing.Model(
+            described["model"]["name"], uuid=described["model"]["uuid"], type="lxd"
+        ),
     )
 
 
@@ -291,10 +333,15 @@ def _build_relation(described: Json) -> testing.RelationBase:
     units = {int(number): data for number, data in described["remote_units_data"].items()}
     if described["type"] == "peer":
         return testing.PeerRelation(**common, peers_data=units)
-    remote = {"remote_app_name": described["remote_app"], "remote_app_data": described["remote_app_data"]}
+    remote = {
+        "remote_app_name": described["remote_app"],
+        "remote_app_data": described["remote_app_data"],
+    }
     if described["type"] == "subordinate":
         ((number, data),) = units.items()
-        return testing.SubordinateRelation(**common, **remote, remote_unit_id=number, remote_unit_data=data)
+        return testing.SubordinateRelation(
+            **common, **remote, remote_unit_id=number, remote_unit_data=data
+        )
     return testing.Relation(**common, **remote, remote_units_data=units)
 
 
@@ -305,7 +352,9 @@ def _build_secret(described: Json) -> testing.Secret:
         id=described["id"],
         owner=described["owner"],
         label=described["label"],
-        remote_grants={int(relation): grantees for relation, grantees in described["grants"].items()},
+        remote_grants={
+            int(relation): grantees for relation, grantees in described["grants"].items()
+        },
     )
     object.__setattr__(secret, "_tracked_revision", described["tracked_revision"])
     object.__setattr__(secret, "_latest_revision", described["latest_revision"])
@@ -323,10 +372,14 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         if kind in ("relation-created", "relation-broken"):
             return make(relation)
         number = int(described["remote"].split("/")[1]) if described["remote"] else 0
-        return make(relation, remote_unit=number)  # Scenario wants one; what the charm sees: _patch_remote_unit
+        return make(
+            relation, remote_unit=number
+        )  # Scenario wants one; what the charm sees: _patch_remote_unit
     if kind.startswith("secret-"):
         # Made by hand: Scenario denies it to the followers of an owning application
-        return type(context.on.start())("secret_changed", secret=state.get_secret(id=described["secret"]))
+        return type(context.on.start())(
+            "secret_changed", secret=state.get_secret(id=described["secret"])
+        )
     if kind.startswith("storage-"):
         name, index = described["storage"]
         return make(state.get_storage(name, index=index))
@@ -340,7 +393,10 @@ def _describe_state(state: testing.State) -> Json:
         "version": state.workload_version,
         "ports": sorted([port.protocol, port.port] for port in state.opened_ports),
         "relations": {
-            str(relation.id): {"app": dict(relation.local_app_data), "unit": dict(relation.local_unit_data)}
+            str(relation.id): {
+                "app": dict(relation.local_app_data),
+                "unit": dict(relation.local_unit_data),
+            }
             for relation in state.relations
         },
         "secrets": [_describe_secret(secret) for secret in state.secrets],
@@ -360,7 +416,9 @@ def _describe_secret(secret: testing.Secret) -> Json:
         "tracked_revision": secret._tracked_revision,
         "latest_revision": secret._latest_revision,
         "latest_content": dict(secret.latest_content or {}),
-        "grants": {str(relation): sorted(grantees) for relation, grantees in secret.remote_grants.items()},
+        "grants": {
+            str(relation): sorted(grantees) for relation, grantees in secret.remote_grants.items()
+        },
     }
 
 

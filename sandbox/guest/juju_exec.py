@@ -27,7 +27,9 @@ def main() -> str | int:
         sys.stderr.write("ERROR juju-exec cannot be called from within a hook\n")
         return 2
     if sys.argv[2:] != [hook]:
-        sys.stderr.write(f"ERROR the sandbox plays juju-exec UNIT {hook!r} alone, not {shlex.join(sys.argv[1:])!r}\n")
+        sys.stderr.write(
+            f"ERROR the sandbox plays juju-exec UNIT {hook!r} alone, not {shlex.join(sys.argv[1:])!r}\n"
+        )
         return 2
     if not (AGENTS / f"unit-{unit}").is_dir():
         return f'ERROR unit "{sys.argv[1]}" not found on this machine'

@@ -14,7 +14,9 @@ import subprocess
 import sys
 import typing
 
-WANTED = pathlib.Path("/etc/sandbox/gpus.json")  # [{"model": ..., "numa_node": ..., "uuid": ..., "bus": ...}, ...]
+WANTED = pathlib.Path(
+    "/etc/sandbox/gpus.json"
+)  # [{"model": ..., "numa_node": ..., "uuid": ..., "bus": ...}, ...]
 PROC = pathlib.Path("/proc/driver")
 BUS = pathlib.Path("/sys/bus")
 NODES = pathlib.Path("/sys/devices/system/node")
@@ -39,7 +41,9 @@ def main() -> None:
     show_devices(len(gpus))
     try:
         show_bus(gpus, show_nodes(gpus))
-    except subprocess.CalledProcessError as e:  # a kernel that stacks no overlay on sysfs: the rest works without
+    except (
+        subprocess.CalledProcessError
+    ) as e:  # a kernel that stacks no overlay on sysfs: the rest works without
         sys.stderr.write(f"PCI devices are not mocked: {e}\n")
 
 
@@ -49,12 +53,18 @@ def show_proc(gpus: Gpus) -> None:
     if not PROC.is_dir():
         return
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "mode=0555,nosuid,nodev,noexec", "sandbox-gpus", str(PROC)], check=True
+        ["mount", "-t", "tmpfs", "-o", "mode=0555,nosuid,nodev,noexec", "sandbox-gpus", str(PROC)],
+        check=True,
     )
     if not gpus:
         return
-    write(PROC / "nvidia/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER_VERSION}  (mock)\n")
-    for minor, gpu in reversed([*enumerate(gpus)]):  # tmpfs lists the newest first, procfs goes by name
+    write(
+        PROC / "nvidia/version",
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER_VERSION}  (mock)\n",
+    )
+    for minor, gpu in reversed(
+        [*enumerate(gpus)]
+    ):  # tmpfs lists the newest first, procfs goes by name
         fields = {
             "Model": gpu["model"],
             "GPU UUID": gpu["uuid"],
@@ -83,14 +93,20 @@ def show_bus(gpus: Gpus, nodes: list[list[int]]) -> None:
     """Overlay /sys/bus: the mocked functions appear, NVIDIA functions of the machine underneath do not."""
     unmount(BUS)
     unmount(LAYER.parent)
-    hidden = [path.name for path in (BUS / "pci/devices").glob("*") if read(path / "vendor") == VENDOR]
+    hidden = [
+        path.name for path in (BUS / "pci/devices").glob("*") if read(path / "vendor") == VENDOR
+    ]
     if not gpus and not hidden:
         return
     LAYER.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "sandbox-gpus", str(LAYER.parent)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "mode=0755", "sandbox-gpus", str(LAYER.parent)], check=True
+    )
     (LAYER / "pci/devices").mkdir(parents=True)
     for name in hidden:
-        os.mknod(LAYER / "pci/devices" / name, stat.S_IFCHR, os.makedev(0, 0))  # overlayfs's whiteout
+        os.mknod(
+            LAYER / "pci/devices" / name, stat.S_IFCHR, os.makedev(0, 0)
+        )  # overlayfs's whiteout
     if (BUS / "pci/drivers/nvidia").exists() and not gpus:
         (LAYER / "pci/drivers").mkdir(parents=True)
         os.mknod(LAYER / "pci/drivers/nvidia", stat.S_IFCHR, os.makedev(0, 0))
@@ -112,27 +128,44 @@ def show_bus(gpus: Gpus, nodes: list[list[int]]) -> None:
         (function / "config").write_bytes(bytes(header))
         (function / "driver").symlink_to("../../drivers/nvidia")
         (LAYER / "pci/drivers/nvidia" / gpu["bus"]).symlink_to(f"../../devices/{gpu['bus']}")
-    subprocess.run(["mount", "-t", "overlay", "-o", f"ro,lowerdir={LAYER}:{BUS}", "sandbox-gpus", str(BUS)], check=True)
+    subprocess.run(
+        ["mount", "-t", "overlay", "-o", f"ro,lowerdir={LAYER}:{BUS}", "sandbox-gpus", str(BUS)],
+        check=True,
+    )
 
 
 def show_nodes(gpus: Gpus) -> list[list[int]]:
     """Divide CPUs and memory evenly among the NUMA nodes that GPUs name, numa(7); return the CPUs of each."""
     unmount(NODES)
-    count = max([int(gpu["numa_node"]) + 1 for gpu in gpus if gpu["numa_node"] is not None], default=0)
+    count = max(
+        [int(gpu["numa_node"]) + 1 for gpu in gpus if gpu["numa_node"] is not None], default=0
+    )
     if not count:
         return []
     cpus = [cpu for first, last in ranges(read(CPUS)) for cpu in range(first, last + 1)]
-    nodes = [cpus[number * len(cpus) // count : (number + 1) * len(cpus) // count] for number in range(count)]
-    memory = [line.split() for line in read(pathlib.Path("/proc/meminfo")).splitlines()[:2]]  # MemTotal, MemFree
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "sandbox-gpus", str(NODES)], check=True)
+    nodes = [
+        cpus[number * len(cpus) // count : (number + 1) * len(cpus) // count]
+        for number in range(count)
+    ]
+    memory = [
+        line.split() for line in read(pathlib.Path("/proc/meminfo")).splitlines()[:2]
+    ]  # MemTotal, MemFree
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "mode=0755", "sandbox-gpus", str(NODES)], check=True
+    )
     for name in ("online", "possible", "has_cpu", "has_memory", "has_normal_memory"):
         write(NODES / name, f"{listed(list(range(count)))}\n")
     for number, members in enumerate(nodes):
         node = NODES / f"node{number}"
         write(node / "cpulist", f"{listed(members)}\n")
         write(node / "cpumap", f"{mask(members)}\n")
-        write(node / "distance", " ".join("10" if other == number else "12" for other in range(count)) + "\n")
-        sizes = [f"Node {number} {name} {int(size) // count} {unit}\n" for name, size, unit in memory]
+        write(
+            node / "distance",
+            " ".join("10" if other == number else "12" for other in range(count)) + "\n",
+        )
+        sizes = [
+            f"Node {number} {name} {int(size) // count} {unit}\n" for name, size, unit in memory
+        ]
         write(node / "meminfo", "".join(sizes))
     return nodes
 

@@ -11,7 +11,11 @@ import slurmutils
 import yaml
 
 PAGES = sorted(
-    [*rules.ROOT.glob("*.md"), *(rules.ROOT / "docs").rglob("*.md"), *(rules.ROOT / "charms").glob("*/README.md")]
+    [
+        *rules.ROOT.glob("*.md"),
+        *(rules.ROOT / "docs").rglob("*.md"),
+        *(rules.ROOT / "charms").glob("*/README.md"),
+    ]
 )
 
 
@@ -29,26 +33,36 @@ CHECKS: dict[str, collections.abc.Callable[[str], collections.abc.Iterator[str]]
 }
 # What slurm.conf holds anyway may be named, if the form is right.
 ANYWHERE = CHECKS | {
-    "code": lambda text: (found for found in rules.slurm_conf_problems(text) if "itself says" not in found)
+    "code": lambda text: (
+        found for found in rules.slurm_conf_problems(text) if "itself says" not in found
+    )
 }
 
 
 def settings(text: str) -> Texts:
     """Yield (option, value) of each command, YAML mapping and piece of code that sets one of Slurm's options."""
     options = "|".join(CHECKS)
-    for option, value in re.findall(rf"({options})=('[^']*'|\"[^\"]*\"|[^\s`]*)", text):  # what a shell reads
-        beside = r"""\"[$][(].*?(?:(?:; printf '%s\\n'|\n *echo) (.+))?[)]\""""  # what the option holds
+    for option, value in re.findall(
+        rf"({options})=('[^']*'|\"[^\"]*\"|[^\s`]*)", text
+    ):  # what a shell reads
+        beside = (
+            r"""\"[$][(].*?(?:(?:; printf '%s\\n'|\n *echo) (.+))?[)]\""""  # what the option holds
+        )
         if added := re.fullmatch(beside, value, re.DOTALL):
             yield option, "\n".join(shlex.split(added[1] or ""))
         elif not value.startswith(("...", "$")):
             yield option, " ".join(shlex.split(value)) if "\n" not in value else value[1:-1]
-    for _, option, value in re.findall(rf"^( *)({options}): \|\n((?:\1 +\S.*\n)+)", text, re.MULTILINE):
+    for _, option, value in re.findall(
+        rf"^( *)({options}): \|\n((?:\1 +\S.*\n)+)", text, re.MULTILINE
+    ):
         yield option, textwrap.dedent(value)
     for option, value in re.findall(rf"^ *({options}): ([^|\n]+)$", text, re.MULTILINE):
         yield option, yaml.safe_load(value)
     for code in re.findall(r"`([A-Z][A-Za-z]+=[^`]+)`", re.sub(r"\n\s*(#\s*)?", " ", text)):
         key = code.partition("=")[0]
-        if key not in {"NodeName", "PartitionName", "NodeSet"} and hasattr(slurmutils.SlurmConfig(), field(key)):
+        if key not in {"NodeName", "PartitionName", "NodeSet"} and hasattr(
+            slurmutils.SlurmConfig(), field(key)
+        ):
             yield "code", code
 
 

@@ -7,11 +7,20 @@ import rules
 import yaml
 
 PLACEHOLDER = "%%juju_topology%%"  # what the collector's side replaces by the application's labels
-TOPOLOGY = {"juju_model": "training", "juju_model_uuid": "6e9d", "juju_application": "app", "juju_unit": "app/0"}
+TOPOLOGY = {
+    "juju_model": "training",
+    "juju_model_uuid": "6e9d",
+    "juju_application": "app",
+    "juju_unit": "app/0",
+}
 CHARMS = sorted(path.parent.name for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"))
 
-METRICS: dict[str, dict[str, list[str]]] = yaml.safe_load(pathlib.Path(__file__).with_name("metrics.yaml").read_text())
-NAMES = {f"slurm_ddp_{name}": labels for metrics in METRICS.values() for name, labels in metrics.items()}
+METRICS: dict[str, dict[str, list[str]]] = yaml.safe_load(
+    pathlib.Path(__file__).with_name("metrics.yaml").read_text()
+)
+NAMES = {
+    f"slurm_ddp_{name}": labels for metrics in METRICS.values() for name, labels in metrics.items()
+}
 
 
 def files(charm: str, kind: str) -> list[pathlib.Path]:

@@ -77,7 +77,9 @@ class Charm:
 
     name: str
     bases: frozenset[str]
-    channels: dict[str, frozenset[str]]  # channel -> bases published there; empty: ours, deployed from a file
+    channels: dict[
+        str, frozenset[str]
+    ]  # channel -> bases published there; empty: ours, deployed from a file
     endpoints: dict[str, Endpoint]
     options: dict[str, str]  # name -> type
     resources: frozenset[str]
@@ -90,7 +92,10 @@ def upstream_charms() -> dict[str, Charm]:
     """Return the facts of upstream.yaml, offers included (their names never collide with a charm's)."""
     facts = yaml.safe_load(pathlib.Path(__file__).with_name("upstream.yaml").read_text())
     charms = {name: _charm(name, fact) for name, fact in facts["charms"].items()}
-    offers = {name: dataclasses.replace(_charm(name, fact), is_offer=True) for name, fact in facts["offers"].items()}
+    offers = {
+        name: dataclasses.replace(_charm(name, fact), is_offer=True)
+        for name, fact in facts["offers"].items()
+    }
     return charms | offers
 
 
@@ -103,8 +108,13 @@ def our_charms() -> dict[str, Charm]:
         options = declared.get("config", {}).get("options", {})
         for number, platform in enumerate(declared["platforms"]):
             base = platform.partition(":")[0]
-            fact = declared | {"options": {name: option["type"] for name, option in options.items()}, "bases": [base]}
-            folder = f"./dist/{base.partition('@')[2]}" if number else "./dist"  # as scripts/pack.py has it
+            fact = declared | {
+                "options": {name: option["type"] for name, option in options.items()},
+                "bases": [base],
+            }
+            folder = (
+                f"./dist/{base.partition('@')[2]}" if number else "./dist"
+            )  # as scripts/pack.py has it
             found[f"{folder}/{declared['name']}.charm"] = _charm(declared["name"], fact)
     return found
 
@@ -139,7 +149,9 @@ def filled(path: pathlib.Path) -> str:
 
     `*FILL-IN` is an alias without an anchor: no reader of YAML takes a file in which one is left.
     """
-    return re.sub(r"[*]FILL-IN  # ([^;\n]+);", lambda found: json.dumps(found[1]) + "  #", path.read_text())
+    return re.sub(
+        r"[*]FILL-IN  # ([^;\n]+);", lambda found: json.dumps(found[1]) + "  #", path.read_text()
+    )
 
 
 def read(path: pathlib.Path) -> type_of_bundle:
@@ -162,7 +174,9 @@ def merge(bundle: type_of_bundle, *overlays: type_of_bundle) -> type_of_bundle:
                 if not body:
                     target.pop(name, None)
                     merged["relations"] = [
-                        ends for ends in merged.get("relations", []) if name not in {end.split(":")[0] for end in ends}
+                        ends
+                        for ends in merged.get("relations", [])
+                        if name not in {end.split(":")[0] for end in ends}
                     ]
                 elif name in target:
                     _merge_application(target[name], body)
@@ -205,11 +219,15 @@ def problems(bundle: type_of_bundle, charms: collections.abc.Mapping[str, Charm]
     return found
 
 
-def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> collections.abc.Iterator[str]:
+def _application_problems(
+    name: str, body: dict[str, Any], charm: Charm
+) -> collections.abc.Iterator[str]:
     units = body.get("num_units")
     if charm.is_subordinate and ("num_units" in body or "to" in body):
         yield f"{name}: {charm.name} is subordinate: it has neither num_units nor to"
-    if not charm.is_subordinate and (not isinstance(units, int) or isinstance(units, bool) or units < 1):
+    if not charm.is_subordinate and (
+        not isinstance(units, int) or isinstance(units, bool) or units < 1
+    ):
         yield f"{name}: num_units must be given, 1 or more (in a bundle its default is 0)"
     has_arch = "arch=amd64" in str(body.get("constraints", "")).split()
     if not charm.is_subordinate and not has_arch:
@@ -227,7 +245,9 @@ def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> coll
         kind = charm.options.get(option)
         if kind is None:
             yield f"{name}: {charm.name} has no option {option}"
-        elif not isinstance(value, _OPTION_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        elif not isinstance(value, _OPTION_TYPES[kind]) or (
+            isinstance(value, bool) and kind != "boolean"
+        ):
             yield f"{name}: option {option} is a {kind}, not {value!r}"
     yield from _slurm_problems(name, body, charm)
     for resource in body.get("resources") or {}:
@@ -239,7 +259,10 @@ def _slurm_problems(name: str, body: dict[str, Any], charm: Charm) -> collection
     """Yield what Slurm's charms would refuse in their options, or overwrite without an error."""
     options = body.get("options") or {}
     if charm.name == "slurmd":
-        yield from (f"{name}: {problem}" for problem in partition_problems(str(options.get("partition-config", ""))))
+        yield from (
+            f"{name}: {problem}"
+            for problem in partition_problems(str(options.get("partition-config", "")))
+        )
     if charm.name == "slurmctld":
         conf = str(options.get("slurm-conf-parameters", ""))
         yield from (f"{name}: {problem}" for problem in slurm_conf_problems(conf))
@@ -247,7 +270,10 @@ def _slurm_problems(name: str, body: dict[str, Any], charm: Charm) -> collection
             f"{name}: slurm-conf-parameters: {key} is fatal for slurmctld until slurmdbd is active: set it afterwards"
             for key in sorted(_AFTER_SLURMDBD & set(_keys(conf)))
         )
-        yield from (f"{name}: {problem}" for problem in cgroup_problems(str(options.get("cgroup-parameters", ""))))
+        yield from (
+            f"{name}: {problem}"
+            for problem in cgroup_problems(str(options.get("cgroup-parameters", "")))
+        )
 
 
 def slurm_conf_problems(text: str) -> collections.abc.Iterator[str]:
@@ -281,11 +307,15 @@ def partition_problems(text: str) -> collections.abc.Iterator[str]:
 
 
 @functools.cache  # for bundles that differ in other options; slurmutils takes long
-def _refusal(option: str, read: collections.abc.Callable[[str], object], text: str) -> tuple[str, ...]:
+def _refusal(
+    option: str, read: collections.abc.Callable[[str], object], text: str
+) -> tuple[str, ...]:
     try:
         read(text)
     except (slurmutils.ModelError, ValueError) as e:  # what upstream's charms turn into Blocked
-        return (f"{option}: slurmutils refuses it: {str(e).splitlines()[0].partition('. valid ')[0]}",)
+        return (
+            f"{option}: slurmutils refuses it: {str(e).splitlines()[0].partition('. valid ')[0]}",
+        )
     return ()
 
 
@@ -359,7 +389,9 @@ def _machine_problems(
 ) -> collections.abc.Iterator[str]:
     """Yield what cannot be placed on machines that exist: Juju adds none for `--map-machines=existing`."""
     applications, machines = bundle["applications"], bundle["machines"]
-    hosts: dict[str, list[str]] = collections.defaultdict(list)  # machine or container -> applications
+    hosts: dict[str, list[str]] = collections.defaultdict(
+        list
+    )  # machine or container -> applications
     for name, body in applications.items():
         if known[name].is_subordinate:
             continue
@@ -398,7 +430,9 @@ def _project_problems(
     for name, charm in known.items():
         by_charm[charm.name].append(name)
     principals = principals_of(bundle, known)
-    slurm = {name: applications[name]["base"] for name, charm in known.items() if charm.name in _ONE_BASE}
+    slurm = {
+        name: applications[name]["base"] for name, charm in known.items() if charm.name in _ONE_BASE
+    }
     if len(set(slurm.values())) > 1:
         bases = ", ".join(f"{name} {base}" for name, base in sorted(slurm.items()))
         yield f"the two generations of Slurm's charms do not mix: {bases}"
@@ -411,25 +445,36 @@ def _project_problems(
         for host in sorted(principals[name] | set(by_charm["slurmd"])):
             mounts = [fs for fs in by_charm["shared-filesystem-client"] if host in principals[fs]]
             options = [applications[fs].get("options") or {} for fs in mounts]
-            if not any(pathlib.PurePath(workspace).is_relative_to(o.get("mountpoint", "-")) for o in options):
+            if not any(
+                pathlib.PurePath(workspace).is_relative_to(o.get("mountpoint", "-"))
+                for o in options
+            ):
                 yield f"{name}: workspace {workspace} is not on a filesystem mounted on {host}"
             if any(o.get("noexec") for o in options):
                 yield f"{name}: {host} mounts the workspace noexec, and compiled Python modules do not load from there"
     for name in by_charm["shared-filesystem-client"]:
         if not any(f"{name}:filesystem" in ends for ends in bundle["relations"]):
             yield f"{name}: no filesystem to mount"
-    for name in by_charm["slurmrestd"]:  # waits for accounting: slurmctld charm.py @e292de4, _on_slurmrestd_connected
+    for name in by_charm[
+        "slurmrestd"
+    ]:  # waits for accounting: slurmctld charm.py @e292de4, _on_slurmrestd_connected
         if not by_charm["slurmdbd"]:
             yield f"{name}: never becomes active without slurmdbd"
 
 
-def principals_of(bundle: type_of_bundle, known: collections.abc.Mapping[str, Charm]) -> dict[str, set[str]]:
+def principals_of(
+    bundle: type_of_bundle, known: collections.abc.Mapping[str, Charm]
+) -> dict[str, set[str]]:
     """Return for each subordinate application the applications on whose units it stands."""
     found: dict[str, set[str]] = collections.defaultdict(set)
     for first, second in bundle.get("relations") or []:
         for a, b in ((first, second), (second, first)):
             (a_name, _, a_end), (b_name, _, b_end) = a.partition(":"), b.partition(":")
             scopes = {known[a_name].endpoints[a_end].scope, known[b_name].endpoints[b_end].scope}
-            if known[a_name].is_subordinate and not known[b_name].is_subordinate and "container" in scopes:
+            if (
+                known[a_name].is_subordinate
+                and not known[b_name].is_subordinate
+                and "container" in scopes
+            ):
                 found[a_name].add(b_name)
     return found

@@ -25,7 +25,9 @@ def rendered(charm: str, folder: pathlib.Path) -> list[str]:
     """Write a charm's rules as the collector passes them on, and return the files."""
     written: list[str] = []
     for path in observability.files(charm, "alerts"):
-        (folder / path.name).write_text(path.read_text().replace(observability.PLACEHOLDER, observability.matchers()))
+        (folder / path.name).write_text(
+            path.read_text().replace(observability.PLACEHOLDER, observability.matchers())
+        )
         written.append(path.name)
     return written
 
@@ -33,14 +35,22 @@ def rendered(charm: str, folder: pathlib.Path) -> list[str]:
 def promtool(*argv: str, cwd: pathlib.Path) -> subprocess.CompletedProcess[str]:
     if PROMTOOL is None:
         pytest.fail("no promtool here: scripts/setup.sh test", pytrace=False)
-    return subprocess.run([PROMTOOL, *argv], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [PROMTOOL, *argv], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def series(samples: Series) -> list[dict[str, str]]:
     """Give samples the prefix and the labels that the collector adds."""
-    added = ",".join(f'{name}="{value}"' for name, value in {**observability.TOPOLOGY, "instance": "node-0"}.items())
+    added = ",".join(
+        f'{name}="{value}"'
+        for name, value in {**observability.TOPOLOGY, "instance": "node-0"}.items()
+    )
     return [
-        {"series": f"slurm_ddp_{name[:-1]}{'' if name.endswith('{}') else ','}{added}}}", "values": values}
+        {
+            "series": f"slurm_ddp_{name[:-1]}{'' if name.endswith('{}') else ','}{added}}}",
+            "values": values,
+        }
         for name, values in samples.items()
     ]
 
@@ -59,7 +69,9 @@ def test_it_fires_and_not_just_below_its_threshold(charm: str, alert: str, tmp_p
                 {
                     "interval": step,
                     "input_series": series(samples),
-                    "alert_rule_test": [{"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": []}],
+                    "alert_rule_test": [
+                        {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": []}
+                    ],
                 }
             ],
         }
@@ -94,7 +106,9 @@ def test_a_rule_says_how_bad_what_and_what_to_type(key: tuple[str, str]):
     metrics = re.findall(r"slurm_ddp_\w+", rule["expr"])
     assert metrics
     assert set(metrics) <= {f"slurm_ddp_{name}" for name in observability.METRICS[charm]}
-    assert rule["expr"].count(observability.PLACEHOLDER) == len(metrics)  # no other application's metrics
+    assert rule["expr"].count(observability.PLACEHOLDER) == len(
+        metrics
+    )  # no other application's metrics
 
 
 @pytest.mark.parametrize("key", RULES, ids=":".join)

@@ -45,7 +45,10 @@ def overlays(names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return overlays as an operator fills them in: on machines that exist a filesystem's proxy is given its place."""
     found = [overlay(name) for name in names]
     if "machines" in names:
-        found += [{"applications": {f"{name}-server-proxy": {"to": ["0"]}}} for name in FILESYSTEMS & set(names)]
+        found += [
+            {"applications": {f"{name}-server-proxy": {"to": ["0"]}}}
+            for name in FILESYSTEMS & set(names)
+        ]
     return found
 
 
@@ -61,7 +64,9 @@ def test_overlays_merge_alone_and_together(
 
 
 @pytest.mark.parametrize("path", ["scripts/pictures.yaml", "tests/functional/observability.yaml"])
-def test_the_sandbox_s_collectors_can_be_related(bundle: dict[str, Any], charms: dict[str, rules.Charm], path: str):
+def test_the_sandbox_s_collectors_can_be_related(
+    bundle: dict[str, Any], charms: dict[str, rules.Charm], path: str
+):
     assert rules.problems(rules.merge(bundle, rules.read(rules.ROOT / path)), charms) == []
 
 
@@ -69,9 +74,13 @@ def test_the_sandbox_s_collectors_can_be_related(bundle: dict[str, Any], charms:
 def test_each_overlay_changes_something_and_says_what_to_fill_in(bundle: dict[str, Any], path: Any):
     assert rules.merge(bundle, rules.read(path)) != bundle
     text = path.read_text()
-    header = "".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
+    header = "".join(
+        itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
+    )
     assert f"--overlay ./overlays/{path.name}" in header
-    assert re.search(r"fill in", header, re.IGNORECASE), "the header says what to fill in, or that nothing is"
+    assert re.search(r"fill in", header, re.IGNORECASE), (
+        "the header says what to fill in, or that nothing is"
+    )
     assert ("*FILL-IN" in text) == ("Nothing to fill in" not in header) or "URLs" in header
 
 
@@ -81,7 +90,11 @@ def test_every_mount_and_every_slurm_daemon_gets_a_machine_of_its_own_on_lxd(
     merged = rules.merge(bundle, overlay("lxd"))
     known = {name: charms[body["charm"]] for name, body in merged["applications"].items()}
     hosts = rules.principals_of(merged, known)
-    need = {name for name, charm in known.items() if charm.name.startswith("slurm") and not charm.is_subordinate}
+    need = {
+        name
+        for name, charm in known.items()
+        if charm.name.startswith("slurm") and not charm.is_subordinate
+    }
     need |= {host for name in hosts for host in hosts[name]}
     have = {
         name
@@ -91,11 +104,15 @@ def test_every_mount_and_every_slurm_daemon_gets_a_machine_of_its_own_on_lxd(
     assert have == need
 
 
-MISTAKES: list[dict[str, Any]] = rules.yaml.safe_load((rules.ROOT / "tests/bundle/mistakes.yaml").read_text())
+MISTAKES: list[dict[str, Any]] = rules.yaml.safe_load(
+    (rules.ROOT / "tests/bundle/mistakes.yaml").read_text()
+)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["problem"])
-def test_every_rule_finds_its_mistake(bundle: dict[str, Any], charms: dict[str, rules.Charm], mistake: dict[str, Any]):
+def test_every_rule_finds_its_mistake(
+    bundle: dict[str, Any], charms: dict[str, rules.Charm], mistake: dict[str, Any]
+):
     removed = {"applications": dict.fromkeys(mistake.get("remove", []))}
     broken = rules.merge(bundle, *map(overlay, mistake.get("overlays", [])), removed)
     for path, value in mistake.get("set", {}).items():

@@ -53,7 +53,11 @@ def queries() -> list[tuple[str, str, str]]:
 def typed() -> list[tuple[str, str]]:
     """Return (page, expression) of each query of Prometheus or Loki that a page has as code."""
     code = re.compile(r"`(?:text\n)?((?:slurm_ddp_\w|\{\w+=)[^`\n]*)\n?`")
-    return [(documents.named(page), text) for page in documents.PAGES for text in code.findall(page.read_text())]
+    return [
+        (documents.named(page), text)
+        for page in documents.PAGES
+        for text in code.findall(page.read_text())
+    ]
 
 
 def samples(end: int) -> collections.abc.Iterator[str]:
@@ -61,7 +65,10 @@ def samples(end: int) -> collections.abc.Iterator[str]:
     yield from (f'log{{filename="{path}"}} 1 {end}' for path in LOGS.values())
     for name, labels in {**observability.NAMES, **_NOT_OURS}.items():
         for state in _STATES if "state" in labels else ("error",):
-            values = {label: _VALUES.get(label) or (state if label == "state" else "x") for label in labels}
+            values = {
+                label: _VALUES.get(label) or (state if label == "state" else "x")
+                for label in labels
+            }
             values |= observability.TOPOLOGY | {"instance": "node-0"}
             text = ",".join(f'{label}="{value}"' for label, value in values.items())
             for number, at in enumerate(range(end - 7200, end + 1, 60)):
@@ -76,13 +83,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator
         pytest.fail("no prometheus here: scripts/setup.sh test", pytrace=False)
     folder, end = tmp_path_factory.mktemp("prometheus"), int(time.time()) // 60 * 60 - 60
     (folder / "samples").write_text("\n".join(samples(end)) + "\n")
-    argv = ["promtool", "tsdb", "create-blocks-from", "openmetrics", folder / "samples", folder / "data"]
+    argv = [
+        "promtool",
+        "tsdb",
+        "create-blocks-from",
+        "openmetrics",
+        folder / "samples",
+        folder / "data",
+    ]
     subprocess.run(argv, check=True, capture_output=True, timeout=60)
     (folder / "prometheus.yml").write_text("{}\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", "--log.level=error"]
+    flags = [
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        "--log.level=error",
+    ]
     flags += [f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=1d"]
     process = subprocess.Popen(["prometheus", *flags])
     url = f"http://127.0.0.1:{port}"
@@ -125,25 +143,35 @@ def test_every_query_of_a_page_returns_series(query: tuple[str, str], server: tu
 
 
 def test_the_page_s_query_of_logs_finds_those_of_our_charms(server: tuple[str, int]):
-    (query,) = [text for _, text in typed() if "filename" in text]  # Loki's selectors are written as Prometheus'
+    (query,) = [
+        text for _, text in typed() if "filename" in text
+    ]  # Loki's selectors are written as Prometheus'
     ours = {path for name, path in LOGS.items() if _BUNDLE[name]["charm"].startswith("./")}
     assert {one["metric"]["filename"] for one in ask(server, query)} == ours
 
 
 def test_the_page_names_every_dashboard():
     page = (rules.ROOT / "docs" / "howto" / "observe.md").read_text()
-    assert sorted(re.findall(r"\| Grafana, \*(.+?)\* \|", page)) == sorted(board["title"] for board in BOARDS)
+    assert sorted(re.findall(r"\| Grafana, \*(.+?)\* \|", page)) == sorted(
+        board["title"] for board in BOARDS
+    )
 
 
 def test_every_dashboard_is_of_a_charm():
-    assert sum(len(dashboards.of(charm)) for charm in observability.CHARMS) == len(dashboards.BOARDS)
+    assert sum(len(dashboards.of(charm)) for charm in observability.CHARMS) == len(
+        dashboards.BOARDS
+    )
 
 
 def test_every_variable_is_declared():
     assert all(len(board["uid"]) <= 40 for board in BOARDS)  # Grafana's limit
     for board in BOARDS:
         names = {one["name"] for one in board["templating"]["list"]}
-        used = set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"]))) - {"__rate_interval", "__range", "1"}
+        used = set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"]))) - {
+            "__rate_interval",
+            "__range",
+            "1",
+        }
         assert used <= names
         assert {"prometheusds", "lokids", *dashboards.TOPOLOGY} <= names  # those of COS
 

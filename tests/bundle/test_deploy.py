@@ -46,22 +46,39 @@ print(json.dumps({{"type": "charm", "name": name, **about, "charm": {{}}, "chann
 """
 
 
-def revision(track: str, risk: str, number: int, *bases: str, architecture: str = "amd64") -> dict[str, Any]:
+def revision(
+    track: str, risk: str, number: int, *bases: str, architecture: str = "amd64"
+) -> dict[str, Any]:
     """Return a revision as `juju info` lists it."""
     of_bases = [{"name": "ubuntu", "channel": base} for base in bases]
-    about = {"version": str(number), "revision": number, "released-at": "2026-06-22T19:44:44+00:00", "size": 12042240}
-    return {"track": track, "risk": risk, **about, "architectures": [architecture], "bases": of_bases}
+    about = {
+        "version": str(number),
+        "revision": number,
+        "released-at": "2026-06-22T19:44:44+00:00",
+        "size": 12042240,
+    }
+    return {
+        "track": track,
+        "risk": risk,
+        **about,
+        "architectures": [architecture],
+        "bases": of_bases,
+    }
 
 
 def charmhub() -> dict[str, Any]:
     """Return Charmhub's revisions of each charm in tests/bundle/upstream.yaml, by charm, track and risk."""
-    facts = rules.yaml.safe_load((rules.ROOT / "tests" / "bundle" / "upstream.yaml").read_text())["charms"]
+    facts = rules.yaml.safe_load((rules.ROOT / "tests" / "bundle" / "upstream.yaml").read_text())[
+        "charms"
+    ]
     found: dict[str, Any] = {}
     for name, fact in facts.items():
         for channel, bases in fact["channels"].items():
             track, _, risk = channel.partition("/")
             numbered = enumerate(reversed(bases), start=1)
-            of_risk = [revision(track, risk, number, base.partition("@")[2]) for number, base in numbered]
+            of_risk = [
+                revision(track, risk, number, base.partition("@")[2]) for number, base in numbered
+            ]
             found.setdefault(name, {}).setdefault(track, {})[risk] = of_risk
     return found
 
@@ -79,14 +96,18 @@ class Place:
         (folder / "scripts" / "venv.sh").symlink_to("/bin/true")
         (folder / "build" / "venvs" / "deploy" / "bin").mkdir(parents=True)
         (folder / "build" / "venvs" / "deploy" / "bin" / "python").symlink_to(sys.executable)
-        (folder / "scripts" / "lanes.py").write_text("import sys\nassert sys.argv[1:] == ['pack']\nprint('packed')\n")
+        (folder / "scripts" / "lanes.py").write_text(
+            "import sys\nassert sys.argv[1:] == ['pack']\nprint('packed')\n"
+        )
         self.juju.parent.mkdir()
         self.juju.write_text(JUJU)
         self.juju.chmod(0o755)
         self.juju.with_name("info").write_text(INFO)
         self.juju.with_name("info").chmod(0o755)
         for name in ("cephfs", "gpu", "nfs"):
-            (folder / f"my-{name}.yaml").write_text(rules.filled(folder / "overlays" / f"{name}.yaml"))
+            (folder / f"my-{name}.yaml").write_text(
+                rules.filled(folder / "overlays" / f"{name}.yaml")
+            )
         self.publish(charmhub())
         self.on("aws")
 
@@ -102,7 +123,9 @@ class Place:
     def run(self, overlays: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": f"{self.juju.parent}:{os.environ['PATH']}", "OVERLAYS": overlays}
         script = self.folder / "scripts" / "deploy.sh"
-        return subprocess.run([script, *arguments], env=env, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [script, *arguments], env=env, capture_output=True, text=True, check=False
+        )
 
     def deployed(self, overlays: str, *arguments: str) -> list[str]:
         """Run the script: the arguments that `juju deploy` got."""
@@ -131,7 +154,12 @@ LXD, JUJU4, MACHINES = "./overlays/lxd.yaml", "./overlays/juju4.yaml", "./overla
 # The model's cloud and Juju, OVERLAYS (my-*.yaml are copies that are filled in), the overlays of `juju deploy` in their order
 DEPLOYED = [
     ("aws", "3.6.28", "", []),
-    ("aws", "3.6.28", "my-gpu.yaml cos my-nfs.yaml", ["./my-gpu.yaml", "./overlays/cos.yaml", "./my-nfs.yaml"]),
+    (
+        "aws",
+        "3.6.28",
+        "my-gpu.yaml cos my-nfs.yaml",
+        ["./my-gpu.yaml", "./overlays/cos.yaml", "./my-nfs.yaml"],
+    ),
     ("aws", "3.6.28", "my-nfs.yaml 2604", ["./overlays/2604.yaml", "./my-nfs.yaml"]),
     ("lxd", "3.6.28", "", [LXD]),
     ("lxd", "3.6.28", "lxd", [LXD]),
@@ -141,19 +169,31 @@ DEPLOYED = [
     ("unmanaged", "4.0.15", "my-nfs.yaml machines", [MACHINES, "./my-nfs.yaml", JUJU4]),
 ]
 REFUSED = [
-    ("aws", "3.6.28", "my-nfs.yaml my-cephfs.yaml", "nfs and cephfs: there is one shared filesystem; choose one"),
+    (
+        "aws",
+        "3.6.28",
+        "my-nfs.yaml my-cephfs.yaml",
+        "nfs and cephfs: there is one shared filesystem; choose one",
+    ),
     ("aws", "3.6.28", "my-gpu.yaml lxd", "gpu and lxd: both say what machine"),
     ("aws", "3.6.28", "my-gpu.yaml machines", "gpu and machines: both say what machine"),
     ("aws", "3.6.28", "cos cos", "cos is given twice"),
     ("aws", "3.6.28", "lxd", "lxd is for LXD, and this model's cloud is aws"),
-    ("lxd", "3.6.28", "my-gpu.yaml", "gpu asks for a cloud's machine types, and this model is on LXD"),
+    (
+        "lxd",
+        "3.6.28",
+        "my-gpu.yaml",
+        "gpu asks for a cloud's machine types, and this model is on LXD",
+    ),
     ("aws", "4.0.15", "2604", "mysql needs a Juju below 4 and this model's is 4.0.15"),
     ("aws", "3.6.28", "nsf", "there is no overlays/nsf.yaml; there are: 2604 cephfs cos gpu "),
 ]
 
 
 @pytest.mark.parametrize(("cloud", "version", "overlays", "expected"), DEPLOYED, ids=str)
-def test_overlays_are_chosen_and_ordered(place: Place, cloud: str, version: str, overlays: str, expected: list[str]):
+def test_overlays_are_chosen_and_ordered(
+    place: Place, cloud: str, version: str, overlays: str, expected: list[str]
+):
     place.on(cloud, version)
     mapped = ["--map-machines=existing"] if MACHINES in expected else []
     words = [word for path in expected for word in ("--overlay", path)]
@@ -161,7 +201,9 @@ def test_overlays_are_chosen_and_ordered(place: Place, cloud: str, version: str,
 
 
 @pytest.mark.parametrize(("cloud", "version", "overlays", "message"), REFUSED, ids=str)
-def test_what_cannot_be_deployed_is_refused(place: Place, cloud: str, version: str, overlays: str, message: str):
+def test_what_cannot_be_deployed_is_refused(
+    place: Place, cloud: str, version: str, overlays: str, message: str
+):
     place.on(cloud, version)
     assert message in place.refusal(overlays)
 
@@ -169,8 +211,15 @@ def test_what_cannot_be_deployed_is_refused(place: Place, cloud: str, version: s
 @pytest.mark.parametrize("name", ["cephfs", "gpu", "lustre", "nfs"])
 def test_an_overlay_that_is_not_filled_in_is_refused_with_its_line(place: Place, name: str):
     text = (rules.ROOT / "overlays" / f"{name}.yaml").read_text()
-    line = next(n for n, one in enumerate(text.splitlines(), 1) if "*FILL-IN" in one and not one.startswith("#"))
-    assert f"deploy: OVERLAYS: ./overlays/{name}.yaml line {line} is to be filled in: " in place.refusal(name)
+    line = next(
+        n
+        for n, one in enumerate(text.splitlines(), 1)
+        if "*FILL-IN" in one and not one.startswith("#")
+    )
+    assert (
+        f"deploy: OVERLAYS: ./overlays/{name}.yaml line {line} is to be filled in: "
+        in place.refusal(name)
+    )
 
 
 def test_without_a_model_or_a_juju_it_says_what_to_do(place: Place):
@@ -183,14 +232,26 @@ def test_without_a_model_or_a_juju_it_says_what_to_do(place: Place):
 NONE = "deploy: slurmd: Charmhub has no revision of slurmd for ubuntu@24.04 in channel latest/edge; {}: set channel or base"
 # Whether `juju info` lists one track, slurmd's revisions in Charmhub, and the only line of standard error
 CHECKED = [
-    (False, ["latest/edge 26.04 amd64", "25.11/edge 24.04 amd64"], NONE.format("25.11/edge has one")),
+    (
+        False,
+        ["latest/edge 26.04 amd64", "25.11/edge 24.04 amd64"],
+        NONE.format("25.11/edge has one"),
+    ),
     (False, ["latest/edge 24.04 arm64"], NONE.format("no channel has one")),
-    (False, ["latest/edge 24.04 arm64", "latest/edge 24.04 amd64"], ""),  # a revision for each architecture
+    (
+        False,
+        ["latest/edge 24.04 arm64", "latest/edge 24.04 amd64"],
+        "",
+    ),  # a revision for each architecture
     (False, ["25.11/stable 24.04 amd64"], NONE.format("25.11/stable has one")),
     (False, ["latest/beta 24.04 amd64", "latest/edge 26.04 amd64"], ""),  # edge leads to beta
     (True, ["25.11/edge 24.04 amd64", "latest/edge 24.04 amd64"], ""),
     (True, ["25.11/edge 24.04 amd64", "latest/stable 24.04 amd64"], ""),
-    (True, ["25.11/edge 24.04 amd64", "latest/edge 26.04 amd64"], NONE.format("25.11/edge has one")),
+    (
+        True,
+        ["25.11/edge 24.04 amd64", "latest/edge 26.04 amd64"],
+        NONE.format("25.11/edge has one"),
+    ),
     (
         False,
         [],
@@ -200,7 +261,9 @@ CHECKED = [
 
 
 @pytest.mark.parametrize(("has_one_track", "revisions", "line"), CHECKED, ids=str)
-def test_charmhub_is_asked_for_a_revision_that_fits(place: Place, has_one_track: bool, revisions: list[str], line: str):
+def test_charmhub_is_asked_for_a_revision_that_fits(
+    place: Place, has_one_track: bool, revisions: list[str], line: str
+):
     published = charmhub() | {"slurmd": {}}
     if has_one_track:
         place.juju.with_name("one-track").touch()
@@ -220,7 +283,10 @@ def test_charmhub_is_asked_for_a_revision_that_fits(place: Place, has_one_track:
 @pytest.mark.parametrize(
     ("overlay", "line"),
     [
-        ("{slrumctld: {channel: edge}}", "my.yaml: no application slrumctld in the bundle; did you mean slurmctld?"),
+        (
+            "{slrumctld: {channel: edge}}",
+            "my.yaml: no application slrumctld in the bundle; did you mean slurmctld?",
+        ),
         ("{grafana: {channel: edge}}", "my.yaml: no application grafana in the bundle"),
         (
             "{slurmd: {channel: 25.11/sharp}}",
@@ -236,7 +302,11 @@ def test_a_mistake_in_an_overlay_is_named(place: Place, overlay: str, line: str)
 
 @pytest.mark.parametrize(
     ("version", "overlays", "is_refused"),
-    [("3.6.28", "./my.yaml", False), ("4.0.15", "./my.yaml", True), ("4.0.15", "juju4 ./my.yaml", True)],
+    [
+        ("3.6.28", "./my.yaml", False),
+        ("4.0.15", "./my.yaml", True),
+        ("4.0.15", "juju4 ./my.yaml", True),
+    ],
 )
 def test_juju_4_gets_no_constraints_without_the_architecture(
     place: Place, version: str, overlays: str, is_refused: bool

@@ -42,15 +42,26 @@ def test_links_resolve(page: pathlib.Path):
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_code_fits_its_box(page: pathlib.Path):
     blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    assert [line for kind, block in blocks if kind != "mermaid" for line in block.splitlines() if len(line) > 84] == []
+    assert [
+        line
+        for kind, block in blocks
+        if kind != "mermaid"
+        for line in block.splitlines()
+        if len(line) > 84
+    ] == []
 
 
 def test_scripts_on_nccl_keep_model_and_data_on_the_gpu_of_their_rank():
-    blocks = [re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in PAGES]
+    blocks = [
+        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        for page in PAGES
+    ]
     scripts = [block for found in blocks for block in found if '"nccl"' in block]
     needed = (r"set_device\(.*LOCAL_RANK", r"nn\.\w+\(.*\.to\(device\)", r"randn\(.*device\b")
     assert scripts
-    assert [(script, piece) for script in scripts for piece in needed if not re.search(piece, script)] == []
+    assert [
+        (script, piece) for script in scripts for piece in needed if not re.search(piece, script)
+    ] == []
 
 
 def commands() -> dict[str, set[str]]:
@@ -61,8 +72,13 @@ def commands() -> dict[str, set[str]]:
     source = (rules.ROOT / "sandbox" / "cli.py").read_text()
     sandbox = re.findall(r"@cli\.command\([^)]*\)(?:\n.*?)*?\ndef (\w+)\(", source)
     return {
-        r"(?:^|`)make": set(re.findall(r"^([a-z0-9.-]+):.*##", (rules.ROOT / "Makefile").read_text(), re.MULTILINE)),
-        r"tox -e": lanes | {f"unit-{path.parent.name}" for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml")},
+        r"(?:^|`)make": set(
+            re.findall(r"^([a-z0-9.-]+):.*##", (rules.ROOT / "Makefile").read_text(), re.MULTILINE)
+        ),
+        r"tox -e": lanes
+        | {
+            f"unit-{path.parent.name}" for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml")
+        },
         r"\./sandboxctl": {name.rstrip("_").replace("_", "-") for name in sandbox},
     }
 
@@ -70,7 +86,12 @@ def commands() -> dict[str, set[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_commands_exist(page: pathlib.Path):
     for before, known in commands().items():
-        assert set(re.findall(rf"{before} ([a-z][a-z-]+(?:\d+\.\d+)?)", page.read_text(), re.MULTILINE)) <= known
+        assert (
+            set(
+                re.findall(rf"{before} ([a-z][a-z-]+(?:\d+\.\d+)?)", page.read_text(), re.MULTILINE)
+            )
+            <= known
+        )
 
 
 TYPED = [*PAGES, *CHARMS, rules.ROOT / "sandbox" / "demo.py"]
@@ -88,7 +109,9 @@ def test_juju_accepts_every_action_that_is_typed(source: pathlib.Path):
 def test_the_actions_that_are_typed_are_found():
     found = [call for source in TYPED for call in actions_typed(source.read_text())]
     assert len(found) > 60
-    assert {"branch=580", "time-limit=30", "profiles=1g.5gb x7"} <= {word for *_, words in found for word in words}
+    assert {"branch=580", "time-limit=30", "profiles=1g.5gb x7"} <= {
+        word for *_, words in found for word in words
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -114,7 +137,9 @@ def test_endpoints_exist(page: pathlib.Path):
 
 def test_the_charms_pages_are_what_they_declare():
     wanted = {reference.page(source): reference.render(source) for source in reference.charms()}
-    assert {page: page.read_text() for page in reference.PAGES.glob("*.md")} == wanted, "run tox -e reference"
+    assert {page: page.read_text() for page in reference.PAGES.glob("*.md")} == wanted, (
+        "run tox -e reference"
+    )
 
 
 def test_every_overlay_is_in_the_readme():
@@ -124,13 +149,19 @@ def test_every_overlay_is_in_the_readme():
 
 @pytest.mark.parametrize("source", SOURCES, ids=named)
 def test_slurm_s_options_take_what_is_set(source: pathlib.Path):
-    found = [problem for option, value in settings(source.read_text()) for problem in ANYWHERE[option](value)]
+    found = [
+        problem
+        for option, value in settings(source.read_text())
+        for problem in ANYWHERE[option](value)
+    ]
     assert found == []
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=named)
 def test_nodes_take_what_set_node_config_is_given(source: pathlib.Path):
-    for value in re.findall(r"set-node-config parameters=('[^']*'|\"[^\"]*\"|\S+)", source.read_text()):
+    for value in re.findall(
+        r"set-node-config parameters=('[^']*'|\"[^\"]*\"|\S+)", source.read_text()
+    ):
         slurmutils.Node.from_str(" ".join(shlex.split(value)))
 
 
@@ -141,7 +172,9 @@ def test_what_is_deployed_from_charmhub_is_published_there(page: pathlib.Path):
     for charm, rest in re.findall(r"juju deploy ([a-z][a-z-]+)([^`\n]*)", text):
         channel, base = (re.search(rf"--{option} (\S+)", rest) for option in ("channel", "base"))
         if charm in known and channel and base:
-            assert base[1] in known[charm].channels.get(channel[1], ()), f"{charm} {channel[1]} {base[1]}"
+            assert base[1] in known[charm].channels.get(channel[1], ()), (
+                f"{charm} {channel[1]} {base[1]}"
+            )
 
 
 @pytest.mark.parametrize("page", [*PAGES, rules.ROOT / "scripts" / "deploy.sh"], ids=named)
@@ -152,7 +185,9 @@ def test_what_juju_4_dropped_is_never_typed(page: pathlib.Path):
 
 def test_every_picture_exists_is_small_and_is_shown():
     link = re.compile(r"(?:!\[[^\]]*\]\(|<img src=\")([^)\"]+)")
-    shown = {(page.parent / path).resolve() for page in PAGES for path in link.findall(page.read_text())}
+    shown = {
+        (page.parent / path).resolve() for page in PAGES for path in link.findall(page.read_text())
+    }
     images = rules.ROOT / "docs" / "images"
     assert shown == set(images.iterdir()), "docs/images differs from the pictures that pages show"
     assert [path.name for path in shown if path.stat().st_size > 300_000] == []

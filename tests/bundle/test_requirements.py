@@ -26,11 +26,17 @@ def test_every_requirement_is_pinned_and_hashed(path: pathlib.Path):
 
 
 def test_one_version_of_each_package():
-    versions: dict[str, dict[str, list[str]]] = collections.defaultdict(lambda: collections.defaultdict(list))
+    versions: dict[str, dict[str, list[str]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
     for path in COMPILED:
-        if path.name in APART or path.parent.name == "tracking":  # MLflow asks for older ones than tox and charmcraft
+        if (
+            path.name in APART or path.parent.name == "tracking"
+        ):  # MLflow asks for older ones than tox and charmcraft
             continue
-        for name, version in re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", path.read_text(), re.MULTILINE):
+        for name, version in re.findall(
+            r"^([A-Za-z0-9._-]+)==(\S+)", path.read_text(), re.MULTILINE
+        ):
             versions[name.lower()][version].append(str(path.relative_to(lock.ROOT)))
     several = {name: dict(found) for name, found in versions.items() if len(found) > 1}
     assert several == {}, "run tox -e lock -- --upgrade"

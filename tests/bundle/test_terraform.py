@@ -22,10 +22,16 @@ EVERYWHERE = {"app_name", "base", "channel", "config", "model_uuid", "revision"}
 def _plain(value: Any) -> Any:
     """Strip the quotes and marks from what hcl2 parsed."""
     if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items() if not str(key).startswith("__")}
+        return {
+            _plain(key): _plain(item)
+            for key, item in value.items()
+            if not str(key).startswith("__")
+        }
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return value[1:-1] if isinstance(value, str) and re.fullmatch(r'".*"', value, re.DOTALL) else value
+    return (
+        value[1:-1] if isinstance(value, str) and re.fullmatch(r'".*"', value, re.DOTALL) else value
+    )
 
 
 def parsed(path: pathlib.Path) -> dict[str, Any]:
@@ -76,7 +82,9 @@ def test_a_charm_s_module_is_of_its_charmcraft_yaml(charm: pathlib.Path):
         name = "storage_directives" if option == "storage" else option
         for key in metadata.get(option, {}):
             assert key in variables[name]["description"]
-    (application,) = parsed(charm / "terraform" / "main.tf")["resource"]["juju_application"].values()
+    (application,) = parsed(charm / "terraform" / "main.tf")["resource"][
+        "juju_application"
+    ].values()
     (deployed,) = application["charm"]
     assert deployed["name"] == metadata["name"]
     assert variables["base"]["default"] + ":amd64" in metadata["platforms"]
@@ -106,7 +114,9 @@ def test_the_product_deploys_the_bundle():
     main, variables = parsed(PRODUCT / "main.tf"), inputs(PRODUCT)
     applications = bundle["applications"]
     modules = main["module"]
-    assert {name.replace("_", "-") for name in modules} | set(main["resource"]["juju_application"]) == set(applications)
+    assert {name.replace("_", "-") for name in modules} | set(
+        main["resource"]["juju_application"]
+    ) == set(applications)
     for label, module in modules.items():
         name = label.replace("_", "-")
         charm = pathlib.PurePath(applications[name]["charm"]).stem
@@ -115,17 +125,25 @@ def test_the_product_deploys_the_bundle():
         channel = variables["slurm_channel" if upstream else "channel"]["default"]
         if upstream:
             assert applications[name]["channel"] == channel
-            assert module["source"].endswith("?ref=" + UPSTREAM["checkouts"]["slurm-charms"]["branch"])
+            assert module["source"].endswith(
+                "?ref=" + UPSTREAM["checkouts"]["slurm-charms"]["branch"]
+            )
         for option, value in applications[name].get("options", {}).items():
             assert f"{option} = {json.dumps(value)}" in re.sub(" +", " ", module["config"]), name
-        own = None if upstream else parsed(rules.ROOT / "charms" / charm / "terraform" / "variables.tf")["variable"]
+        own = (
+            None
+            if upstream
+            else parsed(rules.ROOT / "charms" / charm / "terraform" / "variables.tf")["variable"]
+        )
         used = set(module) - {"source", "count"}
         assert own is None or used <= set(own)
         deployed = module.get("app_name") or (own["app_name"]["default"] if own else None)
         assert deployed == name
     mysql = main["resource"]["juju_application"]["mysql"]
     (charm,) = mysql["charm"]
-    assert charm == {key: applications["mysql"][key] for key in ("base", "channel")} | {"name": "mysql"}
+    assert charm == {key: applications["mysql"][key] for key in ("base", "channel")} | {
+        "name": "mysql"
+    }
     text = (PRODUCT / "variables.tf").read_text()
     assert f'{{ profile = "{applications["mysql"]["options"]["profile"]}" }}' in text
     assert f"units       = optional(number, {applications['slurmd']['num_units']})" in text
@@ -139,4 +157,6 @@ def test_the_product_integrates_what_the_bundle_relates():
     ours = {frozenset(default if end.startswith("${") else end for end in pair) for pair in ends}
     assert ours == {frozenset(pair) for pair in bundle["relations"]}
     waits = set(main["resource"]["juju_integration"]["all"]["depends_on"])
-    assert waits == {f"${{module.{label}}}" for label in main["module"]} | {"${juju_application.mysql}"}
+    assert waits == {f"${{module.{label}}}" for label in main["module"]} | {
+        "${juju_application.mysql}"
+    }

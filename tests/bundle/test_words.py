@@ -14,12 +14,27 @@ ALLOWED: list[tuple[str, str]] = [(one["file"], one["line"]) for one in TABLE["a
 OPENINGS = ("Return what ", "Return whatever ")  # of a docstring, which states the fact instead
 # Files that hold other people's text, or the table
 OTHERS = ("LICENSE", "tests/bundle/words.yaml", "tests/bundle/test_words.py", "tests/ddp/data/")
-SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".ini", ".sh", ".j2", ".cfg", ".css", ".js", "Makefile")
+SUFFIXES = (
+    ".py",
+    ".md",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".ini",
+    ".sh",
+    ".j2",
+    ".cfg",
+    ".css",
+    ".js",
+    "Makefile",
+)
 
 
 def files() -> list[str]:
     """List what git tracks and people write."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=rules.ROOT, check=True, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=rules.ROOT, check=True, capture_output=True, text=True
+    )
     return [
         name
         for name in listed.stdout.split("\0")
@@ -30,7 +45,9 @@ def files() -> list[str]:
 def pattern() -> re.Pattern[str]:
     """Compile the tables: words with a letter on neither side, names of classes also inside CamelCase."""
     words = "|".join(TABLE["words"]).replace(" ", "[ _-]")
-    return re.compile(rf"(?<![A-Za-z])(?i:{words})(?![A-Za-z])|(?<![A-Z])(?:{'|'.join(TABLE['names'])})(?![a-z])")
+    return re.compile(
+        rf"(?<![A-Za-z])(?i:{words})(?![A-Za-z])|(?<![A-Z])(?:{'|'.join(TABLE['names'])})(?![a-z])"
+    )
 
 
 def problems(name: str, text: str) -> collections.abc.Iterator[str]:
@@ -50,11 +67,15 @@ def problems(name: str, text: str) -> collections.abc.Iterator[str]:
 
 
 def test_plain_technical_english():
-    found = [problem for name in files() for problem in problems(name, (rules.ROOT / name).read_text())]
+    found = [
+        problem for name in files() for problem in problems(name, (rules.ROOT / name).read_text())
+    ]
     assert not found, "tests/bundle/words.yaml lists words to write instead:\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize(("path", "piece"), ALLOWED)
 def test_every_exception_is_needed(path: str, piece: str):
     lines = [line for line in (rules.ROOT / path).read_text().splitlines() if piece in line]
-    assert lines and all(pattern().search(line) for line in lines), f"{path} no longer needs its exception"
+    assert lines and all(pattern().search(line) for line in lines), (
+        f"{path} no longer needs its exception"
+    )

@@ -61,7 +61,9 @@ class Job:
     def asked(self) -> spec.JobSpec | spec.PrepareSpec:
         """Read the job's specification from the file that its script names."""
         found = re.search(
-            r"^exec /usr/bin/python3 -I -S -B (\S+/program) (job|prepare) (\S+)$", self.text, re.MULTILINE
+            r"^exec /usr/bin/python3 -I -S -B (\S+/program) (job|prepare) (\S+)$",
+            self.text,
+            re.MULTILINE,
         )
         assert found is not None
         kind = spec.JobSpec if found[2] == "job" else spec.PrepareSpec
@@ -77,13 +79,19 @@ class Job:
         job = self.asked()
         if isinstance(job, spec.PrepareSpec):
             return [" ".join(command) for command in job.commands]
-        return [" ".join(f"${word.text}" if word.is_variable else word.text for word in job.command)]
+        return [
+            " ".join(f"${word.text}" if word.is_variable else word.text for word in job.command)
+        ]
 
     def line(self) -> str:
         """Return the job as `squeue -O` prints it."""
         state, status = self.states[0] if len(self.states) == 1 else self.states.pop(0)
         reason = (
-            self.reason or "Resources" if state == "PENDING" else "NonZeroExitCode" if state == "FAILED" else "None"
+            self.reason or "Resources"
+            if state == "PENDING"
+            else "NonZeroExitCode"
+            if state == "FAILED"
+            else "None"
         )
         nodes = "" if state == "PENDING" else "slurmd-[0-1]"
         return (
@@ -138,7 +146,9 @@ class Cluster:
             "SelectType              = select/cons_tres\n"
         )
         self.submitted: collections.abc.Callable[[Job], None] = lambda _: None
-        self.answers: collections.abc.Callable[[Job], Completed] = lambda job: Completed(0, f"{job.job_id}\n", "")
+        self.answers: collections.abc.Callable[[Job], Completed] = lambda job: Completed(
+            0, f"{job.job_id}\n", ""
+        )
         self.calls: list[tuple[str, ...]] = []
         self.judged: list[str] = []  # what --test-only was asked about
 
@@ -173,7 +183,11 @@ class Cluster:
             ):
                 assert cwd == "/"
             is_denied = self.denial and changes(call) and call[0] != "sbatch"
-            answer = Completed(1, "", self.denial) if is_denied else getattr(self, f"_{call[0]}")(call[1:], stdin)
+            answer = (
+                Completed(1, "", self.denial)
+                if is_denied
+                else getattr(self, f"_{call[0]}")(call[1:], stdin)
+            )
         if check and answer.returncode:
             last_line = (answer.stderr or answer.stdout).splitlines()[-1]
             raise CommandError(
@@ -203,7 +217,9 @@ class Cluster:
                     "",
                 )
             case ("-a", "show", "nodes", "-o"):
-                return Completed(0, "".join(machine.line("slurmd") for machine in self.machines), "")
+                return Completed(
+                    0, "".join(machine.line("slurmd") for machine in self.machines), ""
+                )
             case ("show", "config"):
                 return Completed(0, self.config, "")
             case ("show", "reservations", "-o"):
@@ -242,7 +258,11 @@ class Cluster:
         array = re.search(r"^#SBATCH --array=0-(\d+)%\d+$", script.read_text(), re.MULTILINE)
         last = int(array[1]) if array else -1
         swept = "-%a/logs/" in script.read_text()  # each task has a folder of its own
-        folders = [f"{script.parent}-{number}" for number in range(last + 1)] if swept else [str(script.parent)]
+        folders = (
+            [f"{script.parent}-{number}" for number in range(last + 1)]
+            if swept
+            else [str(script.parent)]
+        )
         assert all(pathlib.Path(folder, "logs").is_dir() for folder in folders), (
             "Slurm would lose the job: its log's folder is not there"
         )
@@ -265,8 +285,14 @@ class Cluster:
                 return Completed(0, found[0].line(), "") if found else Completed(1, "", UNKNOWN_JOB)
             case ("-h", "-a", "-j", number, "-O", "State:|,Account:|,QOS:|,Partition:|,Reason:|"):
                 job = self.job(int(number))
-                return Completed(0, f"{job.states[0][0]}|physics|normal|slurmd|{job.reason or 'Resources'}|\n", "")
-            case ("-h", "-a", "-t", "all", "-u", self.user, "-n", name, "-O", form) if form.endswith("Comment:|"):
+                return Completed(
+                    0,
+                    f"{job.states[0][0]}|physics|normal|slurmd|{job.reason or 'Resources'}|\n",
+                    "",
+                )
+            case ("-h", "-a", "-t", "all", "-u", self.user, "-n", name, "-O", form) if (
+                form.endswith("Comment:|")
+            ):
                 known = [job for job in self.jobs if job.name == name]
                 lines = (
                     f"{job.job_id}|{job.array_id or job.job_id}|{job.task}|{job.states[0][0]}|{job.comment}|\n"
@@ -296,7 +322,11 @@ class Cluster:
         for word in arguments:
             array, _, task = word.partition("_")
             for job in self.jobs:
-                is_meant = (str(job.array_id), job.task) == (array, task) if task else self._is_of(job, array)
+                is_meant = (
+                    (str(job.array_id), job.task) == (array, task)
+                    if task
+                    else self._is_of(job, array)
+                )
                 if is_meant and job.states[0][0] in ("PENDING", "RUNNING"):
                     job.cancelled = True
                     job.states = [("COMPLETING", 0), ("CANCELLED", 15)]
@@ -305,12 +335,18 @@ class Cluster:
     @staticmethod
     def _is_of(job: Job, number: str) -> bool:
         """Return whether scancel means this job by a bare number: an array's is that of all its tasks."""
-        return number in (str(job.array_id), str(job.job_id)) if job.array_id else number == str(job.job_id)
+        return (
+            number in (str(job.array_id), str(job.job_id))
+            if job.array_id
+            else number == str(job.job_id)
+        )
 
     def examination(self, arguments: tuple[str, ...]) -> Completed:
         """Answer the doctor's step; its tests replace this."""
         assert arguments
-        return Completed(1, "", "srun: error: Unable to allocate resources: Requested nodes are busy")
+        return Completed(
+            1, "", "srun: error: Unable to allocate resources: Requested nodes are busy"
+        )
 
     def _srun(self, arguments: tuple[str, ...], stdin: str | None) -> Completed:
         assert arguments[0] == "--quiet"

@@ -29,7 +29,9 @@ def typed(*words: str) -> "tuple[int, str, str]":
     return result.exit_code, result.stdout, result.stderr
 
 
-def _commands(group: click.Group, *words: str) -> "collections.abc.Iterator[tuple[tuple[str, ...], click.Command]]":
+def _commands(
+    group: click.Group, *words: str
+) -> "collections.abc.Iterator[tuple[tuple[str, ...], click.Command]]":
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from _commands(command, *words, name)

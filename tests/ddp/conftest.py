@@ -16,7 +16,9 @@ from slurm_ddp.slurm import nodes
 
 sys.path += [
     str(pathlib.Path(__file__).parent),  # the doubles, for the folders below
-    str(pathlib.Path(__file__).parents[2] / "charms" / "ddp-trainer" / "src"),  # installs the program
+    str(
+        pathlib.Path(__file__).parents[2] / "charms" / "ddp-trainer" / "src"
+    ),  # installs the program
 ]
 from slurm_commands import Commands
 from trainer_fixtures import cluster, pip, small_payload
@@ -69,7 +71,9 @@ def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture
-def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(
+    workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
     """Make the settings of a user's command, with a small payload, and with claims in a folder of the test's."""
     payload = small_payload(tmp_path / "payload")
     monkeypatch.setattr(locks, "CACHE", tmp_path / "private")
@@ -77,7 +81,15 @@ def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytes
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # the lane's own
     about = pwd.getpwuid(os.geteuid())
     return Settings(
-        "", workspace, about.pw_name, about.pw_uid, about.pw_gid, payload, "auto", "", takes_any_script=True
+        "",
+        workspace,
+        about.pw_name,
+        about.pw_uid,
+        about.pw_gid,
+        payload,
+        "auto",
+        "",
+        takes_any_script=True,
     )
 
 

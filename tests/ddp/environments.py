@@ -3,14 +3,21 @@
 import pathlib
 
 
-def make(place: pathlib.Path, kind: str = "venv", torch: str | None = "2.6.0", agent: str = "") -> pathlib.Path:
+def make(
+    place: pathlib.Path, kind: str = "venv", torch: str | None = "2.6.0", agent: str = ""
+) -> pathlib.Path:
     """Make an environment whose interpreter is `agent`, a shell's text; `system` takes in another one's packages."""
-    files = {"bin/python3": f"#!/bin/bash\n{agent}\n", "conda-meta/x" if kind == "conda" else "pyvenv.cfg": ""}
+    files = {
+        "bin/python3": f"#!/bin/bash\n{agent}\n",
+        "conda-meta/x" if kind == "conda" else "pyvenv.cfg": "",
+    }
     if kind == "system":
         files["pyvenv.cfg"] = f"home = {place}/base/bin\ninclude-system-site-packages = true\n"
         make(place / "base", torch=torch)
     elif torch is not None:
-        files["lib/python3.12/site-packages/torch/version.py"] = f"import x\n\n__version__ = '{torch}'\ncuda: str\n"
+        files["lib/python3.12/site-packages/torch/version.py"] = (
+            f"import x\n\n__version__ = '{torch}'\ncuda: str\n"
+        )
     for name, text in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)

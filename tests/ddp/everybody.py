@@ -28,7 +28,9 @@ def installed(name: str) -> collections.abc.Generator[pathlib.Path]:
             patch.setattr(program, "COMMAND", top / "bin" / "ddp")
             patch.setattr(program, "LIBRARY", top / "lib" / "ddp")
             patch.setattr(program, "CONFIG", top / "slurm-ddp.toml")
-            patch.setattr(program, "PYTHON", os.path.realpath(sys.executable))  # of no virtual environment
+            patch.setattr(
+                program, "PYTHON", os.path.realpath(sys.executable)
+            )  # of no virtual environment
             assert program.install(charm)
             assert not program.install(charm), "it is there"
             yield top

@@ -31,7 +31,11 @@ class Trainer:
     def run(self, action: str, **params: typing.Any) -> dict[str, str]:
         """Return an action's results; a failed one raises ActionFailedError."""
         given = {name.replace("_", "-"): value for name, value in params.items()}
-        options = {name: value for name, value in self.config.items() if name not in ("submit-user", "hf-token")}
+        options = {
+            name: value
+            for name, value in self.config.items()
+            if name not in ("submit-user", "hf-token")
+        }
         options["account"] = pwd.getpwuid(os.geteuid()).pw_name
         wheelhouse = self.root / "wheelhouse"
         attached = str(wheelhouse) if wheelhouse.is_file() and wheelhouse.stat().st_size else ""
@@ -45,7 +49,9 @@ class Trainer:
             "wheelhouse": attached,
         }
         self.log = []
-        reply = json.loads(json.dumps(service.answer(json.loads(json.dumps(request)), self.log.append)))
+        reply = json.loads(
+            json.dumps(service.answer(json.loads(json.dumps(request)), self.log.append))
+        )
         self.results = typing.cast(dict[str, str], reply["results"])
         if error := reply.get("error", ""):
             raise ActionFailedError(error)
@@ -60,7 +66,10 @@ class Trainer:
 
     def files(self) -> dict[str, int]:
         """List the workspace's files, with the time of each change."""
-        return {str(path.relative_to(self.workspace)): path.lstat().st_mtime_ns for path in self.workspace.rglob("*")}
+        return {
+            str(path.relative_to(self.workspace)): path.lstat().st_mtime_ns
+            for path in self.workspace.rglob("*")
+        }
 
 
 class ActionFailedError(Exception):

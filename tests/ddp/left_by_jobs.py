@@ -17,7 +17,9 @@ def add_dataset(workspace: pathlib.Path, name: str) -> pathlib.Path:
 def write_result(job: Job, outcome: str = "done", **summary: object) -> None:
     """Leave in a run's folder what a job of the payload leaves."""
     folder = job.script.parent
-    (folder / "control" / f"{job.job_id}.r0.outcome").write_text(json.dumps({"outcome": outcome, "step": 16}))
+    (folder / "control" / f"{job.job_id}.r0.outcome").write_text(
+        json.dumps({"outcome": outcome, "step": 16})
+    )
     (folder / "logs" / f"{job.job_id}.out").write_text("[TRAIN] step=16\n[DONE] ok\n")
     (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 16, "loss": 0.5}\n')
     record = {

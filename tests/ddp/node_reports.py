@@ -31,13 +31,23 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
     return {
         "node": name,
         "uid": os.getuid(),
-        "versions": {"python": "3.12", "machine": "x86_64", "libc": "glibc 2.39", "slurm": "24.11.5"},
+        "versions": {
+            "python": "3.12",
+            "machine": "x86_64",
+            "libc": "glibc 2.39",
+            "slurm": "24.11.5",
+        },
         "limits": {"memlock": None, "nofile": 1048576, "shm": 8 << 30, "ports": [32768, 60999]}
         | {"containers": ["crun"], "userns": {"user/max_user_namespaces": "63911"}},
         "processors": {"cpus": 2, "wanted": 2, "affinity": 2, "bf16": ["amx_bf16", "avx512_bf16"]},
         "disk": {"free": 100 << 30},
         "filesystem": {
-            "mount": {"mountpoint": "/mnt/shared", "type": "fuse.juicefs", "source": "JuiceFS:shared", "options": "rw"},
+            "mount": {
+                "mountpoint": "/mnt/shared",
+                "type": "fuse.juicefs",
+                "source": "JuiceFS:shared",
+                "options": "rw",
+            },
             "free": 1 << 40,
             "inodes": 10**6,
             "read_only": False,

@@ -32,7 +32,11 @@ class Pip:
         self.torch = ""  # its version
 
     def run(
-        self, *argv: str | pathlib.Path, timeout: float, cwd: str | None = None, env: dict[str, str] | None = None
+        self,
+        *argv: str | pathlib.Path,
+        timeout: float,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
     ) -> Completed:
         """Stand in for slurm_ddp.run.run."""
         assert timeout > 0
@@ -64,7 +68,11 @@ class Pip:
                 raise CommandError("uv exited 1", returncode=1, stderr=output)
             if call[-1].startswith("torch=="):
                 self.torch = call[-1].removeprefix("torch==").partition(",")[0]
-                (site,) = pathlib.Path(call[4].removeprefix("--python=")).parents[1].glob("lib/*/site-packages")
+                (site,) = (
+                    pathlib.Path(call[4].removeprefix("--python="))
+                    .parents[1]
+                    .glob("lib/*/site-packages")
+                )
                 for name in FILES.split():
                     (site / name).parent.mkdir(parents=True, exist_ok=True)
                     (site / name).write_text("x")

@@ -8,11 +8,15 @@ from ddp.slurm.jobs import Capacity, Partition
 from ddp.submit import resources
 
 
-def node(name: str = "n0", cpus: int = 8, memory_mb: int = 16000, gpus: int = 0, *, usable: bool = True) -> Capacity:
+def node(
+    name: str = "n0", cpus: int = 8, memory_mb: int = 16000, gpus: int = 0, *, usable: bool = True
+) -> Capacity:
     return Capacity(name, cpus, memory_mb, gpus, "IDLE" if usable else "DOWN+DRAIN", usable)
 
 
-def partition(*nodes: Capacity, name: str = "main", default: bool = True, **more: int | bool | None) -> Partition:
+def partition(
+    *nodes: Capacity, name: str = "main", default: bool = True, **more: int | bool | None
+) -> Partition:
     values = {"is_up": True, "max_time_s": None, "default_time_s": None, **more}
     return Partition(name=name, is_default=default, nodes=nodes, **values)  # pyright: ignore[reportArgumentType]
 

@@ -19,17 +19,27 @@ class Program(Trainer):
     record: dict[str, typing.Any]  # of the last result, as --json prints it
 
     def run(self, action: str, **params: typing.Any) -> dict[str, str]:
-        options = {name: value for name, value in self.config.items() if name not in ("submit-user", "hf-token")}
+        options = {
+            name: value
+            for name, value in self.config.items()
+            if name not in ("submit-user", "hf-token")
+        }
         options["account"] = pwd.getpwuid(os.geteuid()).pw_name
-        settings = dataclasses.replace(config.settings(fields.parse(config.Config, options)), unit="trainer/0")
+        settings = dataclasses.replace(
+            config.settings(fields.parse(config.Config, options)), unit="trainer/0"
+        )
         verb, self.log = verbs.ACTIONS[action], []
         try:
-            given = fields.parse(verb.options, {name.replace("_", "-"): value for name, value in params.items()})
+            given = fields.parse(
+                verb.options, {name.replace("_", "-"): value for name, value in params.items()}
+            )
             found = typing.cast(object, verb.do_when_ready(settings, given, self.log.append))
         except Problem as e:
             self.results = e.results
             raise ActionFailedError(str(e)) from e
-        self.results = found.texts() if isinstance(found, Result) else typing.cast(dict[str, str], found)
+        self.results = (
+            found.texts() if isinstance(found, Result) else typing.cast(dict[str, str], found)
+        )
         self.record = found.record() if isinstance(found, Result) else {}
         return self.results
 

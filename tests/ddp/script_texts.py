@@ -44,16 +44,22 @@ def texts(
         params,
         stored.model_copy(update={"folder": str(settings.environments)}),
         run="first",
-        program=scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome, start=start),
+        program=scripts.Program(
+            ("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome, start=start
+        ),
         secrets=secrets,
     )
 
 
-ENDS = 'echo "{\\"outcome\\": \\"%s\\", \\"step\\": 5}" > "$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome"'
+ENDS = (
+    'echo "{\\"outcome\\": \\"%s\\", \\"step\\": 5}" > "$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome"'
+)
 WAITS = 'touch "$NOTES/started"; for i in $(seq 400); do [ -e "$STOP_FILE" ] && break; /bin/sleep 0.05; done; '
 
 
-def stop(node: Node, files: dict[str, str], number: signal.Signals, **more: typing.Any) -> tuple[int, str]:
+def stop(
+    node: Node, files: dict[str, str], number: signal.Signals, **more: typing.Any
+) -> tuple[int, str]:
     process = node.start(files, **more)
     wait_for(node.notes / "started")
     process.send_signal(number)

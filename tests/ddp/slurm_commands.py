@@ -25,7 +25,12 @@ ASKED = (
 
 
 def partition(
-    name: str = "slurmd", *, default: str = "YES", most: str = "UNLIMITED", usual: str = "NONE", state: str = "UP"
+    name: str = "slurmd",
+    *,
+    default: str = "YES",
+    most: str = "UNLIMITED",
+    usual: str = "NONE",
+    state: str = "UP",
 ) -> str:
     return PARTITION.format(name=name, default=default, most=most, usual=usual, state=state)
 
@@ -40,7 +45,9 @@ def node(
     cpus: int = 2,
 ) -> str:
     text = f"CoreSpecCount=1 MemSpecLimit={kept} " if kept else ""
-    return NODE.format(name=name, state=state, gres=gres, kept=text, partitions=partitions, cpus=cpus)
+    return NODE.format(
+        name=name, state=state, gres=gres, kept=text, partitions=partitions, cpus=cpus
+    )
 
 
 class Commands:
@@ -77,8 +84,12 @@ class Commands:
             raise answer
         if check and answer.returncode:
             message = f"{argv[0]} exited {answer.returncode}"
-            raise CommandError(message, returncode=answer.returncode, stdout=answer.stdout, stderr=answer.stderr)
+            raise CommandError(
+                message, returncode=answer.returncode, stdout=answer.stdout, stderr=answer.stderr
+            )
         return answer
 
 
-SACCT_FIELDS = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
+SACCT_FIELDS = (
+    "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
+)

@@ -16,7 +16,9 @@ RESERVATION = (
 )
 
 
-@pytest.mark.parametrize("new", ["", "AllowedPartitions=(null) QOS=(null) "], ids=["24.11", "26.05"])
+@pytest.mark.parametrize(
+    "new", ["", "AllowedPartitions=(null) QOS=(null) "], ids=["24.11", "26.05"]
+)
 @pytest.mark.parametrize(
     ("flags", "usable"),
     [
@@ -41,22 +43,39 @@ def test_the_nodes_of_a_reservation(commands: Commands, flags: str, usable: list
     assert inside.nodes[3].state == ("IDLE" if "n3" in usable else access.OUTSIDE)
     commands.expect(*RESERVATIONS, stdout="No reservations in the system\n")
     assert access.inside(found, "autumn") == found, "which sbatch refuses"
-    commands.expect(*RESERVATIONS, returncode=1, stderr="slurm_load_reservations error: Access/permission denied\n")
+    commands.expect(
+        *RESERVATIONS,
+        returncode=1,
+        stderr="slurm_load_reservations error: Access/permission denied\n",
+    )
     with pytest.raises(jobs.SlurmError, match=r"^Access/permission denied$"):
         access.inside(found, "spring")
 
 
 @pytest.mark.parametrize("others_port", ["open", "closed"])
 @pytest.mark.parametrize(
-    "state", ["IDLE+DYNAMIC_NORM", "DOWN+DYNAMIC_NORM+NOT_RESPONDING", "IDLE", "IDLE+DYNAMIC_NORM+POWERING_UP"]
+    "state",
+    [
+        "IDLE+DYNAMIC_NORM",
+        "DOWN+DYNAMIC_NORM+NOT_RESPONDING",
+        "IDLE",
+        "IDLE+DYNAMIC_NORM+POWERING_UP",
+    ],
 )
-def test_a_node_that_its_machine_left_behind_is_unusable(commands: Commands, state: str, others_port: str):
+def test_a_node_that_its_machine_left_behind_is_unusable(
+    commands: Commands, state: str, others_port: str
+):
     """Its port is closed while another node's is open; where none is, a firewall may be in between."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.2", 0)) as closed:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_server(("127.0.0.2", 0)) as closed,
+    ):
         ports = [server.getsockname()[1], closed.getsockname()[1]]
         for one in (closed, *([server] if others_port == "closed" else [])):
             one.close()
-        nodes = ((f"127.0.0.{i + 1} Port={ports[i]}", ("IDLE+DYNAMIC_NORM", state)[i]) for i in range(2))
+        nodes = (
+            (f"127.0.0.{i + 1} Port={ports[i]}", ("IDLE+DYNAMIC_NORM", state)[i]) for i in range(2)
+        )
         text = "".join(
             node(f"n{i}", state=found).replace("NodeAddr=", f"NodeAddr={address} x=")
             for i, (address, found) in enumerate(nodes)
@@ -67,4 +86,6 @@ def test_a_node_that_its_machine_left_behind_is_unusable(commands: Commands, sta
         (found,) = access.present(jobs.partitions())
     is_absent = others_port == "open" and "DYNAMIC" in state and "POWERING" not in state
     assert [one.state == access.GONE for one in found.nodes] == [False, is_absent]
-    assert [one.name for one in found.usable] == ["n0"] + ["n1"] * (not is_absent and "DOWN" not in state)
+    assert [one.name for one in found.usable] == ["n0"] + ["n1"] * (
+        not is_absent and "DOWN" not in state
+    )

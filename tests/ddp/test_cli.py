@@ -54,7 +54,9 @@ def process() -> collections.abc.Iterator[Process]:
                 how["user"] = "nobody"
             env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **how.pop("env", {})}
             argv = [top / "bin" / "ddp", *words]
-            return subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/", env=env, **how)
+            return subprocess.run(
+                argv, capture_output=True, text=True, check=False, cwd="/", env=env, **how
+            )
 
         yield run
 
@@ -102,17 +104,27 @@ def test_each_option_of_a_verb_has_a_flag_that_shows_the_same(verb: verbs.Verb):
         assert list(getattr(flag.type, "choices", ())) == list(option.choices)
 
 
-@pytest.mark.parametrize("verb", [v for v in verbs.ALL.values() if v.name not in NAMED], ids=lambda verb: verb.name)
+@pytest.mark.parametrize(
+    "verb", [v for v in verbs.ALL.values() if v.name not in NAMED], ids=lambda verb: verb.name
+)
 def test_without_flags_the_models_defaults_count(asked: Asked, verb: verbs.Verb):
     code, _, err = typed(*verb.name.split())
     assert code == 0, err
-    assert one(asked) == fields.parse(verb.options, {"follow-timeout": 86400} if verb.name == "log" else {})
+    assert one(asked) == fields.parse(
+        verb.options, {"follow-timeout": 86400} if verb.name == "log" else {}
+    )
 
 
 def test_there_is_a_command_for_each_verb_and_all_its_texts_are_used():
     assert set(COMMANDS) == {tuple(verb.name.split()) for verb in verbs.ALL.values()}
-    texts = {option.text for verb in verbs.ALL.values() for option in declared.options(verb.options)}
-    known = [e for entry in declared.TEXTS.values() for e in ([entry] if "help" in entry else entry.values())]
+    texts = {
+        option.text for verb in verbs.ALL.values() for option in declared.options(verb.options)
+    }
+    known = [
+        e
+        for entry in declared.TEXTS.values()
+        for e in ([entry] if "help" in entry else entry.values())
+    ]
     assert {text.help for text in texts} == {entry["help"] for entry in known}
 
 
@@ -136,11 +148,15 @@ def test_help_names_every_command(words: tuple[str, ...]):
     for found in COMMANDS:
         if found[:-1] == words:
             assert f"  {found[-1]} " in out
-    assert len(set(re.findall(r"^  (?:env|image) +(.*)", out, re.MULTILINE))) in (0, 2), "each group has its own words"
+    assert len(set(re.findall(r"^  (?:env|image) +(.*)", out, re.MULTILINE))) in (0, 2), (
+        "each group has its own words"
+    )
 
 
 @pytest.mark.parametrize(("words", "line"), CASES["a_mistake_is_one_line_that_names_it"])
-def test_a_mistake_is_one_line_that_names_it(words: list[str], line: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_mistake_is_one_line_that_names_it(
+    words: list[str], line: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
     code, out, err = typed(*words)
     assert (code, out) == (2, "")
@@ -173,20 +189,28 @@ def test_standard_output_carries_the_thing_asked_for(monkeypatch: pytest.MonkeyP
     assert typed("log") == (0, "step 1\nstep 2\n", "run: night\njob: {}\n")
     assert json.loads(typed("log", "--json")[1]) == {"schema": 1, "lines": [1]}
     monkeypatch.setattr(verbs.Verb, "do", lambda *_: Result(shown, {}, ""))
-    assert typed("log", "-f") == (0, "", "run: night\njob: {}\n"), "its lines have been printed as they came"
+    assert typed("log", "-f") == (0, "", "run: night\njob: {}\n"), (
+        "its lines have been printed as they came"
+    )
     monkeypatch.setattr(verbs.Verb, "do", lambda *_: Result(shown, {}))
-    assert typed("submit")[1] == "run  night\ntext:\nstep 1\nstep 2\n", "without the job's specification"
+    assert typed("submit")[1] == "run  night\ntext:\nstep 1\nstep 2\n", (
+        "without the job's specification"
+    )
 
 
 def test_a_remedy_is_shown_as_it_is_typed(monkeypatch: pytest.MonkeyPatch, asked: Asked):
     def fail(*_: object) -> typing.NoReturn:
-        raise ParameterError("resume", "dawn has no checkpoint", remedy=Command("show", arguments=("dawn",)))
+        raise ParameterError(
+            "resume", "dawn has no checkpoint", remedy=Command("show", arguments=("dawn",))
+        )
 
     monkeypatch.setattr(verbs.Verb, "do", fail)
     assert typed("submit")[2] == "ddp: --resume: dawn has no checkpoint; ddp show dawn\n"
 
 
-@pytest.mark.parametrize("words", [("--json", "list"), ("list", "--json"), ("submit", "--json", "t.py", "--json")])
+@pytest.mark.parametrize(
+    "words", [("--json", "list"), ("list", "--json"), ("submit", "--json", "t.py", "--json")]
+)
 def test_for_programs_standard_output_is_json_alone(asked: Asked, words: tuple[str, ...]):
     code, out, err = typed(*words)
     assert (code, err) == (0, "a line of progress\n")
@@ -194,7 +218,13 @@ def test_for_programs_standard_output_is_json_alone(asked: Asked, words: tuple[s
 
 
 def test_amounts_are_numbers_for_programs():
-    shown = {"run": "40", "job-id": "41", "loss": "0.5", "torch": "2.13", "runs": Table([("RUN", "LOSS"), ("a", "-")])}
+    shown = {
+        "run": "40",
+        "job-id": "41",
+        "loss": "0.5",
+        "torch": "2.13",
+        "runs": Table([("RUN", "LOSS"), ("a", "-")]),
+    }
     names = Table([("NAME", "PYTHON", "HASH", "SIZE-MB"), ("007", "3.10", "12345678e1234567", "-")])
     assert values_of({"environments": names})["environments"] == [
         {"name": "007", "python": "3.10", "hash": "12345678e1234567", "size-mb": None}
@@ -208,7 +238,11 @@ def test_amounts_are_numbers_for_programs():
     }
 
 
-OWN = (*"-x --y z it's \" $HOME $(id) * -- -N 9 --json --help --nodes=7 --env A=b - \\ é".split(), "a b", "")
+OWN = (
+    *"-x --y z it's \" $HOME $(id) * -- -N 9 --json --help --nodes=7 --env A=b - \\ é".split(),
+    "a b",
+    "",
+)
 
 
 @pytest.mark.parametrize("verb", ["submit", "sweep"])
@@ -260,11 +294,16 @@ def test_a_run_is_named_by_its_name_or_its_job(asked: Asked, name: str):
 def test_a_metric_has_blanks_and_may_be_repeated(asked: Asked):
     given = ("loss=loss[ =:]+([0-9.]+)", "step=at step ([0-9]+)")
     assert typed("submit", "--metric", given[0], "--metric", given[1], "train.py")[0] == 0
-    assert fields.patterns(one(asked).metric) == (("loss", "loss[ =:]+([0-9.]+)"), ("step", "at step ([0-9]+)"))
+    assert fields.patterns(one(asked).metric) == (
+        ("loss", "loss[ =:]+([0-9.]+)"),
+        ("step", "at step ([0-9]+)"),
+    )
 
 
 @pytest.mark.parametrize("verb", ["submit", "doctor", "bench", "prepare"])
-def test_sbatch_s_variables_count_where_no_flag_is_given(asked: Asked, monkeypatch: pytest.MonkeyPatch, verb: str):
+def test_sbatch_s_variables_count_where_no_flag_is_given(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, verb: str
+):
     monkeypatch.setenv("SBATCH_ACCOUNT", "def-lab")
     monkeypatch.setenv("SBATCH_PARTITION", "gpu")
     assert typed(verb, "--partition", "long")[0] == 0
@@ -273,12 +312,23 @@ def test_sbatch_s_variables_count_where_no_flag_is_given(asked: Asked, monkeypat
 
 def test_env_is_a_variable_and_may_be_repeated(asked: Asked, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HERE", "x'y z")
-    assert typed("submit", "-e", "mine", "--env", "A=b c", "--env", "HERE", "--env", "PROFILE_MEMORY=")[0] == 0
+    assert (
+        typed(
+            "submit", "-e", "mine", "--env", "A=b c", "--env", "HERE", "--env", "PROFILE_MEMORY="
+        )[0]
+        == 0
+    )
     assert one(asked).environment == "mine"
-    assert fields.variables(one(asked).env) == (("A", "b c"), ("HERE", "x'y z"), ("PROFILE_MEMORY", ""))
+    assert fields.variables(one(asked).env) == (
+        ("A", "b c"),
+        ("HERE", "x'y z"),
+        ("PROFILE_MEMORY", ""),
+    )
 
 
-def test_a_secret_of_this_terminal_is_no_variable_of_the_script(asked: Asked, monkeypatch: pytest.MonkeyPatch):
+def test_a_secret_of_this_terminal_is_no_variable_of_the_script(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("WANDB_API_KEY", "se cret")
     assert typed("submit", "--env", "WANDB_API_KEY", "--env", "A=b", "--env-file", "mine")[0] == 0
     assert (one(asked).secrets, one(asked).env) == ({"WANDB_API_KEY": "se cret"}, "A=b")
@@ -302,7 +352,9 @@ def test_a_workloads_help_is_for_every_account(process: Process):
 
 
 @needs_root
-@pytest.mark.parametrize("words", [("list",), ("submit", "gpt"), ("render",), ("watch",), ("report",)])
+@pytest.mark.parametrize(
+    "words", [("list",), ("submit", "gpt"), ("render",), ("watch",), ("report",)]
+)
 def test_root_is_refused(process: Process, words: tuple[str, ...]):
     done = process(*words, user="root")
     assert (done.returncode, done.stdout) == (2, "")
@@ -329,7 +381,9 @@ def test_the_process_lists_what_there_is_where_slurm_is_missing_or_silent(proces
 def test_a_configuration_that_cannot_be_is_usage(process: Process):
     done = process("list", env={"DDP_TENSORBOARD": "perhaps"})
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ddp list: $DDP_TENSORBOARD: tensorboard: 'perhaps' is not allowed; true or false")
+    assert done.stderr.startswith(
+        "ddp list: $DDP_TENSORBOARD: tensorboard: 'perhaps' is not allowed; true or false"
+    )
     assert done.stderr.count("\n") == 1
 
 
@@ -341,7 +395,9 @@ def test_a_reader_that_has_enough_is_no_failure(words: str):
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY / "lib"), "HOME": "/nonexistent"}
     argv = [sys.executable, "-B", "-m", "ddp", *words.split()]
     try:
-        done = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, cwd="/", env=env)
+        done = subprocess.run(
+            argv, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, cwd="/", env=env
+        )
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
@@ -352,10 +408,15 @@ def test_a_reader_that_has_enough_is_no_failure(words: str):
     [
         ({"workspace": "x"}, "workspace: 'x' is not allowed; an absolute path"),
         ({"workspace": "/mnt/shared", "nodse": 1}, "nodse: unknown option; there are: "),
-        ({"workspace": "/mnt/shared", "tensorboard": "yes"}, "tensorboard: 'yes' is not allowed; true or false"),
+        (
+            {"workspace": "/mnt/shared", "tensorboard": "yes"},
+            "tensorboard: 'yes' is not allowed; true or false",
+        ),
     ],
 )
-def test_the_charm_is_answered_in_json_where_its_configuration_cannot_be(given: dict[str, object], error: str):
+def test_the_charm_is_answered_in_json_where_its_configuration_cannot_be(
+    given: dict[str, object], error: str
+):
     request = {"do": "check", "config": given, "unit": "trainer/0"}
     answer = service.answer(request, print)
     assert answer["error"].startswith(error)

@@ -12,7 +12,9 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 def ddp(*argv: str, **env: str) -> str:
     given = {**os.environ, "PYTHONPATH": str(REPOSITORY / "lib"), **env}
-    done = subprocess.run([sys.executable, "-m", "ddp", *argv], capture_output=True, text=True, env=given, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp", *argv], capture_output=True, text=True, env=given, check=True
+    )
     return done.stdout
 
 
@@ -26,7 +28,9 @@ def ddp(*argv: str, **env: str) -> str:
     ],
 )
 def test_bash_completes(typed: str, completed: str):
-    found = ddp(_DDP_COMPLETE="bash_complete", COMP_WORDS=typed, COMP_CWORD=str(len(typed.split()) - 1))
+    found = ddp(
+        _DDP_COMPLETE="bash_complete", COMP_WORDS=typed, COMP_CWORD=str(len(typed.split()) - 1)
+    )
     assert found == f"plain,{completed}\n"
 
 

@@ -37,7 +37,9 @@ def refusal(flags: dict[str, object] | None = None) -> str:
 
 def test_without_any_source_the_defaults_count(home: pathlib.Path):
     assert config.load() == config.Config()
-    assert config.settings(config.load()).workspace == pathlib.Path(pwd.getpwuid(os.geteuid()).pw_dir, "slurm-ddp")
+    assert config.settings(config.load()).workspace == pathlib.Path(
+        pwd.getpwuid(os.geteuid()).pw_dir, "slurm-ddp"
+    )
 
 
 def test_each_source_goes_before_the_last(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -45,18 +47,28 @@ def test_each_source_goes_before_the_last(home: pathlib.Path, monkeypatch: pytes
         'workspace = "/mnt/etc"\naccount = "ubuntu"\ntorch-build = "cuda"\ntensorboard = true\ntransformers = true\n'
     )
     assert config.load().workspace == "/mnt/etc"
-    user_file(home).write_text('workspace = "/mnt/home"\ntorch-build = "cpu"\ntransformers = false\n')
+    user_file(home).write_text(
+        'workspace = "/mnt/home"\ntorch-build = "cpu"\ntransformers = false\n'
+    )
     assert config.load().workspace == "/mnt/home"
     monkeypatch.setenv("DDP_WORKSPACE", "/mnt/variable")
     monkeypatch.setenv("DDP_TORCH_BUILD", "auto")
-    assert config.load({"workspace": None}).workspace == "/mnt/variable", "a flag that is not given changes nothing"
+    assert config.load({"workspace": None}).workspace == "/mnt/variable", (
+        "a flag that is not given changes nothing"
+    )
     found = config.load({"workspace": "/mnt/flag"})
     assert found.workspace == "/mnt/flag"
-    assert (found.account, found.torch_build, found.tensorboard, found.transformers) == ("ubuntu", "auto", True, False)
+    assert (found.account, found.torch_build, found.tensorboard, found.transformers) == (
+        "ubuntu",
+        "auto",
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"), [("true", True), ("True", True), ("1", True), ("false", False), ("0", False), ("", False)]
+    ("text", "meant"),
+    [("true", True), ("True", True), ("1", True), ("false", False), ("0", False), ("", False)],
 )
 def test_a_variable_is_true_or_false(monkeypatch: pytest.MonkeyPatch, text: str, meant: bool):
     config.SYSTEM.write_text(f"tensorboard = {str(not meant).lower()}\n")
@@ -89,13 +101,17 @@ def test_a_file_that_cannot_be_read_is_named(home: pathlib.Path):
     assert refusal().startswith(f"{user_file(home)}: ")
 
 
-def test_a_mistake_is_looked_for_where_the_value_comes_from(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_mistake_is_looked_for_where_the_value_comes_from(
+    home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     config.SYSTEM.write_text('workspace = "x"\n')
     assert refusal().startswith(f"{config.SYSTEM}: workspace: 'x'")
     monkeypatch.setenv("DDP_WORKSPACE", "y")
     assert refusal().startswith("$DDP_WORKSPACE: workspace: 'y'")
     assert refusal({"workspace": "z"}).startswith("--workspace: workspace: 'z'")
-    assert config.load({"workspace": "/mnt"}).workspace == "/mnt", "what is replaced is not looked at"
+    assert config.load({"workspace": "/mnt"}).workspace == "/mnt", (
+        "what is replaced is not looked at"
+    )
 
 
 def test_what_the_charm_writes_is_read_as_it_was():
@@ -117,7 +133,9 @@ def test_what_the_charm_writes_is_read_as_it_was():
 
 def test_an_account_that_the_host_does_not_know(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    line = "account: uid 54321 has none on this host; is the directory of accounts (LDAP, sssd) up? "
+    line = (
+        "account: uid 54321 has none on this host; is the directory of accounts (LDAP, sssd) up? "
+    )
     with pytest.raises(ParameterError) as caught:
         config.settings(config.load())
     assert str(caught.value) == line + "see: getent passwd 54321"
@@ -125,6 +143,10 @@ def test_an_account_that_the_host_does_not_know(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_settings_are_those_of_this_account(monkeypatch: pytest.MonkeyPatch):
     found = config.settings(config.load({"workspace": "/mnt/shared/"}))
-    assert (found.workspace, found.uid, found.takes_any_script) == (pathlib.Path("/mnt/shared"), os.geteuid(), True)
+    assert (found.workspace, found.uid, found.takes_any_script) == (
+        pathlib.Path("/mnt/shared"),
+        os.geteuid(),
+        True,
+    )
     assert found.user == pwd.getpwuid(os.geteuid()).pw_name
     assert (found.payload / "ddptrain").is_dir()

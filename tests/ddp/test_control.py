@@ -16,7 +16,9 @@ from ddp.run import places
 from ddp.settings import Settings
 
 MISSING = "ModuleNotFoundError: No module named 'einops.layers'"
-REMEDY = "with einops in requirements.txt: ddp env create NAME --requirements requirements.txt, then: "
+REMEDY = (
+    "with einops in requirements.txt: ddp env create NAME --requirements requirements.txt, then: "
+)
 
 
 @pytest.fixture
@@ -26,19 +28,32 @@ def script(workspace: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def fails(settings: Settings, cluster: Cluster, script: pathlib.Path, last_line: str, **more: object) -> str:
+def fails(
+    settings: Settings, cluster: Cluster, script: pathlib.Path, last_line: str, **more: object
+) -> str:
     """Show a job whose log ends with this line."""
 
     def leave(job: Job) -> None:
         log = job.script.parent / "logs" / f"{job.job_id}.out"
-        log.write_text(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n{last_line}\n')
+        log.write_text(
+            f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n{last_line}\n'
+        )
 
     cluster.submitted, cluster.states = leave, [("FAILED", 256)]
-    given = {"workload": str(script), "run": "night", "nodes": 1, "snapshot": False, "wait": True, **more}
+    given = {
+        "workload": str(script),
+        "run": "night",
+        "nodes": 1,
+        "snapshot": False,
+        "wait": True,
+        **more,
+    }
     params = fields.parse(models.SubmitDdp, given)
     with settings.claims, pytest.raises(Problem) as caught:
         verbs.ALL["submit"].do(settings, params, lambda _: None)
-    shown = verbs.ALL["show"].do(settings, fields.parse(models.OneRun, {"run": "night"}), lambda _: None)
+    shown = verbs.ALL["show"].do(
+        settings, fields.parse(models.OneRun, {"run": "night"}), lambda _: None
+    )
     assert typing.cast(Result, shown).texts()["reason"] == str(caught.value)
     return str(caught.value)
 
@@ -47,7 +62,10 @@ def test_a_missing_module_is_answered_with_what_to_type(
     settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
 ):
     line = fails(settings, cluster, script, MISSING)
-    assert line == f"job 40 FAILED, exit code 1: {MISSING} (train.py:1); {REMEDY}ddp submit -e NAME ..."
+    assert (
+        line
+        == f"job 40 FAILED, exit code 1: {MISSING} (train.py:1); {REMEDY}ddp submit -e NAME ..."
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +73,10 @@ def test_a_missing_module_is_answered_with_what_to_type(
     [
         ("net", "found at {}/lib/net, which is not on sys.path: --env PYTHONPATH=lib"),
         ("net.deep", "found at {}/lib/net/deep, which is not on sys.path: --env PYTHONPATH=lib"),
-        ("net._version", "{}/lib/net has no such module; !NAME in .ddpignore takes in what git ignores"),
+        (
+            "net._version",
+            "{}/lib/net has no such module; !NAME in .ddpignore takes in what git ignores",
+        ),
     ],
 )
 def test_a_module_of_the_project_is_never_to_be_installed(
@@ -65,7 +86,11 @@ def test_a_module_of_the_project_is_never_to_be_installed(
     for name in ("train.py", ".ddpignore", "lib/net/deep.py"):
         (tmp_path / "mine" / name).touch()
     failed = fails(
-        settings, cluster, tmp_path / "mine/train.py", f"ModuleNotFoundError: No module named '{module}'", snapshot=True
+        settings,
+        cluster,
+        tmp_path / "mine/train.py",
+        f"ModuleNotFoundError: No module named '{module}'",
+        snapshot=True,
     )
     assert failed.endswith(remedy.format(tmp_path / "mine"))
 
@@ -76,7 +101,10 @@ def test_a_module_of_the_project_is_never_to_be_installed(
         ("mine/secret/__init__.py", "ModuleNotFoundError: No module named 'secret'"),
         ("mine/a/b/deep.py", "ModuleNotFoundError: No module named 'deep'"),
         ("lib/__init__.py", "ModuleNotFoundError: No module named 'lib.x'"),
-        ("mine/secret/train.bin", "FileNotFoundError: [Errno 2] No such file or directory: 'secret/train.bin'"),
+        (
+            "mine/secret/train.bin",
+            "FileNotFoundError: [Errno 2] No such file or directory: 'secret/train.bin'",
+        ),
     ],
 )
 def test_what_the_copy_lacks_is_named_where_it_lies(
@@ -88,7 +116,10 @@ def test_what_the_copy_lacks_is_named_where_it_lies(
     (tmp_path / "mine" / ".ddpignore").write_text("secret/\na/\n")
     failed = fails(settings, cluster, tmp_path / "mine/train.py", line, snapshot=True)
     at = str(tmp_path / lies).removesuffix("/__init__.py")
-    assert f"found at {at}" in failed or f"found at {at.removesuffix('.py')}, which is not on sys.path" in failed
+    assert (
+        f"found at {at}" in failed
+        or f"found at {at.removesuffix('.py')}, which is not on sys.path" in failed
+    )
     assert "requirements" not in failed
 
 
@@ -103,29 +134,54 @@ COMPILER = f"torch.compile needs a C++ compiler: {INSTALL} g++"
         ("ValueError: x", ""),
         ("ImportError: cannot import name 'a' from 'b'", ""),
         (f"torch._inductor.exc.InductorError: {NO_COMPILER}", COMPILER),  # torch 2.13
-        (f"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n{NO_COMPILER}", COMPILER),  # 2.5
-        ("torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler. Please specify", COMPILER),
+        (
+            f"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n{NO_COMPILER}",
+            COMPILER,
+        ),  # 2.5
+        (
+            "torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler. Please specify",
+            COMPILER,
+        ),
         (f"ValueError: {NO_COMPILER}", ""),
-        ("FileNotFoundError: [Errno 2] No such file or directory: 'git'", f"the program calls git: {INSTALL} git"),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'git'",
+            f"the program calls git: {INSTALL} git",
+        ),
         ("ImportError: Bad git executable.", f"the program calls git: {INSTALL} git"),
-        ("FileNotFoundError: [Errno 2] No such file or directory: 'git.txt'", "does the file exist on the nodes?"),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'git.txt'",
+            "does the file exist on the nodes?",
+        ),
         (
             "OSError: [Errno 122] Disk quota exceeded",
             "the quota is used up: quota -s, lfs quota or juicefs quota show it",
         ),
-        ("OSError: [Errno 24] Too many open files", "see ulimit -n; use fewer workers, or close files"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "use a smaller batch"),
+        (
+            "OSError: [Errno 24] Too many open files",
+            "see ulimit -n; use fewer workers, or close files",
+        ),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+            "use a smaller batch",
+        ),
     ],
 )
 def test_other_failures_need_no_environment(
-    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path, last_line: str, remedy: str
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    script: pathlib.Path,
+    last_line: str,
+    remedy: str,
 ):
     line = f"job 40 FAILED, exit code 1: {last_line.splitlines()[-1]}"
     found = fails(settings, cluster, script, last_line).replace(" (train.py:1)", "")
     assert found == (f"{line}; {remedy}" if remedy else line)
 
 
-def test_a_container_brings_its_own(settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path):
+def test_a_container_brings_its_own(
+    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
+):
     line = fails(settings, cluster, script, MISSING, **{"container-image": "hf/pytorch:1"})
     assert line == f"job 40 FAILED, exit code 1: {MISSING} (train.py:1)"
 
@@ -143,8 +199,15 @@ def test_a_traceback_names_the_users_own_file(
         if origin:
             path = run / "program" / "job.json"
             path.write_text(json.dumps({**json.loads(path.read_text()), "origin": origin}))
-        frames = (f"{run}/code/train.py", f"{run}/code/net/model.py", "/opt/torch/nn.py", "<frozen x>")
-        text = "".join(f'0: [rank0]:   File "{path}", line {at}, in f\n' for at, path in enumerate(frames, 21))
+        frames = (
+            f"{run}/code/train.py",
+            f"{run}/code/net/model.py",
+            "/opt/torch/nn.py",
+            "<frozen x>",
+        )
+        text = "".join(
+            f'0: [rank0]:   File "{path}", line {at}, in f\n' for at, path in enumerate(frames, 21)
+        )
         lived_on = '0:   File "other.py", line 3, in g\n0: KeyError: lived on with\n'
         text = f"{lived_on}0: Traceback (most recent call last):\n{text}0: ValueError: x\n"
         (run / "logs" / f"{job.job_id}.out").write_text(text)
@@ -155,9 +218,13 @@ def test_a_traceback_names_the_users_own_file(
         verbs.ALL["submit"].do(settings, fields.parse(models.SubmitDdp, given), lambda _: None)
     assert str(caught.value) == "job 40 FAILED, exit code 1: ValueError: x (net/model.py:22)"
     assert places.Places().find(['  File "other.py", line 3, in g', "[FATAL] no"]) == "other.py:3"
-    assert not places.Places().find(['  File "other.py", line 3, in g', "KeyError: lived on with", "[FATAL] no"])
+    assert not places.Places().find(
+        ['  File "other.py", line 3, in g', "KeyError: lived on with", "[FATAL] no"]
+    )
     assert f'File "{origin or project}/net/model.py", line 22' in caught.value.results["failure"]
-    shown = verbs.ALL["log"].do(settings, fields.parse(models.RunLog, {"run": "night"}), lambda _: None)
+    shown = verbs.ALL["log"].do(
+        settings, fields.parse(models.RunLog, {"run": "night"}), lambda _: None
+    )
     text = typing.cast(Result, shown).texts()["text"]
     assert f'File "{origin or project}/train.py", line 21' in text
     assert f"{run}/code/" not in text

@@ -31,7 +31,10 @@ def test_thinning_keeps_ends_and_extremes(values: list[float], max_points: int, 
     kept = [0.0 if abs(value) < 1e-200 else value for value in values]
     assert points[0] == (0, kept[0])
     assert points[-1] == (len(values) - 1, kept[-1])
-    assert (min(value for _, value in points), max(value for _, value in points)) == (min(kept), max(kept))
+    assert (min(value for _, value in points), max(value for _, value in points)) == (
+        min(kept),
+        max(kept),
+    )
     assert [step for step, _ in points] == sorted({step for step, _ in points})
     assert all(kept[int(step)] == value for step, value in points)
 
@@ -161,7 +164,10 @@ def test_a_script_that_writes_many_names_fills_no_memory(tmp_path: pathlib.Path)
 def test_the_rate_of_steps_is_that_of_the_last_ones(tmp_path: pathlib.Path):
     path = tmp_path / folder.METRICS
     slow = "".join(record(step, 1.0, time=1000.0 + 10 * step) for step in range(1, 101))
-    path.write_text(slow + "".join(record(step, 1.0, time=2000.0 + (step - 100) / 2) for step in range(101, 301)))
+    path.write_text(
+        slow
+        + "".join(record(step, 1.0, time=2000.0 + (step - 100) / 2) for step in range(101, 301))
+    )
     metrics = Reader(path).read()
     assert metrics.steps_per_second == pytest.approx(2.0)
 
@@ -171,7 +177,11 @@ def test_starts_and_checkpoints_are_no_curves(tmp_path: pathlib.Path, tail_bytes
     path = tmp_path / folder.METRICS
     start = {"kind": "start", "step": 0, "total_steps": 400, "device": "cpu", "nodes": 2}
     saved = {"kind": "checkpoint", "step": 200, "stall_s": 0.25, "seconds": 3.0, "name": "epoch-1"}
-    text = json.dumps(start) + "\n" + "".join(record(step, 1.0, total_steps=400) for step in range(1, 201))
+    text = (
+        json.dumps(start)
+        + "\n"
+        + "".join(record(step, 1.0, total_steps=400) for step in range(1, 201))
+    )
     path.write_text(text + json.dumps(saved) + "\n" + record(201, 1.0, total_steps=400))
     metrics = Reader(path, tail_bytes=tail_bytes).read()
     assert (metrics.step, metrics.total_steps, metrics.bad_lines) == (201, 400, 0)

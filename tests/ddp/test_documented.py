@@ -10,11 +10,20 @@ from ddp.actions import readiness, verbs
 from ddp.settings import Settings
 from functional import pages
 
-OTHERS = [*pages.ROOT.glob("docs/**/*.md"), *pages.ROOT.glob("charms/*/README.md"), pages.ROOT / "sandbox" / "demo.py"]
+OTHERS = [
+    *pages.ROOT.glob("docs/**/*.md"),
+    *pages.ROOT.glob("charms/*/README.md"),
+    pages.ROOT / "sandbox" / "demo.py",
+]
 SSH = re.compile(r"^(?:.*ssh sackd/0 )?(ddp .*?)(?:   .*|\s+# .*)?$", re.MULTILINE)
 LINES = [
     *(line.text for page in pages.PAGES for line in pages.lines(page)),
-    *(line for path in OTHERS for line in SSH.findall(path.read_text().replace("\\\n", " ")) if "`" not in line),
+    *(
+        line
+        for path in OTHERS
+        for line in SSH.findall(path.read_text().replace("\\\n", " "))
+        if "`" not in line
+    ),
     *(example for verb in verbs.ALL.values() for example in verb.examples),
 ]
 
@@ -38,7 +47,10 @@ TYPED = [words for line in LINES for words in calls(line)]
 
 @pytest.mark.parametrize("words", TYPED, ids=" ".join)
 def test_a_documented_line_parses(
-    words: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     asked: list[object] = []
     monkeypatch.setattr(verbs.Verb, "do", lambda _, __, params, *___: asked.append(params) or {})
@@ -46,7 +58,9 @@ def test_a_documented_line_parses(
     monkeypatch.setenv("WANDB_API_KEY", "x")
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
     cli.program.main(words[1:], prog_name="ddp", standalone_mode=False)
-    assert len(asked) == 1 or capsys.readouterr().out, "it asks for something, or shows help or a version"
+    assert len(asked) == 1 or capsys.readouterr().out, (
+        "it asks for something, or shows help or a version"
+    )
 
 
 def test_the_lines_are_found():

@@ -16,7 +16,9 @@ QUEUE = """12|ddp|CANCELLED|0:0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|20
 """
 
 
-def partitions(commands: Commands, partition_text: str, node_text: str) -> tuple[jobs.Partition, ...]:
+def partitions(
+    commands: Commands, partition_text: str, node_text: str
+) -> tuple[jobs.Partition, ...]:
     commands.expect("/usr/bin/scontrol", "-a", "show", "partition", "-o", stdout=partition_text)
     commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=node_text)
     commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
@@ -75,7 +77,9 @@ def test_a_time_is_understood_as_it_is_written(seconds: int):
 
 
 def test_the_jobs_of_an_account(commands: Commands):
-    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-O", ASKED, stdout=QUEUE)
+    commands.expect(
+        "/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-O", ASKED, stdout=QUEUE
+    )
     found = jobs.jobs(user="ddp")
     assert [(job.job_id, job.state, job.exit_code) for job in found] == [
         (16, "RUNNING", 0),
@@ -108,7 +112,20 @@ def test_a_name_can_imitate_nothing(commands: Commands):
         "17|ddp|RUNNING|0:0|0|1|p|0:01|1|a|b|9|None|n|17|N/A|x|y\n18|eve|RUNNING|0:0|0|1|p|0:01|1|a|b|9|None|n|18|N/A|z|\n"
         "not a job|\n|||||||||||||||\n"
     )
-    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-n", "run", "-O", ASKED, stdout=evil)
+    commands.expect(
+        "/usr/bin/squeue",
+        "-h",
+        "-a",
+        "-t",
+        "all",
+        "-u",
+        "ddp",
+        "-n",
+        "run",
+        "-O",
+        ASKED,
+        stdout=evil,
+    )
     found = jobs.jobs(user="ddp", name="run")
     assert [(job.job_id, job.name) for job in found] == [(17, "x|y")]
 
@@ -152,7 +169,8 @@ def test_a_command_that_hangs_or_is_missing_may_come_back(commands: Commands):
         jobs.job(9, user="ddp")
     commands.fail(*argv, error=CommandError("squeue: No such file or directory"))
     with pytest.raises(
-        jobs.NotAnsweringError, match=r"^Slurm's client is not installed: squeue: No such file or directory$"
+        jobs.NotAnsweringError,
+        match=r"^Slurm's client is not installed: squeue: No such file or directory$",
     ):
         jobs.job(9, user="ddp")
 
@@ -191,7 +209,9 @@ def test_cancelling(commands: Commands):
         returncode=1,
         stderr="scancel: error: Kill job error on job id 12: Access/permission denied\n",
     )
-    with pytest.raises(jobs.SlurmError, match=r"^Kill job error on job id 12: Access/permission denied$"):
+    with pytest.raises(
+        jobs.SlurmError, match=r"^Kill job error on job id 12: Access/permission denied$"
+    ):
         jobs.cancel(12)
 
 
@@ -221,12 +241,18 @@ def test_the_controller_is_there(commands: Commands):
     commands.expect("/usr/bin/scontrol", "ping", stdout="Slurmctld(primary) at ctl is UP\n")
     jobs.ping()
     commands.expect(
-        "/usr/bin/scontrol", "ping", stdout="Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"
+        "/usr/bin/scontrol",
+        "ping",
+        stdout="Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n",
     )
     jobs.ping()
-    commands.expect("/usr/bin/scontrol", "ping", stdout="Slurmctld(primary) at ctl is DOWN\n", returncode=1)
+    commands.expect(
+        "/usr/bin/scontrol", "ping", stdout="Slurmctld(primary) at ctl is DOWN\n", returncode=1
+    )
     with pytest.raises(jobs.NotAnsweringError, match=r"^Slurmctld\(primary\) at ctl is DOWN$"):
         jobs.ping()
-    commands.fail("/usr/bin/scontrol", "ping", error=CommandTimeout("scontrol: no answer within 10 s"))
+    commands.fail(
+        "/usr/bin/scontrol", "ping", error=CommandTimeout("scontrol: no answer within 10 s")
+    )
     with pytest.raises(jobs.NotAnsweringError, match=r"^Slurm: scontrol: no answer within 10 s$"):
         jobs.ping()

@@ -46,7 +46,13 @@ def special(settings: Settings) -> collections.abc.Iterator[dict[str, pathlib.Pa
 
 
 def test_only_a_file_is_read(special: dict[str, pathlib.Path], tmp_path: pathlib.Path):
-    words = {"pipe": "a pipe", "device": "a device", "folder": "a folder", "to-pipe": "a pipe", "socket": "a socket"}
+    words = {
+        "pipe": "a pipe",
+        "device": "a device",
+        "folder": "a folder",
+        "to-pipe": "a pipe",
+        "socket": "a socket",
+    }
     for name, what in words.items():
         with pytest.raises(files.RefusedError, match=rf"^{special[name]} is {what}, not a file$"):
             files.read_named(special[name])
@@ -84,14 +90,20 @@ WRITTEN = ("output", "Fetch.to")
 
 @pytest.fixture
 def user(
-    settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A user in the folder of a program, with a run."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
     monkeypatch.setattr(readiness, "require", lambda *_, **__: None)
     real = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name in ("skopeo", "umoci") else real(name))
+    monkeypatch.setattr(
+        shutil, "which", lambda name: f"/bin/{name}" if name in ("skopeo", "umoci") else real(name)
+    )
     (tmp_path / "home").mkdir()
     (tmp_path / "proj").mkdir()
     (tmp_path / "proj" / "train.py").write_text("")
@@ -99,7 +111,9 @@ def user(
     folder = settings.runs / "night"
     (folder / "code").mkdir(parents=True)
     (folder / "code" / "train.py").write_text("")
-    (folder / "job.json").write_text(f'{{"job_id": 7, "kind": "script", "workdir": "{folder}/code"}}')
+    (folder / "job.json").write_text(
+        f'{{"job_id": 7, "kind": "script", "workdir": "{folder}/code"}}'
+    )
 
 
 def test_every_option_that_takes_a_path_is_tried_here():
@@ -112,7 +126,9 @@ def test_every_option_that_takes_a_path_is_tried_here():
     assert named == {name.rpartition(".")[2] for name in COMMANDS}
 
 
-@pytest.mark.parametrize("name", ["pipe", "device", "to-pipe", "loop", "socket", "folder", "huge", "missing"])
+@pytest.mark.parametrize(
+    "name", ["pipe", "device", "to-pipe", "loop", "socket", "folder", "huge", "missing"]
+)
 @pytest.mark.parametrize("option", COMMANDS)
 def test_what_is_no_file_is_refused_in_one_line_at_once(
     special: dict[str, pathlib.Path], user: None, option: str, name: str
@@ -139,9 +155,13 @@ def test_a_requirement_is_included_only_from_a_file(
         assert f"--requirements: {special[name]} is a {name}, not a file" in err
 
 
-def test_a_configuration_that_is_a_pipe_is_refused(special: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch):
+def test_a_configuration_that_is_a_pipe_is_refused(
+    special: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(config, "SYSTEM", special["pipe"])
-    with pytest.raises(ParameterError, match=r"is a pipe, not a file; correct the file, or remove it$"):
+    with pytest.raises(
+        ParameterError, match=r"is a pipe, not a file; correct the file, or remove it$"
+    ):
         config.load({})
 
 
@@ -178,4 +198,7 @@ def test_a_fetch_copies_the_files_and_names_what_it_left_out(
     assert "socket: is a socket" in out
     assert ("zeros: is a device" in out) == (os.geteuid() == 0)
     status, _, err = typed("fetch", "night", "out/pipe", "--to", "more")
-    assert (status, f"{code}/out/pipe is a pipe, and there is nothing else to copy" in err) == (1, True)
+    assert (status, f"{code}/out/pipe is a pipe, and there is nothing else to copy" in err) == (
+        1,
+        True,
+    )

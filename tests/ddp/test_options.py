@@ -35,26 +35,39 @@ def refusal(model: type[fields.Parsed], given: dict[str, object]) -> str:
 def test_no_directive_of_a_job_can_be_given_past_its_option(settings: Settings):
     """Each directive of a job is an option, or sbatch= rejects it."""
     script = script_texts.texts(settings)["job.sbatch"]
-    names = {line[10:].partition("=")[0] for line in script.splitlines() if line.startswith("#SBATCH --")}
+    names = {
+        line[10:].partition("=")[0] for line in script.splitlines() if line.startswith("#SBATCH --")
+    }
     assert {"nodes", "mem", "time", "output", "requeue", "signal"} <= names
     for name in names:
         line = refusal(models.SubmitDdp, {"sbatch": f"--{name}=1"})
-        assert line.startswith((f"sbatch: --{name} has its own option; use ", f"sbatch: --{name} is set by the job"))
-    assert fields.parse(models.SubmitDdp, {"sbatch": "--switches=3"}).sbatch, "an option of sbatch alone passes"
+        assert line.startswith(
+            (f"sbatch: --{name} has its own option; use ", f"sbatch: --{name} is set by the job")
+        )
+    assert fields.parse(models.SubmitDdp, {"sbatch": "--switches=3"}).sbatch, (
+        "an option of sbatch alone passes"
+    )
     for model in (models.Doctor, models.PrepareDataset, models.BenchmarkCollectives):
         for name in ("nodes", "mem", "time", "cpus-per-task", "job-name", "account"):
             assert refusal(model, {"sbatch": f"--{name}=1"}).startswith(f"sbatch: --{name} ")
 
 
 def test_the_copies_of_the_options_are_current():
-    assert actions.CHARM.read_text() == actions.updated(actions.CHARM.read_text()), "run: tox -e reference"
+    assert actions.CHARM.read_text() == actions.updated(actions.CHARM.read_text()), (
+        "run: tox -e reference"
+    )
     assert actions.PAGE.read_text() == actions.page(), "run: tox -e reference"
 
 
-@pytest.mark.parametrize(("action", "name"), [(action, name) for action, name in TEXTS if name not in FREE])
+@pytest.mark.parametrize(
+    ("action", "name"), [(action, name) for action, name in TEXTS if name not in FREE]
+)
 def test_nothing_hostile_passes(action: str, name: str):
     for nasty in NASTY + ROAMING:
-        if name != "metric" or nasty not in ("A=$(id)", *ROAMING):  # a pattern like any other, in a file of JSON
+        if name != "metric" or nasty not in (
+            "A=$(id)",
+            *ROAMING,
+        ):  # a pattern like any other, in a file of JSON
             assert refusal(MODELS[action], {name: nasty}).startswith(f"{name}: ")
 
 
@@ -90,30 +103,55 @@ def test_arguments_and_variables_reach_the_program_as_they_are(
     job = spec.parse(spec.JobSpec, texts["program/job.json"])
     login = {"USER", "LOGNAME", "HOME", "LANG", "TZ"}
     assert {name: value for name, value in job.variables if name not in login} == env
-    assert texts["job.sbatch"] == script_texts.texts(settings)["job.sbatch"], "none reaches the script"
+    assert texts["job.sbatch"] == script_texts.texts(settings)["job.sbatch"], (
+        "none reaches the script"
+    )
 
 
 def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
     """Read off the program: those that it adds to its environment, but for what it only defaults."""
-    may_be_given = {"CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "PYTHONPATH"}
+    may_be_given = {
+        "CUDA_VISIBLE_DEVICES",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+        "OMP_NUM_THREADS",
+        "PYTHONPATH",
+    }
     may_be_given |= {"LD_LIBRARY_PATH", "PATH", "TORCH_GLOO_LAZY_INIT"}
     found: set[str] = set()
     for name in ("node", "supervisor", "network"):
-        for item in ast.walk(ast.parse((pathlib.Path(spec.__file__).parent / f"{name}.py").read_text())):
+        for item in ast.walk(
+            ast.parse((pathlib.Path(spec.__file__).parent / f"{name}.py").read_text())
+        ):
             if isinstance(item, ast.Subscript) and isinstance(item.ctx, ast.Store):
                 found |= {str(key.value) for key in (item.slice,) if isinstance(key, ast.Constant)}
             elif isinstance(item, ast.AugAssign) and isinstance(item.value, ast.Dict):
-                found |= {str(key.value) for key in item.value.keys if isinstance(key, ast.Constant)}
+                found |= {
+                    str(key.value) for key in item.value.keys if isinstance(key, ast.Constant)
+                }
     found = {name for name in found if name.isupper()} - may_be_given
     torchruns = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"}
-    torchruns |= {f"{kind}_{name}" for kind in ("GROUP", "LOCAL", "ROLE") for name in ("RANK", "WORLD_SIZE")}
+    torchruns |= {
+        f"{kind}_{name}" for kind in ("GROUP", "LOCAL", "ROLE") for name in ("RANK", "WORLD_SIZE")
+    }
     elastic = ("ERROR_FILE", "MAX_RESTARTS", "RESTART_COUNT", "RUN_ID", "USE_AGENT_STORE")
     torchruns |= {f"TORCHELASTIC_{name}" for name in elastic}
     assert found | torchruns == fields.RESERVED
-    for free in ("RUN_NAME", "JOB_TYPE", "PROFILE_MEMORY", "MASTER_NAME", "PATH", "HOME", "LD_PRELOAD", "SRUN_DEBUG"):
+    for free in (
+        "RUN_NAME",
+        "JOB_TYPE",
+        "PROFILE_MEMORY",
+        "MASTER_NAME",
+        "PATH",
+        "HOME",
+        "LD_PRELOAD",
+        "SRUN_DEBUG",
+    ):
         assert fields.parse(models.SubmitDdp, {"env": f"{free}=x"}).env
     for reserved in (*found, "SLURM_JOB_ID", "SLURMD_NODENAME"):
-        assert refusal(models.SubmitDdp, {"env": f"{reserved}=x"}).startswith(f"env: {reserved} is set by the job")
+        assert refusal(models.SubmitDdp, {"env": f"{reserved}=x"}).startswith(
+            f"env: {reserved} is set by the job"
+        )
 
 
 @hypothesis.given(
@@ -128,17 +166,31 @@ def test_no_secret_is_taken_as_a_variable_or_shown(start: str, end: str, value: 
         assert f"~{value}~" not in error
 
 
-@hypothesis.given(st.dictionaries(st.from_regex(r"[A-Z_]{1,9}", fullmatch=True), st.text(st.characters(codec="ascii"))))
+@hypothesis.given(
+    st.dictionaries(
+        st.from_regex(r"[A-Z_]{1,9}", fullmatch=True), st.text(st.characters(codec="ascii"))
+    )
+)
 def test_a_file_of_variables_is_read_as_it_is_written(variables: dict[str, str]):
-    kept = {name: "".join(value.split()) for name, value in variables.items() if name not in fields.RESERVED}
-    kept = {name: value for name, value in kept.items() if "\0" not in value and not name.startswith("SLURM")}
+    kept = {
+        name: "".join(value.split())
+        for name, value in variables.items()
+        if name not in fields.RESERVED
+    }
+    kept = {
+        name: value
+        for name, value in kept.items()
+        if "\0" not in value and not name.startswith("SLURM")
+    }
     for form in ("{}={}", "export {}='{}'", '# x\n\n{}="{}"\r'):
         text = "\n".join(form.format(name, value) for name, value in kept.items())
         found = fields.parse_variables(text)
         assert found == kept or form == "{}={}"
         assert list(found) == list(kept)
     for line in ("A", "1A=secret", "A B=secret", "RANK=secret"):
-        with pytest.raises(ValueError, match=r"^(line 2 is not NAME=value|RANK is set by the job)") as caught:
+        with pytest.raises(
+            ValueError, match=r"^(line 2 is not NAME=value|RANK is set by the job)"
+        ) as caught:
             fields.parse_variables(f"B=x\n{line}")
         assert "secret" not in str(caught.value)
 
@@ -157,10 +209,14 @@ def test_the_declaration_of_an_option_is_what_its_parser_allows(action: str):
         for bound, step in ((option.minimum, -1), (option.maximum, 1)):
             if bound is not None:
                 fields.parse(MODELS[action], {option.name: bound})
-                assert refusal(MODELS[action], {option.name: bound + step}).startswith(f"{option.name}: ")
+                assert refusal(MODELS[action], {option.name: bound + step}).startswith(
+                    f"{option.name}: "
+                )
         for choice in option.choices:
             fields.parse(MODELS[action], {option.name: choice})
-            assert isinstance(yaml.safe_load(choice), str), "Juju reads on, off, yes and no as booleans"
+            assert isinstance(yaml.safe_load(choice), str), (
+                "Juju reads on, off, yes and no as booleans"
+            )
         if option.takes_number:
             number = 2026 if option.name == "since" else 30
             params = fields.parse(MODELS[action], {option.name: number})
@@ -186,10 +242,19 @@ def test_numbers_are_natural_for_names_and_amounts():
             "run: '../x' is not allowed; only letters, digits and . _ -, beginning with a letter or digit",
         ),
         ({"args": "x" * 1000000}, "args: 1000000 characters; at most 32768 are allowed"),
-        ({"workload": "/a/../b"}, "workload: '/a/../b' is not allowed; write the path without . and .. as parts"),
-        ({"memory": 0}, "memory: '0' is not allowed; a whole number with M, G or T, such as 8G, or site"),
+        (
+            {"workload": "/a/../b"},
+            "workload: '/a/../b' is not allowed; write the path without . and .. as parts",
+        ),
+        (
+            {"memory": 0},
+            "memory: '0' is not allowed; a whole number with M, G or T, such as 8G, or site",
+        ),
         ({"env": "A"}, "env: A has no value; write A=value"),
-        ({"env": "A=b c=d 1=2"}, "env: '1=2' is not NAME=value; quote a value with blanks, as in A='b c'"),
+        (
+            {"env": "A=b c=d 1=2"},
+            "env: '1=2' is not NAME=value; quote a value with blanks, as in A='b c'",
+        ),
         (
             {"args": "it's"},
             'args: "it\'s" is not allowed; no closing quotation: write \\ before a quote or a backslash',
@@ -204,12 +269,19 @@ def test_a_refusal_names_the_option_and_what_is_allowed(given: dict[str, object]
 @pytest.mark.parametrize("action", list(MODELS))
 def test_an_unknown_option_is_rejected_by_name(action: str):
     known = {option.name: option.text.only_terminal for option in declared.options(MODELS[action])}
-    assert set(META["actions"][action]["params"]) == {name for name, is_typed in known.items() if not is_typed}
-    assert refusal(MODELS[action], {"nodse": 2}) == f"nodse: unknown option; there are: {', '.join(sorted(known))}"
+    assert set(META["actions"][action]["params"]) == {
+        name for name, is_typed in known.items() if not is_typed
+    }
+    assert (
+        refusal(MODELS[action], {"nodse": 2})
+        == f"nodse: unknown option; there are: {', '.join(sorted(known))}"
+    )
     assert len(refusal(models.OneRun, {"\x1b[31m$(id)\n" * 100: 1})) < 200
 
 
-@pytest.mark.parametrize(("text", "mib"), [("512", 512), ("512M", 512), ("8G", 8192), ("2T", 2 * 1024 * 1024)])
+@pytest.mark.parametrize(
+    ("text", "mib"), [("512", 512), ("512M", 512), ("8G", 8192), ("2T", 2 * 1024 * 1024)]
+)
 def test_memory(text: str, mib: int):
     assert fields.memory_mb(text) == mib
 

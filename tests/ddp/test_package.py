@@ -18,4 +18,6 @@ def test_what_runs_in_jobs_needs_nothing_but_python(path: pathlib.Path):
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         for name in names:
             assert name.partition(".")[0] in allowed, f"{path.name} imports {name}"
-            assert not name.startswith("ddp") or name.startswith("ddp.node"), f"{path.name} imports {name}"
+            assert not name.startswith("ddp") or name.startswith("ddp.node"), (
+                f"{path.name} imports {name}"
+            )

@@ -41,7 +41,9 @@ class Node(Cluster):
     def _srun(self, arguments: tuple[str, ...], stdin: str | None) -> Completed:
         argv = arguments[arguments.index("/usr/bin/python3") :]
         assert stdin is not None
-        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, cwd="/", env=self.env)
+        done = subprocess.run(
+            argv, input=stdin, capture_output=True, text=True, check=False, cwd="/", env=self.env
+        )
         return Completed(done.returncode, done.stdout, done.stderr)
 
 
@@ -54,10 +56,14 @@ def node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Node:
     return there
 
 
-def test_a_node_is_examined(settings: Settings, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+def test_a_node_is_examined(
+    settings: Settings, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
     monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
     monkeypatch.setattr(mounts, "find", lambda _: None)
-    facts = examine.gather(settings, fields.parse(models.Doctor, {}), jobs.partitions(), lambda _: None)
+    facts = examine.gather(
+        settings, fields.parse(models.Doctor, {}), jobs.partitions(), lambda _: None
+    )
     assert facts.trouble == ""
     about = facts.reports["n1"]
     assert about["versions"]["python"].startswith("3.")
@@ -86,7 +92,12 @@ def build(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_an_environment_on_a_node_gets_the_same_program(build: pathlib.Path):
     with builder.IMPORTS.open() as program:
         done = subprocess.run(
-            [build / "env" / "bin" / "python", "-"], stdin=program, capture_output=True, text=True, check=True, cwd="/"
+            [build / "env" / "bin" / "python", "-"],
+            stdin=program,
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd="/",
         )
     printed: dict[str, typing.Any] = json.loads(done.stdout)
     assert printed == {"torch": "2.13.0+cpu"}
@@ -98,7 +109,9 @@ def test_the_version_of_the_nodes_python_is_that_of_the_interpreter():
     assert builder.python_version() == done.stdout.strip()
 
 
-def test_the_payload_looks_at_arguments(settings: Settings, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_payload_looks_at_arguments(
+    settings: Settings, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     """In a process of its own, which takes no module from where the command was typed."""
     (tmp_path / "json.py").write_text("raise SystemExit('taken from here')")
     monkeypatch.chdir(tmp_path)

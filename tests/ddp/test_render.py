@@ -17,9 +17,13 @@ IMAGE = ("--container-image", "nvcr.io/nvidia/pytorch:25.01-py3", "--cpus-per-ta
 
 
 @pytest.fixture
-def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> pathlib.Path:
+def project(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> pathlib.Path:
     """Return a folder outside of the workspace, in which the user types."""
-    user = dataclasses.replace(settings, uid=1000, gid=1000)  # a pod never runs as root, who may run the tests
+    user = dataclasses.replace(
+        settings, uid=1000, gid=1000
+    )  # a pod never runs as root, who may run the tests
     monkeypatch.setattr(cli, "settings_of", lambda _: user)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     folder = tmp_path / "project"
@@ -44,29 +48,42 @@ def files(folder: pathlib.Path) -> set[str]:
 
 
 def test_the_code_of_the_manifests_is_in_the_workspace(settings: Settings, project: pathlib.Path):
-    code, out, err = typed("render", "--kubernetes", *IMAGE, "--run", "night", "exp/train.py", "--lr", "1")
+    code, out, err = typed(
+        "render", "--kubernetes", *IMAGE, "--run", "night", "exp/train.py", "--lr", "1"
+    )
     assert code == 0
     assert err.startswith(f"copying 3 files, 0.0 MiB, of {project}\n")
     ranks = container(out)
     script = pathlib.Path(ranks["args"][0])
     assert script == settings.runs / "night" / "code" / "exp" / "train.py"
     assert script.read_text() == "import sys\n"
-    assert (ranks["args"][1:], ranks["command"][-1]) == (["--lr", "1"], str(settings.runs / "night" / "code"))
+    assert (ranks["args"][1:], ranks["command"][-1]) == (
+        ["--lr", "1"],
+        str(settings.runs / "night" / "code"),
+    )
     variables = {one["name"]: one.get("value") for one in ranks["env"]}
     assert (pathlib.Path(variables["PYTHONPATH"]) / "ddptrain" / "__init__.py").is_file()
     assert pathlib.Path(variables["RUN_DIR"]).is_dir()
     assert [path.name for path in settings.runs.iterdir()] == ["night"], "nothing half-made stays"
     (project / "exp" / "train.py").write_text("import os\n")
     assert script.read_text() == "import sys\n"
-    assert "choose another name" in typed("render", "--kubernetes", *IMAGE, "--run", "night", "exp/train.py")[2]
+    assert (
+        "choose another name"
+        in typed("render", "--kubernetes", *IMAGE, "--run", "night", "exp/train.py")[2]
+    )
     assert script.read_text() == "import sys\n", "what may run already is not touched"
 
 
-def test_without_a_snapshot_the_script_lies_in_the_workspace(settings: Settings, project: pathlib.Path):
+def test_without_a_snapshot_the_script_lies_in_the_workspace(
+    settings: Settings, project: pathlib.Path
+):
     words = ("render", "--kubernetes", *IMAGE, "--no-snapshot", "--run", "night")
     code, _, err = typed(*words, "exp/train.py")
     assert code == 1
-    assert err == f"ddp: workload: {project}/exp/train.py is outside the workspace {settings.workspace}\n"
+    assert (
+        err
+        == f"ddp: workload: {project}/exp/train.py is outside the workspace {settings.workspace}\n"
+    )
     (settings.workspace / "train.py").touch()
     code, out, err = typed(*words, str(settings.workspace / "train.py"))
     assert code == 0, err
@@ -82,7 +99,9 @@ def test_without_a_snapshot_the_script_lies_in_the_workspace(settings: Settings,
         (("--claim", "My_Claim", "exp/train.py"), "no hyphen at either end"),
     ],
 )
-def test_what_cannot_be_leaves_nothing(settings: Settings, project: pathlib.Path, words: tuple[str, ...], message: str):
+def test_what_cannot_be_leaves_nothing(
+    settings: Settings, project: pathlib.Path, words: tuple[str, ...], message: str
+):
     code, out, err = typed("render", "--kubernetes", *IMAGE, *words)
     assert code != 0
     assert out == ""
@@ -101,7 +120,12 @@ def test_manifests_as_json(settings: Settings, project: pathlib.Path):
     plain = typed("render", "--kubernetes", *IMAGE, "--run", "night", "--no-snapshot", "smoke")[1]
     code, out, _ = typed("--json", "render", "--kubernetes", *IMAGE, "--run", "night", "smoke")
     assert code == 0
-    assert json.loads(out) == {"schema": 1, "manifests": plain, "run": "night", "run-dir": f"{settings.runs}/night"}
+    assert json.loads(out) == {
+        "schema": 1,
+        "manifests": plain,
+        "run": "night",
+        "run-dir": f"{settings.runs}/night",
+    }
 
 
 def test_the_script_as_json(settings: Settings, cluster: Cluster, project: pathlib.Path):

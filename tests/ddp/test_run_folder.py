@@ -22,7 +22,16 @@ def run(make_run: MakeRun) -> pathlib.Path:
 
 
 def rank_log(path: pathlib.Path, node: int, local: int, text: str, attempt: str) -> None:
-    log = path / "logs" / attempt / f"node-{node}" / f"{attempt}_x" / "attempt_0" / str(local) / "stderr.log"
+    log = (
+        path
+        / "logs"
+        / attempt
+        / f"node-{node}"
+        / f"{attempt}_x"
+        / "attempt_0"
+        / str(local)
+        / "stderr.log"
+    )
     log.parent.mkdir(parents=True)
     log.write_text(text)
 
@@ -71,13 +80,24 @@ def test_a_run_full_of_rubbish_is_unknown(run: pathlib.Path):
     os.mkfifo(run / "metrics.jsonl")
     (run / "control" / "12.r0.outcome").write_bytes(b"\xff\x00")
     found = folder.read(run)
-    assert (found.record, found.summary, found.metrics.num_records, found.state) == ({}, {}, 0, State.UNKNOWN)
+    assert (found.record, found.summary, found.metrics.num_records, found.state) == (
+        {},
+        {},
+        0,
+        State.UNKNOWN,
+    )
 
 
 def test_a_log_is_bounded(run: pathlib.Path):
     (run / "logs" / "12.out").write_text("".join(f"line {i}\n" for i in range(200000)))
-    assert folder.read_log(run, 12, lines=3, rank=None)[1] == ["line 199997", "line 199998", "line 199999"]
-    assert sum(map(len, folder.read_log(run, 12, lines=100000, rank=None)[1])) < explain.MAX_TAIL_BYTES
+    assert folder.read_log(run, 12, lines=3, rank=None)[1] == [
+        "line 199997",
+        "line 199998",
+        "line 199999",
+    ]
+    assert (
+        sum(map(len, folder.read_log(run, 12, lines=100000, rank=None)[1])) < explain.MAX_TAIL_BYTES
+    )
 
 
 def test_a_log_that_is_no_file_is_not_read(run: pathlib.Path):
@@ -108,9 +128,15 @@ def test_a_ranks_log_is_that_of_the_last_attempt(run: pathlib.Path):
 def test_the_paths_of_the_copy_are_shown_as_the_users_own(make_run: MakeRun, sweep: str | None):
     """In watch, show and the report; the runs of a sweep share one copy."""
     code = make_run().parent / (sweep or "run") / "code" / "train.py"
-    record = {"job_id": 7, "code": {"folder": "code", "origin": "/home/ann/net"}} | ({"sweep": sweep} if sweep else {})
+    record = {"job_id": 7, "code": {"folder": "code", "origin": "/home/ann/net"}} | (
+        {"sweep": sweep} if sweep else {}
+    )
     failed = f"2026-11-20T00:00:00Z\t7.r0\tprogram\tn1\tOSError: {code}"
     texts = {"job.json": json.dumps(record), "control/job": "7", "control/7.failures": failed}
     run = folder.read(make_run(**texts, **{"logs/7.out": f'  File "{code}", line 3\n'}))
-    assert [one.reason for one in run.failures] == [run.attempts[0].why] == ["OSError: /home/ann/net/train.py"]
+    assert (
+        [one.reason for one in run.failures]
+        == [run.attempts[0].why]
+        == ["OSError: /home/ann/net/train.py"]
+    )
     assert folder.last_lines(run) == ['  File "/home/ann/net/train.py", line 3']

@@ -22,10 +22,17 @@ from ddp.slurm import jobs
 from ddp.view import page
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
-WORDS = [str(one) for one in State if one != State.UNKNOWN] + ["REQUEUE_HOLD", "STAGE_OUT", "EXPEDITING", "REVOKED"]
+WORDS = [str(one) for one in State if one != State.UNKNOWN] + [
+    "REQUEUE_HOLD",
+    "STAGE_OUT",
+    "EXPEDITING",
+    "REVOKED",
+]
 
 
-def make(runs: pathlib.Path, name: str, outcome: str | None, summary: str | None = None) -> pathlib.Path:
+def make(
+    runs: pathlib.Path, name: str, outcome: str | None, summary: str | None = None
+) -> pathlib.Path:
     path = runs / name
     (path / "control").mkdir(parents=True)
     (path / "logs").mkdir()
@@ -40,18 +47,37 @@ def make(runs: pathlib.Path, name: str, outcome: str | None, summary: str | None
 
 @pytest.mark.parametrize("outcome", [None, "done", "preempted", "failed", "cancelled"])
 @pytest.mark.parametrize(
-    "word", [None, "PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL"]
+    "word",
+    [
+        None,
+        "PENDING",
+        "RUNNING",
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+        "PREEMPTED",
+        "TIMEOUT",
+        "NODE_FAIL",
+    ],
 )
-def test_every_view_has_the_same_state(settings: Settings, cluster: Cluster, outcome: str | None, word: str | None):
+def test_every_view_has_the_same_state(
+    settings: Settings, cluster: Cluster, outcome: str | None, word: str | None
+):
     make(settings.runs, "run", outcome, summary="done")
     make(settings.runs, "other", "done", summary="done")
     if word is not None:
         cluster.jobs.append(Job(5, USER, "run", pathlib.Path("/s"), "", [(word, 0)]))
-    listed = listing.list_runs(settings, fields.parse(models.ListRuns, {"name": "run"}), lambda _: None)
+    listed = listing.list_runs(
+        settings, fields.parse(models.ListRuns, {"name": "run"}), lambda _: None
+    )
     (found,) = [str(one["state"]) for one in listed.record()["runs"]]  # pyright: ignore
     shown = show.show_run(settings, fields.parse(models.OneRun, {"run": "run"}), lambda _: None)
-    compared = compare.compare_runs(settings, fields.parse(models.CompareRuns, {"runs": "run,other"}), lambda _: None)
-    exported = next(one["state"] for one in telemetry.collect(settings)["runs"] if one["run"] == "run")
+    compared = compare.compare_runs(
+        settings, fields.parse(models.CompareRuns, {"runs": "run,other"}), lambda _: None
+    )
+    exported = next(
+        one["state"] for one in telemetry.collect(settings)["runs"] if one["run"] == "run"
+    )
     html = page.page([catalog.load(settings, ["run"])[0][0]], made=run_jobs.NOW)
     assert shown.texts()["state"] == found
     assert compared.texts()["results"].split("\n")[1].split()[:2] == ["run", found]
@@ -67,7 +93,9 @@ def test_every_view_has_the_same_state(settings: Settings, cluster: Cluster, out
 @hypothesis.given(
     word=st.none() | st.sampled_from(WORDS),
     restarts=st.integers(0, 1),
-    outcomes=st.lists(st.sampled_from(["done", "preempted", "failed", "cancelled", "odd", ""]), max_size=3),
+    outcomes=st.lists(
+        st.sampled_from(["done", "preempted", "failed", "cancelled", "odd", ""]), max_size=3
+    ),
     summary=st.none() | st.sampled_from(["done", "failed"]),
 )
 def test_a_state_is_derived_from_whatever_is_known(
@@ -87,7 +115,9 @@ def test_a_state_is_derived_from_whatever_is_known(
         assert run.state in {State.COMPLETED, State.PREEMPTED, State.FAILED, State.CANCELLED}
     else:
         assert not run.state.is_active
-    if word is None and not (outcomes and outcomes[-1] in ("done", "preempted", "failed", "cancelled")):
+    if word is None and not (
+        outcomes and outcomes[-1] in ("done", "preempted", "failed", "cancelled")
+    ):
         assert run.state == State.UNKNOWN
     if word in ("TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "CANCELLED", "PREEMPTED"):
         assert run.state == State(word)
@@ -96,7 +126,23 @@ def test_a_state_is_derived_from_whatever_is_known(
 def test_only_one_module_opens_the_files_of_a_run():
     """Others name its functions; payload and node programs, which run in the job, write the files."""
     top = pathlib.Path(folder.__file__).parents[1]
-    names = ("metrics.jsonl", "summary.json", "config.json", ".outcome", ".failures", "job.json", "tracking.json")
-    others = [path for path in top.rglob("*.py") if not {"node", "doctor"} & set(path.relative_to(top).parts)]
-    found = {str(path.relative_to(top)) for path in others if any(f'"{name}"' in path.read_text() for name in names)}
+    names = (
+        "metrics.jsonl",
+        "summary.json",
+        "config.json",
+        ".outcome",
+        ".failures",
+        "job.json",
+        "tracking.json",
+    )
+    others = [
+        path
+        for path in top.rglob("*.py")
+        if not {"node", "doctor"} & set(path.relative_to(top).parts)
+    ]
+    found = {
+        str(path.relative_to(top))
+        for path in others
+        if any(f'"{name}"' in path.read_text() for name in names)
+    }
     assert found == {"run/folder.py"}

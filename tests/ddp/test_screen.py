@@ -41,14 +41,21 @@ BOXES = re.compile("[\u2500-\u257f\u2800-\u28ff]")
 NODES = tables.Table(
     [
         ["NODE", *(f"COLUMN-{number}" for number in range(16)), "VERDICT"],
-        *([f"slurmd-{node}", *["0.25"] * 16, verdict] for node, verdict in enumerate(("ok", "warning", "ERROR"))),
+        *(
+            [f"slurmd-{node}", *["0.25"] * 16, verdict]
+            for node, verdict in enumerate(("ok", "warning", "ERROR"))
+        ),
     ]
 )
 RESULTS: Results = {
     "verdict": "1 finding would break a run",
     "nodes": NODES,
     "jobs": tables.Table(
-        [("JOB-ID", "RUN", "STATE", "LOSS"), ("40", "night", "COMPLETED", "1.25 *"), ("41", "[bold]x", "FAILED", "-")]
+        [
+            ("JOB-ID", "RUN", "STATE", "LOSS"),
+            ("40", "night", "COMPLETED", "1.25 *"),
+            ("41", "[bold]x", "FAILED", "-"),
+        ]
     ),
     "findings": "ERROR slurmd-2: /mnt/shared is not mounted\n    -> mount /mnt/shared\nnote",
     "run-dir": "/mnt/shared/users/example1/runs/" + "a-very-long-name-" * 8,
@@ -171,7 +178,9 @@ def test_every_verb_has_tables_on_a_terminal(answers: None, verb: verbs.Verb):
 
 
 @EVERY
-def test_every_verb_is_plain_in_a_pipe(answers: None, monkeypatch: pytest.MonkeyPatch, verb: verbs.Verb):
+def test_every_verb_is_plain_in_a_pipe(
+    answers: None, monkeypatch: pytest.MonkeyPatch, verb: verbs.Verb
+):
     monkeypatch.setenv("FORCE_COLOR", "1")
     code, out, err = command_line.typed(*verb.name.split(), *GIVEN.get(verb.name, ()))
     assert (code, err) == (0, "working: 3 of 4\n")
@@ -215,7 +224,9 @@ def test_a_live_view_for_programs_is_a_line_for_each_change(
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 132, 250])
 def test_tables_are_no_wider_than_the_terminal(columns: int):
-    made = drawn({name: value for name, value in RESULTS.items() if isinstance(value, tables.Table)}, columns)
+    made = drawn(
+        {name: value for name, value in RESULTS.items() if isinstance(value, tables.Table)}, columns
+    )
     assert max(map(rich.cells.cell_len, made.plain().split("\n"))) <= columns
     heads = re.findall(r"(?m)^ *NODE .*$", made.plain())
     assert len(heads) == 1 if columns == 250 else len(heads) > 1
@@ -235,8 +246,12 @@ def test_states_and_the_best_are_coloured():
     assert "\x1b[1;31mERROR\x1b[0m slurmd-2" in text
 
 
-@pytest.mark.parametrize(("name", "value", "has_boxes"), [("NO_COLOR", "1", True), ("TERM", "dumb", False)])
-def test_colours_can_be_left_out(monkeypatch: pytest.MonkeyPatch, name: str, value: str, has_boxes: bool):
+@pytest.mark.parametrize(
+    ("name", "value", "has_boxes"), [("NO_COLOR", "1", True), ("TERM", "dumb", False)]
+)
+def test_colours_can_be_left_out(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, has_boxes: bool
+):
     monkeypatch.setenv(name, value)
     made = drawn(RESULTS)
     assert not COLOURS.search(made.text)
@@ -276,7 +291,9 @@ def test_what_takes_long_has_one_line_that_changes(monkeypatch: pytest.MonkeyPat
 def test_without_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress, "REPORT_S", 0.1)
     monkeypatch.setattr(sys, "stderr", out := io.StringIO())
-    progress.with_progress(screen.Screen(is_json=False).log, "installing torch", lambda: time.sleep(0.25))
+    progress.with_progress(
+        screen.Screen(is_json=False).log, "installing torch", lambda: time.sleep(0.25)
+    )
     assert out.getvalue() == "installing torch\ninstalling torch: 0 s\ninstalling torch: 0 s\n"
 
 
@@ -294,5 +311,9 @@ def test_waiting_for_a_job_reports_its_steps(
     lines: list[str] = []
     verb = verbs.ALL["submit"]
     with settings.claims:
-        verb.do(settings, fields.parse(verb.options, {"workload": "smoke", "run": "night", "wait": True}), lines.append)
+        verb.do(
+            settings,
+            fields.parse(verb.options, {"workload": "smoke", "run": "night", "wait": True}),
+            lines.append,
+        )
     assert "job 40 RUNNING, step 100 of 400, loss 2.5000" in lines

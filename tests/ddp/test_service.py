@@ -27,8 +27,16 @@ LIBRARY = pathlib.Path(service.__file__).parent
             "ddp submit --time-limit 30",
             "juju run t/leader submit-ddp time-limit=30",
         ),
-        (Command("show", arguments=("nano1",)), "ddp show nano1", "juju run t/leader show-run run=nano1"),
-        (Command("cancel", arguments=("a", "b")), "ddp cancel a b", "juju run t/leader cancel-run run=a,b"),
+        (
+            Command("show", arguments=("nano1",)),
+            "ddp show nano1",
+            "juju run t/leader show-run run=nano1",
+        ),
+        (
+            Command("cancel", arguments=("a", "b")),
+            "ddp cancel a b",
+            "juju run t/leader cancel-run run=a,b",
+        ),
         (
             Command("env install", {"force": "true"}),
             "ddp env install --force",
@@ -90,12 +98,16 @@ def test_no_module_below_the_front_ends_knows_juju():
 
 
 def test_each_action_is_one_verbs():
-    charm = yaml.safe_load((LIBRARY.parents[1] / "charms" / "ddp-trainer" / "charmcraft.yaml").read_text())
+    charm = yaml.safe_load(
+        (LIBRARY.parents[1] / "charms" / "ddp-trainer" / "charmcraft.yaml").read_text()
+    )
     assert set(charm["actions"]) == set(verbs.ACTIONS)
     assert len(verbs.ACTIONS) == sum(bool(verb.action) for verb in verbs.ALL.values())
 
 
-def test_an_action_that_takes_long_shows_how_to_stop_it(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+def test_an_action_that_takes_long_shows_how_to_stop_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
     lines: list[str] = []
 
     def work(*_: object) -> dict[str, str]:
@@ -107,7 +119,13 @@ def test_an_action_that_takes_long_shows_how_to_stop_it(settings: Settings, monk
 
     monkeypatch.setattr(service, "_QUIET_S", 0.01)
     monkeypatch.setattr(verbs.Verb, "do_when_ready", work)
-    request = {"do": "plan", "params": {}, "task": "7", "unit": "t/0", "config": {"workspace": str(settings.workspace)}}
+    request = {
+        "do": "plan",
+        "params": {},
+        "task": "7",
+        "unit": "t/0",
+        "config": {"workspace": str(settings.workspace)},
+    }
     assert service.answer(request, lines.append) == {"results": {}}
     assert lines == [
         "t/0 runs no other action while this one waits; to stop waiting, without cancelling a job: juju cancel-task 7"

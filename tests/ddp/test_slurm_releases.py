@@ -55,7 +55,12 @@ def test_partitions_and_what_their_nodes_give(commands: Commands, release: str):
     commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=shown)
     commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
     (found,) = jobs.partitions()
-    assert (found.name, found.is_default, found.is_up, found.max_time_s) == ("slurmd", True, True, 2 * 86400)
+    assert (found.name, found.is_default, found.is_up, found.max_time_s) == (
+        "slurmd",
+        True,
+        True,
+        2 * 86400,
+    )
     assert found.default_time_s is None
     assert [(node.name, node.cpus, node.memory_mb, node.gpus) for node in found.nodes] == [
         ("slurmd-0", 2, 23081, 1),
@@ -90,18 +95,35 @@ JOBS = """\
 @pytest.mark.parametrize("row", JOBS)
 def test_a_job_in_the_queue(commands: Commands, row: str):
     _, state, code, restarts, held, name, line = row.split(" ", 6)
-    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, stdout=f"{line}\n")
+    commands.expect(
+        "/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, stdout=f"{line}\n"
+    )
     found = jobs.job(12, user="ubuntu")
     assert found is not None
     assert (found.state, found.exit_code, found.restarts) == (state, int(code), int(restarts))
-    assert (found.is_active, found.is_held) == (state in ("PENDING", "RUNNING", "COMPLETING"), held == "held")
+    assert (found.is_active, found.is_held) == (
+        state in ("PENDING", "RUNNING", "COMPLETING"),
+        held == "held",
+    )
     assert found.run_name == name.replace("_", " ")
 
 
 def forgotten(commands: Commands, **answer: object) -> jobs.Job | None:
     """Ask for a job that the controller forgot, in the words of 24.11."""
     message = "slurm_load_jobs error: Invalid job id specified\n"
-    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, returncode=1, stderr=message)
+    commands.expect(
+        "/usr/bin/squeue",
+        "-h",
+        "-a",
+        "-t",
+        "all",
+        "-j",
+        "12",
+        "-O",
+        ASKED,
+        returncode=1,
+        stderr=message,
+    )
     argv = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "12", "-o", SACCT_FIELDS)
     commands.expect(*argv, **answer)  # type: ignore[arg-type]
     return jobs.job(12, user="ubuntu")
@@ -142,7 +164,10 @@ def test_what_the_accounting_kept(commands: Commands):
     argv = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "1,4,5,10,15", "-o", SACCT_FIELDS)
     commands.expect(*argv, stdout=ACCOUNTED)
     found = jobs.accounted((1, 4, 5, 10, 15), user="ubuntu")
-    assert {known.name: (known.state, known.is_active, known.exit_code, known.nodes) for known in found.values()} == {
+    assert {
+        known.name: (known.state, known.is_active, known.exit_code, known.nodes)
+        for known in found.values()
+    } == {
         "ranout": ("TIMEOUT", False, 0, "n1"),
         "killed": ("FAILED", False, 137, "n1"),
         "again": ("REQUEUED", True, 0, "n1"),
@@ -155,7 +180,10 @@ def test_what_the_accounting_kept(commands: Commands):
     ("asked", "stderr"),
     [
         ("n[0-1", "Invalid hostlist: n[0-1\n"),
-        ("n[5-2]", "scontrol: error: _parse_single_range: Invalid range: `5-2'\nInvalid hostlist: n[5-2]\n"),
+        (
+            "n[5-2]",
+            "scontrol: error: _parse_single_range: Invalid range: `5-2'\nInvalid hostlist: n[5-2]\n",
+        ),
     ],
 )  # 26.05.5
 def test_a_hostlist_that_means_nothing_is_refused(commands: Commands, asked: str, stderr: str):
@@ -165,12 +193,22 @@ def test_a_hostlist_that_means_nothing_is_refused(commands: Commands, asked: str
 
 
 def test_a_controller_whose_name_is_not_resolved_may_come_back(commands: Commands):
-    message = (
-        "squeue: error: _xgetaddrinfo: getaddrinfo() failed: Name or service not known: No error, attempt number {}\n"
-    )
+    message = "squeue: error: _xgetaddrinfo: getaddrinfo() failed: Name or service not known: No error, attempt number {}\n"
     text = "".join(message.format(number) for number in range(-4, 6))  # 26.05.5
     text += "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
-    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, returncode=1, stderr=text)
+    commands.expect(
+        "/usr/bin/squeue",
+        "-h",
+        "-a",
+        "-t",
+        "all",
+        "-j",
+        "12",
+        "-O",
+        ASKED,
+        returncode=1,
+        stderr=text,
+    )
     with pytest.raises(jobs.NotAnsweringError, match="Name or service not known"):
         jobs.job(12, user="ubuntu")
 
@@ -184,7 +222,10 @@ def test_a_refused_release_names_no_function_of_slurm(commands: Commands):
 
 @pytest.mark.parametrize(
     "message",
-    ["Slurm accounting storage is disabled\n", "sacct: error: Problem talking to the database: Connection refused\n"],
+    [
+        "Slurm accounting storage is disabled\n",
+        "sacct: error: Problem talking to the database: Connection refused\n",
+    ],
 )
 def test_without_slurmdbd_the_answer_is_that_nobody_knows(commands: Commands, message: str):
     assert forgotten(commands, returncode=1, stderr=message) is None

@@ -42,7 +42,11 @@ def do(settings: Settings, action: str, **given: object) -> dict[str, str]:
 
 
 def contents(folder: pathlib.Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_script_s_run(settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path):
@@ -68,7 +72,9 @@ def record(settings: Settings, run: str = "first") -> dict[str, typing.Any]:
     return json.loads((settings.runs / run / "job.json").read_text())
 
 
-def fill(settings: Settings, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, number: int) -> None:
+def fill(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, number: int
+) -> None:
     """Let every write fail with this error once sbatch has answered."""
 
     def full(*_: object, **__: object) -> typing.NoReturn:
@@ -80,7 +86,13 @@ def fill(settings: Settings, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOTCONN], ids=["disk full", "mount lost"])
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_job_that_slurm_accepted_before_a_write_failed_is_found(
-    settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch, number: int, *, is_there: bool
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    *,
+    is_there: bool,
 ):
     (settings.datasets / "python-stdlib").mkdir()
     (settings.datasets / "python-stdlib" / "dataset.json").write_text("{}")
@@ -90,7 +102,9 @@ def test_a_job_that_slurm_accepted_before_a_write_failed_is_found(
     cluster.states = [("RUNNING", 0)]
     with monkeypatch.context() as patch:
         fill(settings, patch, cluster, number)
-        assert do(settings, "submit-ddp", workload="gpt", run="first", nodes=1)["job-id"] == str(40 + is_there)
+        assert do(settings, "submit-ddp", workload="gpt", run="first", nodes=1)["job-id"] == str(
+            40 + is_there
+        )
     written = record(settings)
     assert (written["job_id"], cluster.jobs[-1].comment) == (None, written["submission"])
     assert ("previous" in written) == is_there
@@ -123,12 +137,20 @@ LOST = (  # slurm_errno.c, errno.h
 )
 @pytest.mark.parametrize("answer", ["banner", "digits", "noise", "replaced", *LOST])
 def test_whatever_sbatch_answers_an_accepted_job_is_known(
-    settings: Settings, cluster: Cluster, pip: Pip, verb: str, params: dict[str, object], name: str, answer: str
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    verb: str,
+    params: dict[str, object],
+    name: str,
+    answer: str,
 ):
     answers = {
         "banner": lambda job: Completed(0, f"Welcome to the cluster\n{job.job_id};west\nbye\n", ""),
         "digits": lambda job: Completed(0, f"2026\n{job.job_id}\n", ""),
-        "replaced": lambda job: setattr(job, "comment", "the site's own") or Completed(0, "Welcome\n", ""),
+        "replaced": lambda job: (
+            setattr(job, "comment", "the site's own") or Completed(0, "Welcome\n", "")
+        ),
         "noise": lambda job: Completed(0, "Welcome to the cluster\n", ""),
     }
     lost = Completed(1, "", f"sbatch: error: Batch job submission failed: {answer}")
@@ -137,10 +159,16 @@ def test_whatever_sbatch_answers_an_accepted_job_is_known(
     assert record(settings, name)["job_id"] == 40
 
 
-def test_a_submission_that_nobody_can_confirm_keeps_its_folder(settings: Settings, cluster: Cluster, pip: Pip):
+def test_a_submission_that_nobody_can_confirm_keeps_its_folder(
+    settings: Settings, cluster: Cluster, pip: Pip
+):
     def vanish(_: Job) -> Completed:
         cluster.silent = 1
-        return Completed(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+        return Completed(
+            1,
+            "",
+            "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+        )
 
     cluster.answers = vanish
     with pytest.raises(Problem, match="Slurm may have accepted the job; ddp list"):
@@ -157,10 +185,15 @@ def test_an_intent_that_came_to_nothing_gives_way_to_the_former_record(
     (path / "control").mkdir()
     (path / "control" / "7.r0.outcome").write_text('{"outcome": "done"}')
     before = {"job_id": 7, "kind": "gpt"}
-    folder.write_record(path, {"job_id": None, "kind": "gpt", "submission": "ddp:x", "previous": before})
+    folder.write_record(
+        path, {"job_id": None, "kind": "gpt", "submission": "ddp:x", "previous": before}
+    )
     assert catalog.load(settings, ["first"])[0][0].job_id is None, "a submission may be under way"
     monkeypatch.setattr(folder, "_SUBMISSION_S", -1.0)
-    assert (catalog.load(settings, ["first"])[0][0].state, record(settings)) == ("COMPLETED", before)
+    assert (catalog.load(settings, ["first"])[0][0].state, record(settings)) == (
+        "COMPLETED",
+        before,
+    )
     folder.write_record(path, {"job_id": None, "kind": "gpt", "submission": "ddp:x"})
     catalog.load(settings, ["first"])[0][0]
     assert record(settings) == {"job_id": None, "kind": "gpt"}, "and nobody asks Slurm again"
@@ -168,7 +201,9 @@ def test_an_intent_that_came_to_nothing_gives_way_to_the_former_record(
 
 @pytest.mark.parametrize("refused", ["parts.sbatch", "job.sbatch"])
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_preparation_by_an_array(settings: Settings, cluster: Cluster, pip: Pip, *, refused: str, is_there: bool):
+def test_a_preparation_by_an_array(
+    settings: Settings, cluster: Cluster, pip: Pip, *, refused: str, is_there: bool
+):
     raw = settings.workspace / "raw"
     raw.mkdir()
     (raw / "a.txt").write_text("x\n")
@@ -191,19 +226,28 @@ def test_a_preparation_by_an_array(settings: Settings, cluster: Cluster, pip: Pi
     assert run.exists() == is_there
 
 
-LINES = st.lists(st.text(st.characters(codec="utf-8")) | st.integers(1, 99).map(str), max_size=4).map("\n".join)
+LINES = st.lists(
+    st.text(st.characters(codec="utf-8")) | st.integers(1, 99).map(str), max_size=4
+).map("\n".join)
 AUKS = "Thu Nov 26 15:08:22 2026 [INFO4] auks_krb5_cred: kerberos context successfully initialized"
 
 
-@given(before=LINES, after=LINES, job_id=st.integers(1, 2**32), cluster=st.sampled_from(["", ";west"]))
+@given(
+    before=LINES, after=LINES, job_id=st.integers(1, 2**32), cluster=st.sampled_from(["", ";west"])
+)
 @example(before=AUKS, after="", job_id=31, cluster="")
-def test_the_id_is_found_among_any_lines_or_doubted(before: str, after: str, job_id: int, cluster: str):
+def test_the_id_is_found_among_any_lines_or_doubted(
+    before: str, after: str, job_id: int, cluster: str
+):
     answer = Completed(0, f"{before}\n{job_id}{cluster}\n{after}\n", "")
     with unittest.mock.patch.object(jobs, "run", lambda *_, **__: answer):
         try:
             assert submissions.submit("job.sbatch") == job_id
         except jobs.UncertainError:
-            assert any(line.partition(";")[0].strip().isdecimal() for line in f"{before}\n{after}".splitlines())
+            assert any(
+                line.partition(";")[0].strip().isdecimal()
+                for line in f"{before}\n{after}".splitlines()
+            )
 
 
 WAITS = "Slurm rejects the job: job 41 would wait for ever:"
@@ -219,9 +263,17 @@ WAITS = "Slurm rejects the job: job 41 would wait for ever:"
         ("FAILED", "QOSMaxJobsPerUserLimit", "qos: Slurm rejects"),
         ("RUNNING", "QOSMaxNodePerJobLimit", "nodes: Slurm rejects"),
         ("RUNNING", "PartitionNodeLimit", f"nodes: {WAITS} PartitionNodeLimit"),
-        ("RUNNING", "PartitionConfig", f"account: {WAITS} partition slurmd does not take physics: AllowAccounts=chem;"),
+        (
+            "RUNNING",
+            "PartitionConfig",
+            f"account: {WAITS} partition slurmd does not take physics: AllowAccounts=chem;",
+        ),
         ("RUNNING", "MaxMemPerLimit", "memory: Slurm rejects"),
-        ("RUNNING", "Job's account not permitted to use this partition (p allows a not b)", "account: Slurm rejects"),
+        (
+            "RUNNING",
+            "Job's account not permitted to use this partition (p allows a not b)",
+            "account: Slurm rejects",
+        ),
     ],
 )
 def test_a_limit_is_reported_and_one_that_nothing_ends_is_refused(
@@ -253,7 +305,9 @@ class DyingMount:
         patch.setattr(files.tempfile, "mkstemp", self._failing(files.tempfile.mkstemp, "dir"))
         patch.setattr(shutil, "rmtree", self._failing(shutil.rmtree, "path"))
 
-    def _failing(self, real: collections.abc.Callable[..., typing.Any], named: str = "") -> typing.Any:
+    def _failing(
+        self, real: collections.abc.Callable[..., typing.Any], named: str = ""
+    ) -> typing.Any:
         def change(*args: typing.Any, **given: typing.Any) -> typing.Any:
             place = given.get(named) if named in given else args[0]
             if pathlib.Path(str(place)).is_relative_to(self.top):
@@ -273,7 +327,9 @@ def test_a_run_that_a_dying_mount_left_unfinished_is_used_again(
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text("print(1)\n")
     program = str(tmp_path / "project" / "train.py") if workload == "script" else workload
-    do(settings, "submit-ddp", workload=program, run="first", nodes=1)  # which makes the environment
+    do(
+        settings, "submit-ddp", workload=program, run="first", nodes=1
+    )  # which makes the environment
     expected = sorted(contents(settings.runs / "first"))
     number = 0
     for number in itertools.accumulate(itertools.count(1), initial=0):
@@ -288,7 +344,11 @@ def test_a_run_that_a_dying_mount_left_unfinished_is_used_again(
             break
         assert mount.is_dead
         do(settings, "submit-ddp", workload=program, run=run, nodes=1)
-        left = sorted(name for name in contents(settings.runs / run) if not pathlib.Path(name).name.startswith("."))
+        left = sorted(
+            name
+            for name in contents(settings.runs / run)
+            if not pathlib.Path(name).name.startswith(".")
+        )
         assert left == expected, f"after {number} changes"
         assert record(settings, run)["job_id"] == cluster.jobs[-1].job_id
     assert number > 10, "the mount died early and late in a submission"
@@ -304,7 +364,14 @@ def test_a_sweep_that_a_dying_mount_left_unfinished_is_used_again(
         with pytest.MonkeyPatch.context() as patch:
             DyingMount(patch, settings.runs, number)
             try:
-                do(settings, "submit-sweep", workload="smoke", name=name, grid="epochs=1,2", nodes=1)
+                do(
+                    settings,
+                    "submit-sweep",
+                    workload="smoke",
+                    name=name,
+                    grid="epochs=1,2",
+                    nodes=1,
+                )
             except Problem as e:
                 assert "Transport endpoint is not connected" in str(e)
         if len(cluster.jobs) > num_jobs:
@@ -319,25 +386,37 @@ def test_a_run_whose_record_is_lost_goes_on_and_says_so(
     cluster.states = [("COMPLETED", 0)]
     script = settings.workspace / "train.py"
     script.write_text("")
-    given: dict[str, object] = {"workload": str(script), "snapshot": False, "run": "night", "nodes": 1}
+    given: dict[str, object] = {
+        "workload": str(script),
+        "snapshot": False,
+        "run": "night",
+        "nodes": 1,
+    }
     do(settings, "submit-ddp", **given)
     run = settings.runs / "night"
     (run / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "loss": 0.5}\n')
     (run / "job.json").write_text("[")
     shown = do(settings, "submit-ddp", **given, **{"dry-run": True})
-    assert "job.json of night is missing or damaged: it goes on with the options of this submission" in shown["checks"]
+    assert (
+        "job.json of night is missing or damaged: it goes on with the options of this submission"
+        in shown["checks"]
+    )
     do(settings, "submit-ddp", **given)
     assert record(settings, "night")["job_id"] == 41
     for left, is_run in (("notes.txt", False), ("code", False), ("metrics.jsonl", True)):
         place = settings.runs / left.partition(".")[0]
         place.mkdir()
-        (place / left).mkdir() if left == "code" else (place / left).write_text('{"step": 1, "loss": 1}\n')
+        (place / left).mkdir() if left == "code" else (place / left).write_text(
+            '{"step": 1, "loss": 1}\n'
+        )
         given["run"] = place.name
         if is_run:
             (place / "job.sbatch").touch()
             do(settings, "submit-ddp", **given)
             continue
-        with pytest.raises(Problem, match=f"{place} exists and is not a script run; choose another name"):
+        with pytest.raises(
+            Problem, match=f"{place} exists and is not a script run; choose another name"
+        ):
             do(settings, "submit-ddp", **given)
 
 
@@ -346,11 +425,23 @@ def test_a_run_whose_record_is_lost_goes_on_and_says_so(
     [
         ({"days": 366}, "UNLIMITED", "0:07", "slurmd-0", False),
         ({"days": 364}, "UNLIMITED", "2-00:00:00", "slurmd-0", False),
-        ({"days": 364}, "UNLIMITED", "0:07", "slurmd-0", True),  # it would start before that job's end as Slurm has it
+        (
+            {"days": 364},
+            "UNLIMITED",
+            "0:07",
+            "slurmd-0",
+            True,
+        ),  # it would start before that job's end as Slurm has it
         ({"days": 366}, "UNLIMITED", "0:07", "slurmd-7", True),  # that job is on another node
         ({"days": 366}, "365-00:00:00", "0:07", "slurmd-0", True),
         ({"minutes": 5}, "UNLIMITED", "0:07", "slurmd-0", True),
-        ({"days": 994_000}, "UNLIMITED", "0:07", "slurmd-0", False),  # the year 4748, behind several
+        (
+            {"days": 994_000},
+            "UNLIMITED",
+            "0:07",
+            "slurmd-0",
+            False,
+        ),  # the year 4748, behind several
     ],
 )
 def test_a_dry_run_shows_no_start_that_slurm_only_makes_up(

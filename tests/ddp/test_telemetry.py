@@ -61,7 +61,14 @@ SLOW = {"rank": 3, "host": "slurmd-1", "times": 1.83}
 def test_a_run_that_trains(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
     records = [
         {"kind": "start", "step": 0, "time": 4990.0, "total_steps": 200, "world_size": 2},
-        {"kind": "checkpoint", "step": 9, "time": 5000.0, "name": "epoch-1", "stall_s": 0.5, "seconds": 2.0},
+        {
+            "kind": "checkpoint",
+            "step": 9,
+            "time": 5000.0,
+            "name": "epoch-1",
+            "stall_s": 0.5,
+            "seconds": 2.0,
+        },
         {
             "kind": "step",
             "step": 10,
@@ -90,7 +97,12 @@ def test_a_run_that_trains(settings: Settings, cluster: Cluster, workspace: path
         "progress_timestamp_seconds": 5000.5,
         "checkpoint_stall_seconds": 0.5,
     }
-    assert (run["run"], run["user"], run["state"], run["is_shown"]) == ("owt", USER, "running", True)
+    assert (run["run"], run["user"], run["state"], run["is_shown"]) == (
+        "owt",
+        USER,
+        "running",
+        True,
+    )
     assert (run["requeues"], run["restarts"], run["failures"]) == (0, 0, {})
     assert run["slowest"] == [3, "slurmd-1", 1.83]
     listed = listing.list_runs(settings, models.ListRuns(), print).values["runs"]
@@ -108,7 +120,12 @@ def test_a_run_that_trains(settings: Settings, cluster: Cluster, workspace: path
     ],
 )
 def test_an_active_jobs_state(
-    settings: Settings, cluster: Cluster, workspace: pathlib.Path, state: str, restarts: int, shown: str
+    settings: Settings,
+    cluster: Cluster,
+    workspace: pathlib.Path,
+    state: str,
+    restarts: int,
+    shown: str,
 ):
     make(workspace, "owt")
     queued(cluster, "owt", state, restarts=restarts)
@@ -122,8 +139,12 @@ def test_requeues_restarts_and_failures_add_up_over_attempts_and_jobs(
     make(
         workspace,
         "owt",
-        control__40_failures=failed("40.r0", "node") + failed("40.r1", "program") + failed("40.r1t1", "program"),
-        control__39_failures=failed("39.r0", "filesystem") + failed("39.r0", "invented") + "half a li",
+        control__40_failures=failed("40.r0", "node")
+        + failed("40.r1", "program")
+        + failed("40.r1t1", "program"),
+        control__39_failures=failed("39.r0", "filesystem")
+        + failed("39.r0", "invented")
+        + "half a li",
         control__40_r2_outcome=json.dumps({"outcome": "done"}),
     )
     queued(cluster, "owt", "RUNNING", restarts=3)
@@ -144,7 +165,9 @@ def test_a_run_that_ended_long_ago_is_counted_and_not_shown(
 
 
 @pytest.mark.parametrize("kind", ["sweep", "prepare", "collectives"])
-def test_what_is_no_training_is_left_out(settings: Settings, cluster: Cluster, workspace: pathlib.Path, kind: str):
+def test_what_is_no_training_is_left_out(
+    settings: Settings, cluster: Cluster, workspace: pathlib.Path, kind: str
+):
     folder = make(workspace, "owt")
     (folder / "job.json").write_text(json.dumps({"job_id": 40, "kind": kind}))
     assert telemetry.collect(settings)["runs"] == []
@@ -156,7 +179,11 @@ def test_the_newest_runs_of_all_users(
     for number, top in enumerate([workspace, workspace / "users" / "ann", workspace]):
         folder = make(top, f"run-{number}")
         os.utime(folder / "job.json", (1000 + number, 1000 + number))
-    assert [run["run"] for run in telemetry.collect(settings)["runs"]] == ["run-2", "run-1", "run-0"]
+    assert [run["run"] for run in telemetry.collect(settings)["runs"]] == [
+        "run-2",
+        "run-1",
+        "run-0",
+    ]
     monkeypatch.setattr(telemetry, "MAX_RUNS", 2)
     assert [run["run"] for run in telemetry.collect(settings)["runs"]] == ["run-2", "run-1"]
 
@@ -171,8 +198,16 @@ def test_gpus_that_a_job_holds(settings: Settings, cluster: Cluster, words: str,
 def test_hostile_values_of_one_run_cost_no_other_its_figures(
     settings: Settings, cluster: Cluster, workspace: pathlib.Path
 ):
-    metric = '{"step": 1' + "0" * 400 + ', "loss": NaN}\n{"step": "ten", "loss": [1], "time": true}\n'
-    folder = make(workspace, "owt", metrics_jsonl=metric, summary_json="[", control__40_r0_outcome='{"outcome": []}')
+    metric = (
+        '{"step": 1' + "0" * 400 + ', "loss": NaN}\n{"step": "ten", "loss": [1], "time": true}\n'
+    )
+    folder = make(
+        workspace,
+        "owt",
+        metrics_jsonl=metric,
+        summary_json="[",
+        control__40_r0_outcome='{"outcome": []}',
+    )
     (folder / "job.json").write_text('{"job_id": [40], "kind": "gpt"}')
     run = only(settings)
     assert run["state"] is None

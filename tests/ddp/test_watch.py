@@ -23,7 +23,8 @@ SLOW = {"rank": 3, "host": "slurmd-1", "times": 1.83}
 
 def steps(first: int, last: int, *, per_step: float = 2.0, **more: object) -> str:
     records = (
-        {"kind": "step", "step": s, "loss": 6 - s / 100, "time": s * per_step, **more} for s in range(first, last + 1)
+        {"kind": "step", "step": s, "loss": 6 - s / 100, "time": s * per_step, **more}
+        for s in range(first, last + 1)
     )
     return "".join(json.dumps(record) + "\n" for record in records)
 
@@ -35,7 +36,11 @@ def frame(path: pathlib.Path, known: jobs.Job | None = None) -> watch.Frame:
 
 def text_of(now: watch.Frame, width: int = 100, height: int = 60) -> str:
     console = rich.console.Console(
-        file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor", legacy_windows=False
+        file=io.StringIO(),
+        width=width,
+        force_terminal=True,
+        color_system="truecolor",
+        legacy_windows=False,
     )
     console.print(watch.render(now, width, height))
     return rich.text.Text.from_ansi(typing.cast(io.StringIO, console.file).getvalue()).plain
@@ -44,22 +49,38 @@ def text_of(now: watch.Frame, width: int = 100, height: int = 60) -> str:
 def test_the_recorded_run_ended_well(recorded: pathlib.Path):
     now = frame(recorded)
     record = now.record()
-    assert (record["run"], record["state"], now.has_ended, record["job_id"]) == ("gpt-20261123", "COMPLETED", True, 8)
-    assert (record["step"], record["total_steps"], record["attempts"]) == (60, 60, 2)
-    assert (record["loss"], record["val_loss"]) == (pytest.approx(3.16144, abs=1e-5), pytest.approx(3.59535, abs=1e-5))
-    assert (record["left_s"], record["limit_left_s"], len(typing.cast("list[str]", record["failures"]))) == (
-        None,
-        None,
-        1,
+    assert (record["run"], record["state"], now.has_ended, record["job_id"]) == (
+        "gpt-20261123",
+        "COMPLETED",
+        True,
+        8,
     )
+    assert (record["step"], record["total_steps"], record["attempts"]) == (60, 60, 2)
+    assert (record["loss"], record["val_loss"]) == (
+        pytest.approx(3.16144, abs=1e-5),
+        pytest.approx(3.59535, abs=1e-5),
+    )
+    assert (
+        record["left_s"],
+        record["limit_left_s"],
+        len(typing.cast("list[str]", record["failures"])),
+    ) == (None, None, 1)
     shown = text_of(now)
-    assert "\u2502 [DONE] workload=gpt steps=60 checkpoint=" in shown, "without 0: [default0]:INFO:ddptrain:"
-    assert now.log[-1].endswith("checkpoint=/srv/ddp/runs/gpt-20261123/epoch-0003 elapsed_s=12.9492")
+    assert "\u2502 [DONE] workload=gpt steps=60 checkpoint=" in shown, (
+        "without 0: [default0]:INFO:ddptrain:"
+    )
+    assert now.log[-1].endswith(
+        "checkpoint=/srv/ddp/runs/gpt-20261123/epoch-0003 elapsed_s=12.9492"
+    )
 
 
 @pytest.mark.parametrize(
     ("percents", "words"),
-    [({"a": "40\n"}, ": 40%"), ({"a": "40\n", "b": "7\n"}, " on 2 nodes: 7%"), ({"being-written": ""}, ": 0%")],
+    [
+        ({"a": "40\n"}, ": 40%"),
+        ({"a": "40\n", "b": "7\n"}, " on 2 nodes: 7%"),
+        ({"being-written": ""}, ": 0%"),
+    ],
 )
 def test_nodes_that_unpack_the_environment_show_how_far_the_last_is(
     recorded: pathlib.Path, percents: dict[str, str], words: str
@@ -72,19 +93,34 @@ def test_nodes_that_unpack_the_environment_show_how_far_the_last_is(
     assert f"unpacking the environment{words}" in text_of(now)
     for path in files:
         os.utime(path, (1, 1))
-    assert frame(recorded, job("RUNNING")).record()["beginning"] is None, "left by a node that failed"
+    assert frame(recorded, job("RUNNING")).record()["beginning"] is None, (
+        "left by a node that failed"
+    )
 
 
 def test_an_active_job_keeps_the_view_open(recorded: pathlib.Path):
-    for word, has_ended in (("RUNNING", False), ("PENDING", False), ("COMPLETING", False), ("COMPLETED", True)):
-        assert (str(frame(recorded, job(word)).run.state), frame(recorded, job(word)).has_ended) == (word, has_ended)
+    for word, has_ended in (
+        ("RUNNING", False),
+        ("PENDING", False),
+        ("COMPLETING", False),
+        ("COMPLETED", True),
+    ):
+        assert (
+            str(frame(recorded, job(word)).run.state),
+            frame(recorded, job(word)).has_ended,
+        ) == (word, has_ended)
     (recorded / "control" / "8.r0.outcome").unlink()
     assert frame(recorded, job("NODE_FAIL")).run.state == "NODE_FAIL"
 
 
 def test_a_waiting_job_has_its_reason(make_run: MakeRun):
     now = frame(make_run(), job("PENDING", reason="Resources"))
-    assert (now.run.why, now.elapsed_s, now.limit_left_s, now.run.total_steps) == ("Resources", None, None, None)
+    assert (now.run.why, now.elapsed_s, now.limit_left_s, now.run.total_steps) == (
+        "Resources",
+        None,
+        None,
+        None,
+    )
     assert "PENDING  Resources" in text_of(now)
 
 
@@ -105,7 +141,13 @@ def test_it_shows_everything(make_run: MakeRun):
         **{
             "job.json": '{"job_id": 5}',
             "metrics.jsonl": steps(
-                1, 50, tokens_per_second=123456.0, memory_mib=40960.0, accuracy=0.75, total_steps=100, slowest=SLOW
+                1,
+                50,
+                tokens_per_second=123456.0,
+                memory_mib=40960.0,
+                accuracy=0.75,
+                total_steps=100,
+                slowest=SLOW,
             )
             + '{"kind": "eval", "step": 50, "val_loss": 5.25}\n',
             "logs/5.out": "1: [rank1]: the last line\n",
@@ -141,7 +183,9 @@ def test_it_shows_everything(make_run: MakeRun):
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 @pytest.mark.parametrize("height", [10, 24, 60])
 def test_it_fits_the_terminal(recorded: pathlib.Path, width: int, height: int):
-    now = watch.Frame(state.with_job(folder.read(recorded), job("PENDING", reason="y" * 300)), ["x" * 500] * 12)
+    now = watch.Frame(
+        state.with_job(folder.read(recorded), job("PENDING", reason="y" * 300)), ["x" * 500] * 12
+    )
     lines = text_of(now, width, height).rstrip("\n").split("\n")
     if width >= 40:
         assert {len(line) for line in lines} == {min(width, 160)}
@@ -163,14 +207,18 @@ def test_hostile_words_do_not_reach_the_terminal(make_run: MakeRun):
     )
     now = frame(path, job("PENDING", reason=evil, nodes=evil))
     now.log = [watch.reading.printable(line) for line in now.log]
-    console = rich.console.Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    console = rich.console.Console(
+        file=io.StringIO(), width=100, force_terminal=True, color_system=None
+    )
     console.print(watch.render(now, 100))
     written = typing.cast(io.StringIO, console.file).getvalue()
     assert "[bold red]markup[/] [/nothing]" in written
     assert not set(written) & {"\x1b", "\x07", "\x00", "\u202e"}
 
 
-def test_without_a_terminal_each_change_is_an_object(make_run: MakeRun, capsys: pytest.CaptureFixture[str]):
+def test_without_a_terminal_each_change_is_an_object(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+):
     path = make_run(**{"job.json": '{"job_id": 5}', "metrics.jsonl": steps(1, 2, total_steps=3)})
     running = frame(path, job())
     later = watch.Frame(running.run, ["another line of the log"])
@@ -178,10 +226,9 @@ def test_without_a_terminal_each_change_is_an_object(make_run: MakeRun, capsys: 
     frames = iter([running, later, frame(path)])
     watch.follow(lambda: next(frames), None, every_s=0.001)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["run"], one["state"], one["why"], one["step"], one["has_ended"]) for one in found] == [
-        ("run", "RUNNING", None, 2, False),
-        ("run", "FAILED", "boom", 2, True),
-    ]
+    assert [
+        (one["run"], one["state"], one["why"], one["step"], one["has_ended"]) for one in found
+    ] == [("run", "RUNNING", None, 2, False), ("run", "FAILED", "boom", 2, True)]
 
 
 def test_ctrl_c_ends_it_with_no_output():

@@ -52,9 +52,22 @@ def small_payload(folder: pathlib.Path) -> pathlib.Path:
     """Make a payload of what looks at arguments, and one locked package for each of its folders."""
     (folder / "ddptrain").mkdir(parents=True)
     (folder / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
-    for name in ("config", "errors", "files", "markers", "precheck", "recipe", "shapes", "smoke_options"):
+    for name in (
+        "config",
+        "errors",
+        "files",
+        "markers",
+        "precheck",
+        "recipe",
+        "shapes",
+        "smoke_options",
+    ):
         shutil.copyfile(PAYLOAD / "ddptrain" / f"{name}.py", folder / "ddptrain" / f"{name}.py")
-    for below, locked in (("", "numpy==2.0"), ("tracking", "mlflow-skinny==3.17"), ("tuning", "transformers==5.23")):
+    for below, locked in (
+        ("", "numpy==2.0"),
+        ("tracking", "mlflow-skinny==3.17"),
+        ("tuning", "transformers==5.23"),
+    ):
         (folder / below).mkdir(exist_ok=True)
         (folder / below / "requirements.txt").write_text(f"{locked} --hash=sha256:0\n")
     return folder
@@ -65,7 +78,9 @@ def settings(workspace: pathlib.Path, charm_dir: pathlib.Path) -> Settings:
     for name in ("runs", "datasets", "environments", "baselines"):
         (workspace / name).mkdir()
     about = pwd.getpwnam(USER)
-    return Settings("trainer/0", workspace, USER, about.pw_uid, about.pw_gid, charm_dir / "payload", "auto", "")
+    return Settings(
+        "trainer/0", workspace, USER, about.pw_uid, about.pw_gid, charm_dir / "payload", "auto", ""
+    )
 
 
 @pytest.fixture

@@ -127,7 +127,11 @@ class Cluster:
     def beside(self, host: str, app: str) -> str:
         """Return the unit of a subordinate application on the host of this principal."""
         status = json.loads(self.ok("status", "--format", "json"))
-        units = {name: unit for one in status["applications"].values() for name, unit in one.get("units", {}).items()}
+        units = {
+            name: unit
+            for one in status["applications"].values()
+            for name, unit in one.get("units", {}).items()
+        }
         return next(name for name in units[host]["subordinates"] if name.startswith(f"{app}/"))
 
     def units(self) -> dict[str, Json]:
@@ -152,7 +156,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> typing.Iterator[None]:
     report = outcome.get_result()
     cluster = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and isinstance(cluster, Cluster):
-        answer = cluster.ctl("exec", "--unit", "slurmctld/0", "--", "sinfo", "-hN", "-o", "%N %T %E %H", timeout=60)
+        answer = cluster.ctl(
+            "exec", "--unit", "slurmctld/0", "--", "sinfo", "-hN", "-o", "%N %T %E %H", timeout=60
+        )
         report.sections.append(("nodes in Slurm", answer.out or answer.err))
         report.sections.append(("status", cluster.ctl("status", timeout=60).out))
 
@@ -167,7 +173,9 @@ def footprint(bridge: str, subnet: str) -> dict[str, set[str]]:
     """Return the traces of a running model on this machine, by kind; `subnet` is like 10.77.3."""
 
     def lines(*argv: str, check: bool = True) -> set[str]:
-        return set(subprocess.run(argv, capture_output=True, text=True, check=check).stdout.splitlines())
+        return set(
+            subprocess.run(argv, capture_output=True, text=True, check=check).stdout.splitlines()
+        )
 
     def ours(name: str) -> bool:
         return f"/slurm-ddp/{MODEL}/" in name or bridge in name or subnet in name
@@ -178,8 +186,15 @@ def footprint(bridge: str, subnet: str) -> dict[str, set[str]]:
         if path.exists()
     }
     return {
-        "mounts": {line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if ours(line)},
-        "interfaces": {line.split()[0] for line in lines("ip", "-br", "link", "show", "master", bridge, check=False)}
+        "mounts": {
+            line
+            for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+            if ours(line)
+        },
+        "interfaces": {
+            line.split()[0]
+            for line in lines("ip", "-br", "link", "show", "master", bridge, check=False)
+        }
         | {line.split()[0] for line in lines("ip", "-br", "link") if ours(line)},
         "rules": {line for line in lines("iptables-save") if ours(line)},
         "processes": {f"{pid} {command}" for pid, command in commands.items() if ours(command)},
@@ -190,12 +205,16 @@ def footprint(bridge: str, subnet: str) -> dict[str, set[str]]:
 @pytest.fixture(scope="session")
 def cluster() -> typing.Iterator[Cluster]:
     """Deploy bundle.yaml."""
-    with deployed(Cluster(), lambda one: one.ctl("deploy", str(REPOSITORY / "bundle.yaml"), timeout=1200)) as one:
+    with deployed(
+        Cluster(), lambda one: one.ctl("deploy", str(REPOSITORY / "bundle.yaml"), timeout=1200)
+    ) as one:
         yield one
 
 
 @contextlib.contextmanager
-def deployed(one: Cluster, deploy: collections.abc.Callable[[Cluster], Answer]) -> collections.abc.Generator[Cluster]:
+def deployed(
+    one: Cluster, deploy: collections.abc.Callable[[Cluster], Answer]
+) -> collections.abc.Generator[Cluster]:
     """Deploy a cluster in place of one of that name, and take it down at the end."""
     if KEEP and one.ctl("status").code == 0:
         yield one

@@ -43,19 +43,27 @@ def test_a_client_that_hangs_while_its_server_answers_is_replaced(healthy: Clust
     healthy.on(NODE, "bash", "-c", f"kill -STOP $({SERVER})")
     until(healthy, NODE, lambda found: found["state"] == "right" and found["heals"] > heals)
     print(f"SIGSTOP of the client: right again after {time.time() - begin:.0f} s")
-    output = healthy.on(NODE, "journalctl", "-u", f"mount-keeper-{APP}", "--since", f"@{int(begin)}", "-o", "cat")
+    output = healthy.on(
+        NODE, "journalctl", "-u", f"mount-keeper-{APP}", "--since", f"@{int(begin)}", "-o", "cat"
+    )
     assert f"{MP}: abort: " in output  # it could not be asked to go
     healthy.on(NODE, "touch", f"{MP}/.after-stop")
 
 
-@pytest.mark.parametrize(("service", "key", "words"), [(OBJECTS, "state", "slow"), (ENGINE, "down", "is silent")])
-def test_a_client_whose_store_or_engine_hangs_is_left_to_finish(healthy: Cluster, service: str, key: str, words: str):
+@pytest.mark.parametrize(
+    ("service", "key", "words"), [(OBJECTS, "state", "slow"), (ENGINE, "down", "is silent")]
+)
+def test_a_client_whose_store_or_engine_hangs_is_left_to_finish(
+    healthy: Cluster, service: str, key: str, words: str
+):
     """It takes connections and does not respond for a minute, as a machine that is overloaded: nothing is lost."""
     proxy, ended, path = f"{PROXY}/0", "/run/written-to-a-hung-service", f"{MP}/.hung"
     heals, begin, unit = health(healthy, NODE)["heals"], time.time(), client_of(healthy, NODE)
     healthy.on(proxy, "systemctl", "kill", "--signal=STOP", service)
     try:
-        write = f"(head -c 20M /dev/zero >{path} && sync {path}; echo $? >{ended}) >/dev/null 2>&1 &"
+        write = (
+            f"(head -c 20M /dev/zero >{path} && sync {path}; echo $? >{ended}) >/dev/null 2>&1 &"
+        )
         healthy.on(NODE, "bash", "-c", f"rm -f {ended}; {write}")
         until(healthy, NODE, lambda found: words in found[key])
         time.sleep(60)
@@ -68,7 +76,9 @@ def test_a_client_whose_store_or_engine_hangs_is_left_to_finish(healthy: Cluster
         healthy.on(proxy, "systemctl", "kill", "--signal=CONT", service)
     until_right(healthy, NODE)
     print(f"{service} hung for {time.time() - begin:.0f} s: no client aborted")
-    is_written = f"for _ in $(seq 1200); do [ -s {ended} ] && break; sleep 0.1; done; grep -qx 0 {ended}"
+    is_written = (
+        f"for _ in $(seq 1200); do [ -s {ended} ] && break; sleep 0.1; done; grep -qx 0 {ended}"
+    )
     healthy.on(NODE, "bash", "-c", f"{is_written} && cmp -n 20971520 {path} /dev/zero; rm {path}")
     assert health(healthy, NODE)["heals"] == heals
 
@@ -88,7 +98,9 @@ def test_a_dead_engine_drains_the_node_and_both_come_back(healthy: Cluster):
         begin = time.monotonic()
         for host in HOSTS:
             until(healthy, host, lambda found: found["state"] == "right" and not found["drained"])
-        print(f"engine started again: all clients right and resumed after {time.monotonic() - begin:.0f} s")
+        print(
+            f"engine started again: all clients right and resumed after {time.monotonic() - begin:.0f} s"
+        )
         assert "DRAIN" not in healthy.on("sackd/0", "scontrol", "show", "node", "slurmd-1", "-o")
     finally:
         healthy.ok("config", APP, "drain-on-failure=false")
@@ -97,13 +109,19 @@ def test_a_dead_engine_drains_the_node_and_both_come_back(healthy: Cluster):
 def test_an_emptied_engine_is_never_formatted_again(healthy: Cluster):
     """Its folder is put aside: the engine then knows nothing, as after FLUSHDB, and what it knew can be put back."""
     proxy = f"{PROXY}/0"
-    folder = healthy.on(proxy, "sed", "-n", "s/^dir //p", f"/etc/slurm-ddp/{PROXY}/redis.conf").strip('"')
-    aside = f"systemctl stop {ENGINE}; cp -a {folder} {folder}.kept; find {folder} -mindepth 1 -delete"
+    folder = healthy.on(
+        proxy, "sed", "-n", "s/^dir //p", f"/etc/slurm-ddp/{PROXY}/redis.conf"
+    ).strip('"')
+    aside = (
+        f"systemctl stop {ENGINE}; cp -a {folder} {folder}.kept; find {folder} -mindepth 1 -delete"
+    )
     back = f"systemctl stop {ENGINE}; rm -rf {folder}; mv {folder}.kept {folder}; systemctl start {ENGINE}"
     healthy.on(NODE, "sh", "-c", f"echo kept >{MP}/.kept; sync {MP}/.kept")
     healthy.on(proxy, "sh", "-c", f"{aside}; systemctl start {ENGINE}")
     try:
-        until(healthy, NODE, lambda found: found["state"] == "absent")  # the keeper's: a hook may come before it
+        until(
+            healthy, NODE, lambda found: found["state"] == "absent"
+        )  # the keeper's: a hook may come before it
         healthy.ok("update-status", "--once", proxy, client_of(healthy, NODE))
         message = workload_status(healthy, proxy)
         assert message["current"] == "blocked"

@@ -70,7 +70,11 @@ class Site:
         """Return a secret's content for the command line."""
         path = self.scratch / "password"
         path.write_text(password)
-        return [f"meta-password#file={path}", f"access-key={access_key}", f"secret-key={secret_key}"]
+        return [
+            f"meta-password#file={path}",
+            f"access-key={access_key}",
+            f"secret-key={secret_key}",
+        ]
 
     def written(self, host: str) -> int:
         """Return how many files the writer of a host has finished."""
@@ -80,7 +84,10 @@ class Site:
         """Wait until each writer has finished ten files more."""
         for host in HOSTS:
             enough = self.written(host) + 10
-            wait_for(lambda host=host, enough=enough: self.written(host) >= enough, f"{host} writes no more")
+            wait_for(
+                lambda host=host, enough=enough: self.written(host) >= enough,
+                f"{host} writes no more",
+            )
 
     def environment(self, host: str) -> str:
         """Return the environment that a host's client runs with."""
@@ -110,16 +117,34 @@ def wait_for(what: typing.Callable[[], object], text: str) -> None:
 
 @pytest.fixture
 def site(cluster: Cluster, tmp_path: pathlib.Path) -> typing.Iterator[Site]:
-    network = json.loads(pathlib.Path(f"/var/lib/slurm-ddp/{cluster.model}/network.json").read_text())
+    network = json.loads(
+        pathlib.Path(f"/var/lib/slurm-ddp/{cluster.model}/network.json").read_text()
+    )
     gateway = network["cidr"].rpartition(".")[0] + ".1"
     with servers.redis(bind="0.0.0.0") as redis, servers.s3(bind="0.0.0.0") as bucket:
         found = Site(cluster, redis, bucket, tmp_path)
-        overlay = REPOSITORY / "overlays" / ".rotation.yaml"  # beside the others: paths are relative to it
+        overlay = (
+            REPOSITORY / "overlays" / ".rotation.yaml"
+        )  # beside the others: paths are relative to it
         overlay.write_text(
-            OVERLAY.format(proxy=PROXY, app=APP, gateway=gateway, redis=redis.port, s3=bucket.server.port, mp=MP)
+            OVERLAY.format(
+                proxy=PROXY,
+                app=APP,
+                gateway=gateway,
+                redis=redis.port,
+                s3=bucket.server.port,
+                mp=MP,
+            )
         )
         try:
-            cluster.ok("deploy", "--once", str(REPOSITORY / "bundle.yaml"), "--overlay", str(overlay), timeout=1200)
+            cluster.ok(
+                "deploy",
+                "--once",
+                str(REPOSITORY / "bundle.yaml"),
+                "--overlay",
+                str(overlay),
+                timeout=1200,
+            )
         finally:
             overlay.unlink()
         content = found.content(servers.PASSWORD, bucket.access_key, bucket.secret_key)
@@ -133,7 +158,9 @@ def test_rotation_under_load_loses_no_write_and_reaches_the_mounts(site: Site):
     cluster, (access_key, secret_key) = site.cluster, site.bucket.next_keys
     for host in HOSTS:
         assert cluster.on(host, "findmnt", "-rno", "FSTYPE", MP) == "fuse.juicefs"
-        cluster.on(host, "systemd-run", "--quiet", "--unit=writer", "bash", "-c", WRITER.format(mp=MP))
+        cluster.on(
+            host, "systemd-run", "--quiet", "--unit=writer", "bash", "-c", WRITER.format(mp=MP)
+        )
     site.writes_on()
     # Both are valid for a while, as in any rotation without a gap
     servers.redis_cli(site.redis, "acl", "setuser", "default", f">{NEW_PASSWORD}")
@@ -143,22 +170,35 @@ def test_rotation_under_load_loses_no_write_and_reaches_the_mounts(site: Site):
     for host in HOSTS:
         assert access_key in cluster.on(host, "cat", f"/etc/slurm-ddp/{APP}/environment")
         assert site.bucket.access_key in site.environment(host)  # it is in use, so it runs on
-    statuses = [unit["workload-status"]["message"] for name, unit in cluster.units().items() if name.startswith(APP)]
+    statuses = [
+        unit["workload-status"]["message"]
+        for name, unit in cluster.units().items()
+        if name.startswith(APP)
+    ]
     assert sum("restart pending" in message for message in statuses) == len(HOSTS), statuses
     site.writes_on()
     for host in HOSTS:
         cluster.on(host, "touch", "/tmp/enough")
     begin = time.monotonic()
     for host in HOSTS:
-        wait_for(lambda host=host: access_key in site.environment(host), f"{host} keeps the old keys")
+        wait_for(
+            lambda host=host: access_key in site.environment(host), f"{host} keeps the old keys"
+        )
     print(f"idle mounts run with the new credentials after {time.monotonic() - begin:.1f} s")
     site.revoke_the_first_keys()
     cluster.ok("update-status")
     for host, other in zip(HOSTS, reversed(HOSTS), strict=True):
         assert cluster.exec(host, "test", "-e", "/tmp/failed").code == 1, "a write failed"
         sums = cluster.on(host, "cat", "/tmp/written")
-        cluster.on(other, "bash", "-c", f"cat >/tmp/sums <<<'{sums}'; cd {MP} && sha256sum -c --quiet /tmp/sums")
+        cluster.on(
+            other,
+            "bash",
+            "-c",
+            f"cat >/tmp/sums <<<'{sums}'; cd {MP} && sha256sum -c --quiet /tmp/sums",
+        )
         print(f"{host}: {len(sums.splitlines())} files written, all right as {other} reads them")
-        cluster.on(host, "sh", "-c", f"echo again >{MP}/again-$(hostname) && sync {MP}/again-$(hostname)")
+        cluster.on(
+            host, "sh", "-c", f"echo again >{MP}/again-$(hostname) && sync {MP}/again-$(hostname)"
+        )
     states = {name: unit["workload-status"]["current"] for name, unit in cluster.units().items()}
     assert {name for name, state in states.items() if state != "active"} == set()

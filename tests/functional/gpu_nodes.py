@@ -21,7 +21,9 @@ def show(cluster: Cluster, node: str = NODE) -> dict[str, str]:
         return answer.out.strip()
 
     text = eventually(record)
-    fields = {key: value for key, _, value in (word.partition("=") for word in text.split()) if value}
+    fields = {
+        key: value for key, _, value in (word.partition("=") for word in text.split()) if value
+    }
     reason = text.partition(" Reason=")[2].partition(" [")[0]
     return fields | {"Gres": re.sub(r"\(S:[^)]*\)", "", fields["Gres"]), "Reason": reason}
 
@@ -29,7 +31,10 @@ def show(cluster: Cluster, node: str = NODE) -> dict[str, str]:
 def states(found: dict[str, str]) -> tuple[str, set[str]]:
     """Return the base state and the flags that are not of this moment only."""
     base, *flags = found["State"].split("+")
-    held = {"MAINTENANCE", "RESERVED"}  # the reservation of a held node, which shows some seconds after its drain
+    held = {
+        "MAINTENANCE",
+        "RESERVED",
+    }  # the reservation of a held node, which shows some seconds after its drain
     return base.rstrip("*"), set(flags) - {"DYNAMIC_NORM", "NOT_RESPONDING"} - held
 
 
@@ -42,7 +47,11 @@ def is_fit(cluster: Cluster, gres: str, node: str = NODE, within: float = PATIEN
     while True:
         found = show(cluster, node)
         base, *flags = found["State"].split("+")
-        if found["Gres"] == gres and base in {"IDLE", "MIXED", "ALLOCATED"} and set(flags) <= {"DYNAMIC_NORM"}:
+        if (
+            found["Gres"] == gres
+            and base in {"IDLE", "MIXED", "ALLOCATED"}
+            and set(flags) <= {"DYNAMIC_NORM"}
+        ):
             return True
         if time.monotonic() > deadline:
             return False
@@ -71,7 +80,11 @@ def until_held(cluster: Cluster, loss: str) -> None:
         assert notice(cluster) == f"blocked: bring back what is missing, or run accept-gpus: {loss}"
         found = show(cluster)
         base, flags = states(found)
-        assert (found["Reason"], base, flags - {"INVALID_REG"}) == (f"slurm-gpu: {loss}", "IDLE", {"DRAIN"})
+        assert (found["Reason"], base, flags - {"INVALID_REG"}) == (
+            f"slurm-gpu: {loss}",
+            "IDLE",
+            {"DRAIN"},
+        )
         assert cluster.exec(HOST, "systemctl", "is-active", "slurmd").out.strip() == "active"
 
     eventually(is_held)
@@ -86,7 +99,9 @@ def restart_slurmd(cluster: Cluster) -> None:
     time.sleep(1.1)  # SlurmdStartTime has seconds
     if cluster.exec(HOST, "systemctl", "restart", "slurmd").code != 0:
         log = cluster.on(HOST, "journalctl", "-u", "slurmd", "-n", "20", "-o", "cat", "--no-pager")
-        guarded = cluster.on(HOST, "sh", "-c", "ls /etc/systemd/system/slurmd.service.d/20-gpu.conf || true")
+        guarded = cluster.on(
+            HOST, "sh", "-c", "ls /etc/systemd/system/slurmd.service.d/20-gpu.conf || true"
+        )
         assert "Address already in use" in log and guarded == "", log
         remedy = "systemctl stop slurmd; pkill -x slurmd; systemctl reset-failed slurmd; systemctl start slurmd"
         cluster.on(HOST, "sh", "-c", remedy)

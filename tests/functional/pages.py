@@ -13,8 +13,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 WALK: dict[str, Any] = tomllib.loads(pathlib.Path(__file__).with_name("walk.toml").read_text())
 PAGES = [  # in the order in which a new user reads them
     "README.md",
-    *(f"docs/{path.relative_to(ROOT / 'docs')}" for path in sorted((ROOT / "docs").glob("tutorial/*.md"))),
-    *(f"docs/{path.relative_to(ROOT / 'docs')}" for path in sorted((ROOT / "docs").glob("howto/*.md"))),
+    *(
+        f"docs/{path.relative_to(ROOT / 'docs')}"
+        for path in sorted((ROOT / "docs").glob("tutorial/*.md"))
+    ),
+    *(
+        f"docs/{path.relative_to(ROOT / 'docs')}"
+        for path in sorted((ROOT / "docs").glob("howto/*.md"))
+    ),
 ]
 _BLOCK = re.compile(r"^```(shell|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"\s+# .*")
@@ -38,7 +44,9 @@ class Line:
     @property
     def reason(self) -> str | None:
         """Why the line is not run; None if it is."""
-        found = [why for why, pages in WALK["not-run"].items() if self.text in pages.get(self.page, ())]
+        found = [
+            why for why, pages in WALK["not-run"].items() if self.text in pages.get(self.page, ())
+        ]
         assert len(found) <= 1, f"{self} is listed twice: {found}"
         return found[0] if found else None
 
@@ -53,7 +61,9 @@ def lines(page: str) -> collections.abc.Iterator[Line]:
 
 def files(page: str) -> list[str]:
     """Return the page's Python blocks in their order."""
-    return [block[2] for block in _BLOCK.finditer((ROOT / page).read_text()) if block[1] == "python"]
+    return [
+        block[2] for block in _BLOCK.finditer((ROOT / page).read_text()) if block[1] == "python"
+    ]
 
 
 def _commands(page: str, first: int, block: str) -> collections.abc.Iterator[Line]:

@@ -84,7 +84,17 @@ ip link set eth0 up
 slurmd -D -N {host} &
 wait $!
 """
-_FOREIGN = ("SLURM_", "SBATCH_", "DDP_", "XDG_", "PYTHON", "VIRTUAL_ENV", "TOX_", "PYTEST_", "PIPX_")
+_FOREIGN = (
+    "SLURM_",
+    "SBATCH_",
+    "DDP_",
+    "XDG_",
+    "PYTHON",
+    "VIRTUAL_ENV",
+    "TOX_",
+    "PYTEST_",
+    "PIPX_",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +112,9 @@ class PlainSlurm:
 
     folder: pathlib.Path  # what the hosts see as /mnt
     login: int  # a process there
-    pip: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # variables that say where packages are
+    pip: dict[str, str] = dataclasses.field(
+        default_factory=dict[str, str]
+    )  # variables that say where packages are
 
     @property
     def home(self) -> pathlib.Path:
@@ -111,7 +123,9 @@ class PlainSlurm:
 
     def as_root(self, *argv: str) -> str:
         """Run a command on the login host; return its standard output."""
-        done = subprocess.run([*_enter(self.login), *argv], check=True, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*_enter(self.login), *argv], check=True, capture_output=True, text=True, timeout=60
+        )
         return done.stdout
 
     def tries(self, script: str, *, timeout: float = 600) -> Done:
@@ -122,7 +136,14 @@ class PlainSlurm:
         as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
         argv = [*_enter(self.login), *as_user, "bash", "-c", f"cd && {script}"]
         done = subprocess.run(
-            argv, check=False, capture_output=True, text=True, errors="replace", timeout=timeout, env=env, input=""
+            argv,
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            env=env,
+            input="",
         )
         # The lines of a run begin with its task: torch may write such a one when its store ends before an agent does.
         assert not re.search(r"^Traceback", done.stderr, re.MULTILINE), done.stderr
@@ -131,7 +152,9 @@ class PlainSlurm:
     def does(self, script: str, *, timeout: float = 600) -> str:
         """Run a shell script that succeeds; return its standard output."""
         done = self.tries(script, timeout=timeout)
-        assert done.code == 0, f"{script}: {done.code}\n{done.out[-3000:]}\n{done.err[-3000:]}\n{self._logs()}"
+        assert done.code == 0, (
+            f"{script}: {done.code}\n{done.out[-3000:]}\n{done.err[-3000:]}\n{self._logs()}"
+        )
         return done.out
 
     def writes(self, name: str, text: str) -> None:
@@ -143,20 +166,27 @@ class PlainSlurm:
 
     def _logs(self) -> str:
         paths = [*self.folder.glob("*.log"), *self.folder.glob("n*/*.log")]
-        return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in paths)
+        return "\n".join(
+            f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in paths
+        )
 
 
 def lacks() -> str | None:
     """Name the programs that this machine lacks, or return None."""
     programs = ("munged", "slurmctld", "slurmd", *COMMANDS, "ip", "unshare", "nsenter", "setpriv")
     missing = [name for name in programs if shutil.which(name) is None]
-    return f"{', '.join(missing)} not installed; run scripts/setup.sh test demo" if missing else None
+    return (
+        f"{', '.join(missing)} not installed; run scripts/setup.sh test demo" if missing else None
+    )
 
 
 @contextlib.contextmanager
 def running() -> collections.abc.Generator[PlainSlurm]:
     """Yield the cluster, both its nodes idle. Raises RuntimeError when it does not start."""
-    lines = [f"NodeName={name} NodeAddr={address} CPUs=1 RealMemory=2500\n" for name, address in NODES.items()]
+    lines = [
+        f"NodeName={name} NodeAddr={address} CPUs=1 RealMemory=2500\n"
+        for name, address in NODES.items()
+    ]
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="slurm-ddp-plain-", dir="/var/tmp"))
         # An environment has 20,000 files: nobody waits for the disk
@@ -187,20 +217,33 @@ def running() -> collections.abc.Generator[PlainSlurm]:
 def _pip_variables() -> dict[str, str]:
     """Return this machine's package indexes as pip's variables."""
     listing = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "pip", "config", "list"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
     ).stdout
     found: dict[str, str] = {}
     for line in listing.splitlines():
         name, _, literal = line.partition("=")
         key = name.rpartition(".")[2]
         if key in ("index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "cert"):
-            found[f"PIP_{key.upper().replace('-', '_')}"] = str(ast.literal_eval(literal)).replace("\n", " ")
+            found[f"PIP_{key.upper().replace('-', '_')}"] = str(ast.literal_eval(literal)).replace(
+                "\n", " "
+            )
     return found
 
 
 def _fill(folder: pathlib.Path, conf: str) -> None:
     folder.chmod(0o755)
-    for name in ("home", "etc/slurm", "state", "munge", "slurm/bin", *(f"{host}/spool" for host in NODES)):
+    for name in (
+        "home",
+        "etc/slurm",
+        "state",
+        "munge",
+        "slurm/bin",
+        *(f"{host}/spool" for host in NODES),
+    ):
         (folder / name).mkdir(parents=True)
     for host in ("login", *NODES):
         (folder / host / "tmp").mkdir(parents=True)
@@ -220,14 +263,29 @@ def _fill(folder: pathlib.Path, conf: str) -> None:
 
 def _host(folder: pathlib.Path, name: str, script: str, *, is_node: bool = False) -> list[str]:
     kinds = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"] if is_node else []
-    mounts = _MOUNTS.format(host=name, folder=shlex.quote(str(folder)), commands=" ".join(COMMANDS), bin=BIN)
-    return ["unshare", "--mount", "--uts", "--propagation=private", *kinds, "sh", "-ec", mounts + script]
+    mounts = _MOUNTS.format(
+        host=name, folder=shlex.quote(str(folder)), commands=" ".join(COMMANDS), bin=BIN
+    )
+    return [
+        "unshare",
+        "--mount",
+        "--uts",
+        "--propagation=private",
+        *kinds,
+        "sh",
+        "-ec",
+        mounts + script,
+    ]
 
 
 def _start(stack: contextlib.ExitStack, argv: list[str]) -> "subprocess.Popen[bytes]":
     """Start a host's first process in a group of its own; all of that ends with the cluster."""
     process = subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
     def end() -> None:
@@ -281,5 +339,8 @@ def _await_idle(cluster: PlainSlurm) -> None:
             return
         output = (done.stdout + done.stderr).strip()
         time.sleep(0.2)
-    logs = [path.read_text()[-800:] for path in (*cluster.folder.glob("*.log"), *cluster.folder.glob("n?/*.log"))]
+    logs = [
+        path.read_text()[-800:]
+        for path in (*cluster.folder.glob("*.log"), *cluster.folder.glob("n?/*.log"))
+    ]
     raise RuntimeError(f"Slurm did not start: {output}; {logs}")

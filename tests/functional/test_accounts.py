@@ -136,7 +136,9 @@ def test_what_an_account_deletes_no_other_reads(cluster: Cluster, alice: Person,
 
     def deleted() -> list[str]:
         """Delete a file of alice's; return where root finds it afterwards."""
-        alice.does(f"umask 022; mkdir -p -m 700 {private}; echo mine >{private}/letter; rm {private}/letter")
+        alice.does(
+            f"umask 022; mkdir -p -m 700 {private}; echo mine >{private}/letter; rm {private}/letter"
+        )
         found = cluster.exec(LOGIN, "sh", "-c", f"ls -d {MP}/.trash/*/*-letter")
         return found.out.split()
 
@@ -168,15 +170,29 @@ def test_no_account_reaches_anothers_ports_where_an_operator_separates_them(
         away = [f"{node}:{here}", f"{login}:{there}"]
         local = [*away[:1], f"127.0.0.1:{here}", f"::1:{here6}"]
         slurmd = f"{node}:6818"
-        assert attempts(cluster, "slurmd/1", "bob", away) == ["connected"] * 2, "nothing is closed by default"
+        assert attempts(cluster, "slurmd/1", "bob", away) == ["connected"] * 2, (
+            "nothing is closed by default"
+        )
         with separated(cluster):
             for unit in ("slurmd/1", LOGIN):
-                for account, what in (("alice", "connected"), ("root", "connected"), ("bob", "refused")):
+                for account, what in (
+                    ("alice", "connected"),
+                    ("root", "connected"),
+                    ("bob", "refused"),
+                ):
                     assert attempts(cluster, unit, account, away) == [what] * 2, (unit, account)
-            for account, what in (("alice", "connected"), ("root", "connected"), ("bob", "refused")):
+            for account, what in (
+                ("alice", "connected"),
+                ("root", "connected"),
+                ("bob", "refused"),
+            ):
                 assert attempts(cluster, "slurmd/0", account, local) == [what] * 3, account
-            assert attempts(cluster, LOGIN, "bob", [slurmd]) == ["connected"], "a service is everybody's"
-            cluster.on("slurmd/0", "nft", "flush", "ruleset")  # as a reload of an administrator's own rules does
+            assert attempts(cluster, LOGIN, "bob", [slurmd]) == ["connected"], (
+                "a service is everybody's"
+            )
+            cluster.on(
+                "slurmd/0", "nft", "flush", "ruleset"
+            )  # as a reload of an administrator's own rules does
             cluster.ok("update-status", cluster.beside("slurmd/0", CLIENT))
             assert attempts(cluster, "slurmd/1", "bob", away) == ["refused"] * 2
         assert attempts(cluster, "slurmd/1", "bob", away) == ["connected"] * 2
@@ -235,13 +251,18 @@ def test_a_training_runs_where_accounts_are_separated_and_no_other_reaches_its_p
             places = ports(cluster, unit, alice.uid)
             assert all(not place.startswith("127.") for place in places), places
             for source in (LOGIN, *NODES):
-                assert set(attempts(cluster, source, "bob", places)) == {"refused"}, (source, places)
+                assert set(attempts(cluster, source, "bob", places)) == {"refused"}, (
+                    source,
+                    places,
+                )
         assert completed(alice, job)
 
 
 @pytest.mark.trains
 @pytest.mark.long
-def test_thousands_of_idle_connections_of_another_hurt_no_training(cluster: Cluster, alice: Person, bob: Person):
+def test_thousands_of_idle_connections_of_another_hurt_no_training(
+    cluster: Cluster, alice: Person, bob: Person
+):
     cluster.action("install-environment", timeout=1500)
     host = Hosts(cluster.model).get(Store(cluster.model).load().host_of(LOGIN))
     count = ["sh", "-c", "ps -L -u alice | wc -l"]
@@ -251,7 +272,8 @@ def test_thousands_of_idle_connections_of_another_hurt_no_training(cluster: Clus
         before = int(cluster.on(unit, *count))
         crowds = [
             host.popen(
-                ["runuser", "-u", "bob", "--", "python3", "-c", IDLE, place, "30", "5000"], stdout=subprocess.PIPE
+                ["runuser", "-u", "bob", "--", "python3", "-c", IDLE, place, "30", "5000"],
+                stdout=subprocess.PIPE,
             )
             for place in ports(cluster, unit, alice.uid)
         ]
@@ -259,5 +281,7 @@ def test_thousands_of_idle_connections_of_another_hurt_no_training(cluster: Clus
         during = int(cluster.on(unit, *count))
         began = [int(crowd.communicate(timeout=300)[0] or b"0") for crowd in crowds]
         assert max(began) > 1000, began
-        assert during < before + 20, f"{before} threads of alice's were {during} meanwhile ({began})"
+        assert during < before + 20, (
+            f"{before} threads of alice's were {during} meanwhile ({began})"
+        )
         assert completed(alice, job)

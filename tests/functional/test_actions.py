@@ -21,8 +21,15 @@ pytestmark = [
 UNITS = {"ddp-trainer": "trainer/0", "juicefs-server-proxy": "juicefs-server-proxy/0"}
 RUNS = ("tour-a", "tour-b")
 SMALL = ("gpus-per-node=0", "cpus-per-task=1")  # so that torch for CPUs is what the job asks for
-TABLE: dict[str, dict[str, Json | str]] = yaml.safe_load(pathlib.Path(__file__).with_name("actions.yaml").read_text())
-ROWS = [(charm, name) for charm, rows in TABLE.items() for name, row in rows.items() if row != "elsewhere"]
+TABLE: dict[str, dict[str, Json | str]] = yaml.safe_load(
+    pathlib.Path(__file__).with_name("actions.yaml").read_text()
+)
+ROWS = [
+    (charm, name)
+    for charm, rows in TABLE.items()
+    for name, row in rows.items()
+    if row != "elsewhere"
+]
 
 
 @pytest.fixture(scope="module")

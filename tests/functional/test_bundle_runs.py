@@ -12,7 +12,9 @@ import pytest
 
 from functional.conftest import Cluster, eventually, footprint
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has its own limit
+pytestmark = pytest.mark.timeout(
+    1500
+)  # the first test of a run deploys; each command has its own limit
 
 HOSTS = ("sackd/0", "slurmd/0", "slurmd/1")
 NODES = ("slurmd-0", "slurmd-1")
@@ -28,7 +30,9 @@ def check_settled(cluster: Cluster, count: int) -> None:
         units = cluster.units()
         assert len(units) == count
         statuses = {name: unit["workload-status"] for name, unit in units.items()}
-        waiting = {name: status for name, status in statuses.items() if status["current"] != "active"}
+        waiting = {
+            name: status for name, status in statuses.items() if status["current"] != "active"
+        }
         if waiting:  # let five minutes pass for them
             cluster.ok("update-status", "--once", *waiting)
         assert waiting == {}
@@ -50,7 +54,11 @@ def check_mounts(cluster: Cluster, fstype: str = "fuse.juicefs") -> None:
         kind, options = rows[0].split(" ", 1)
         assert kind == fstype
         assert {"nosuid", "nodev", "rw"} <= set(options.split(","))
-    for writer, reader in (("sackd/0", "slurmd/1"), ("slurmd/1", "slurmd/0"), ("slurmd/0", "sackd/0")):
+    for writer, reader in (
+        ("sackd/0", "slurmd/1"),
+        ("slurmd/1", "slurmd/0"),
+        ("slurmd/0", "sackd/0"),
+    ):
         name, text = f"{SHARED}/.probe-{uuid.uuid4()}", str(uuid.uuid4())
         cluster.on(writer, "sh", "-c", f"echo {text} > {name} && sync {name}")
         assert cluster.on(reader, "cat", name) == text
@@ -62,7 +70,9 @@ def check_node(cluster: Cluster, node: str) -> None:
     assert " Gres=gpu:mock_gpu:1" in shown
     state = next(word for word in shown.split() if word.startswith("State="))
     assert state.startswith(("State=IDLE", "State=MIXED", "State=ALLOCATED")), shown
-    assert not {"DRAIN", "INVALID_REG", "NOT_RESPONDING"} & set(state.split("+")) and "*" not in state, shown
+    assert (
+        not {"DRAIN", "INVALID_REG", "NOT_RESPONDING"} & set(state.split("+")) and "*" not in state
+    ), shown
 
 
 def check_gpus(cluster: Cluster) -> None:
@@ -106,7 +116,8 @@ def test_gpt_learns_real_text_and_its_checkpoint_loads(cluster: Cluster):
     metrics = cluster.on("sackd/0", "cat", f"{result['run-dir']}/metrics.jsonl").splitlines()
     assert [json.loads(line) for line in metrics]
     assert (
-        cluster.on("sackd/0", "sh", "-c", f"head -c 8 {summary['loss_png']} | od -An -tx1") == "89 50 4e 47 0d 0a 1a 0a"
+        cluster.on("sackd/0", "sh", "-c", f"head -c 8 {summary['loss_png']} | od -An -tx1")
+        == "89 50 4e 47 0d 0a 1a 0a"
     )
     files = cluster.on("slurmd/1", "find", summary["checkpoint"], "-type", "f").splitlines()
     assert any(name.endswith("manifest.json") for name in files)
@@ -164,7 +175,9 @@ def test_after_a_reboot_of_a_node_all_of_it_works_again(cluster: Cluster):
     cluster.on("sackd/0", "sh", "-c", f"echo {marker} > {SHARED}/.survives && sync")
     boot = cluster.on("slurmd/0", "cat", "/proc/sys/kernel/random/boot_id")
     cluster.ok("reboot", "slurmd/0")
-    assert cluster.on("slurmd/0", "cat", "/proc/sys/kernel/random/boot_id") != boot, "the host did not reboot"
+    assert cluster.on("slurmd/0", "cat", "/proc/sys/kernel/random/boot_id") != boot, (
+        "the host did not reboot"
+    )
     test_everything_settles_active(cluster)
     assert cluster.on("slurmd/0", "cat", f"{SHARED}/.survives") == marker
     check_mounts(cluster)
@@ -174,7 +187,9 @@ def test_after_a_reboot_of_a_node_all_of_it_works_again(cluster: Cluster):
 
 def test_after_a_reboot_of_the_storage_nothing_is_lost(cluster: Cluster):
     marker = str(uuid.uuid4())
-    cluster.on("sackd/0", "sh", "-c", f"echo {marker} > {SHARED}/.survives && sync {SHARED}/.survives")
+    cluster.on(
+        "sackd/0", "sh", "-c", f"echo {marker} > {SHARED}/.survives && sync {SHARED}/.survives"
+    )
     cluster.ok("reboot", "juicefs-server-proxy/0")
     test_everything_settles_active(cluster)
     for unit in HOSTS:
@@ -203,7 +218,9 @@ def test_a_unit_comes_and_goes(cluster: Cluster):
     assert nodes() == [*NODES, "slurmd-2"]  # upstream's 25.11 leaves the node to the operator
     cluster.on("slurmctld/0", "scontrol", "delete", "nodename=slurmd-2")
     assert nodes() == list(NODES)
-    for _ in range(4):  # the controller's relation-departed comes at once or, as on Juju 4.0.15, late
+    for _ in range(
+        4
+    ):  # the controller's relation-departed comes at once or, as on Juju 4.0.15, late
         if "slurmd-2" in gres_conf():
             cluster.ok("update-status", "--once", "slurm-gpu-controller/0")
     assert "slurmd-2" not in gres_conf()
@@ -211,7 +228,9 @@ def test_a_unit_comes_and_goes(cluster: Cluster):
 
 
 def test_destroy_leaves_nothing_behind(cluster: Cluster):
-    network = json.loads(pathlib.Path(f"/var/lib/slurm-ddp/{cluster.model}/network.json").read_text())
+    network = json.loads(
+        pathlib.Path(f"/var/lib/slurm-ddp/{cluster.model}/network.json").read_text()
+    )
     where = network["bridge"], network["cidr"].rpartition(".")[0] + "."
     running = footprint(*where)
     assert all(running.values()), f"the test looks in the wrong places: {running}"

@@ -34,7 +34,11 @@ def deploy(one: Cluster, folder: pathlib.Path) -> Answer:
     if (answer := one.ctl("deploy", str(folder / "ceph.yaml"), timeout=1200)).code != 0:
         return answer
     monitors = " ".join(re.findall(r"v1:([0-9.:]+)/", one.on(CEPH, "ceph", "mon", "dump")))
-    values = {"fsid": one.on(CEPH, "ceph", "fsid"), "monitor-hosts": monitors, "auth-info": f"fs-client:{key(one)}"}
+    values = {
+        "fsid": one.on(CEPH, "ceph", "fsid"),
+        "monitor-hosts": monitors,
+        "auth-info": f"fs-client:{key(one)}",
+    }
     text = (REPOSITORY / "overlays" / "cephfs.yaml").read_text()
     for name, given in values.items():
         text = text.replace(f"{name}: *FILL-IN", f'{name}: "{given}"')
@@ -57,9 +61,15 @@ def cephfs(tmp_path_factory: pytest.TempPathFactory) -> typing.Iterator[Cluster]
 
 def test_the_bundle_settles_on_cephfs_and_trains_and_resumes_there(cephfs: Cluster):
     check_settled(cephfs, 16)
-    (message,) = {unit["workload-status"]["message"] for name, unit in cephfs.units().items() if name.startswith(APP)}
+    (message,) = {
+        unit["workload-status"]["message"]
+        for name, unit in cephfs.units().items()
+        if name.startswith(APP)
+    }
     fsid = cephfs.on(CEPH, "ceph", "fsid")
-    assert re.fullmatch(rf"fs-client@{fsid}\.cephfs=/ is mounted at {MP} by (ceph-fuse|mount\.ceph)", message)
+    assert re.fullmatch(
+        rf"fs-client@{fsid}\.cephfs=/ is mounted at {MP} by (ceph-fuse|mount\.ceph)", message
+    )
     check_mounts(cephfs, "fuse.ceph-fuse" if message.endswith("ceph-fuse") else "ceph")
     check_smoke(cephfs)
     steps = ("nodes=2", "run=over-ceph", "wait=true")
@@ -67,7 +77,9 @@ def test_the_bundle_settles_on_cephfs_and_trains_and_resumes_there(cephfs: Clust
         result = cephfs.action("submit-ddp", *steps, f"args=--steps {number}", timeout=1200)
         assert result["state"] == "COMPLETED", result
     assert re.search(r"resumed=\S+ step=20 ", cephfs.on("sackd/0", "cat", result["log"]))
-    assert len(cephfs.on(CEPH, "rados", "-p", "cephfs_data", "ls").splitlines()) > 100, "its objects are in Ceph"
+    assert len(cephfs.on(CEPH, "rados", "-p", "cephfs_data", "ls").splitlines()) > 100, (
+        "its objects are in Ceph"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +99,9 @@ def test_gpt_outlives_its_client_on_cephfs_and_computes_the_same(drilled: Cluste
 
 
 @pytest.mark.parametrize(("daemon", "seconds"), [("ceph-mon@a", 15), ("ceph-mds@a", 40)])
-def test_a_run_waits_for_a_daemon_of_ceph_that_is_away(drilled: Cluster, daemon: str, seconds: float):
+def test_a_run_waits_for_a_daemon_of_ceph_that_is_away(
+    drilled: Cluster, daemon: str, seconds: float
+):
     """No client is killed for it, since that would lose what the job writes."""
     before = {host: health(drilled, host)["heals"] for host in HOSTS}
 
@@ -105,7 +119,9 @@ def test_a_client_that_ceph_cut_off_is_mounted_again(drilled: Cluster):
     until_right(drilled)
     begin, address = time.time(), drilled.on(NODE, "hostname", "-I").split()[0]
     sessions = json.loads(drilled.on(CEPH, "bash", "-c", "ceph tell mds.a client ls 2>/dev/null"))
-    (session,) = [one["id"] for one in sessions if f" {address}:" in one["inst"] and one["state"] == "open"]
+    (session,) = [
+        one["id"] for one in sessions if f" {address}:" in one["inst"] and one["state"] == "open"
+    ]
     drilled.on(CEPH, "ceph", "tell", "mds.a", "client", "evict", f"id={session}")
     until(drilled, NODE, lambda found: found["state"] == "right" and found["healed_at"] > begin)
     print(f"evicted: right again after {time.time() - begin:.0f} s")
@@ -127,7 +143,9 @@ def test_its_mounts_are_measured_as_any_other(drilled: Cluster, tmp_path: pathli
         until_right(drilled)
         before = health(drilled, NODE)["heals"]
         eventually(lambda: is_measured(before))
-        sizes = [value(drilled, NODE, f"slurm_ddp_mount_{name}_bytes") for name in ("size", "available")]
+        sizes = [
+            value(drilled, NODE, f"slurm_ddp_mount_{name}_bytes") for name in ("size", "available")
+        ]
         assert sizes[0] >= sizes[1] > 0
         drilled.on(NODE, "mount", "--bind", MP, MP)
         eventually(lambda: is_measured(before + 1))
@@ -139,17 +157,32 @@ def test_a_new_key_reaches_the_clients_and_is_shown_nowhere(cephfs: Cluster):
     until_right(cephfs)
     old, new = key(cephfs), cephfs.on(CEPH, "ceph-authtool", "--gen-print-key")
     entry = cephfs.on(CEPH, "ceph", "auth", "get", USER).replace(old, new)
-    cephfs.on(CEPH, "sh", "-c", f"echo '{entry}' >/root/new && ceph auth import -i /root/new && rm /root/new")
+    cephfs.on(
+        CEPH,
+        "sh",
+        "-c",
+        f"echo '{entry}' >/root/new && ceph auth import -i /root/new && rm /root/new",
+    )
     begin = time.time()
     cephfs.ok("config", "cephfs-server-proxy", f"auth-info=fs-client:{new}")
     until_right(cephfs, since=begin)
-    model = json.loads((pathlib.Path("/var/lib/slurm-ddp") / cephfs.model / "model.json").read_text())
-    places = {"databags": json.dumps([[one["app_data"], one["unit_data"]] for one in model["relations"].values()])}
-    places["model"] = cephfs.ok("status", "--format", "json") + cephfs.ok("debug-log", "-n", "100000")
+    model = json.loads(
+        (pathlib.Path("/var/lib/slurm-ddp") / cephfs.model / "model.json").read_text()
+    )
+    places = {
+        "databags": json.dumps(
+            [[one["app_data"], one["unit_data"]] for one in model["relations"].values()]
+        )
+    }
+    places["model"] = cephfs.ok("status", "--format", "json") + cephfs.ok(
+        "debug-log", "-n", "100000"
+    )
     for host in HOSTS:
         until(cephfs, host, lambda found: found["settled_us"] > 0)
         cephfs.on(host, "sh", "-c", f"echo x >{MP}/.new && rm {MP}/.new")
-        found = cephfs.on(host, "sh", "-c", f"grep -rlF {new} /etc /run /var | xargs stat -c '%a %U'")
+        found = cephfs.on(
+            host, "sh", "-c", f"grep -rlF {new} /etc /run /var | xargs stat -c '%a %U'"
+        )
         assert set(found.splitlines()) == {"600 root"}
         seen = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '; systemctl cat 'cephfs-*' 'mnt-*'; journalctl --no-pager -o cat"
         places[host] = cephfs.on(host, "bash", "-c", f"({seen}) 2>/dev/null; true")

@@ -11,7 +11,15 @@ import pytest
 
 from functional import storage_faults
 from functional.conftest import Cluster, Json, eventually
-from functional.training_jobs import PATIENCE_S, log_of, record, steps_done, submit, until, until_state
+from functional.training_jobs import (
+    PATIENCE_S,
+    log_of,
+    record,
+    steps_done,
+    submit,
+    until,
+    until_state,
+)
 from sandbox.hosts import Host, Hosts
 from sandbox.store import Store
 
@@ -31,7 +39,9 @@ def assert_whole(cluster: Cluster, job: Json) -> None:
         steps.setdefault(attempt, []).append(step)
     for done in steps.values():
         assert done == list(range(done[0], done[-1] + 1)), log_of(cluster, job)
-    assert {step for done in steps.values() for step in done} == set(range(STEPS)), log_of(cluster, job)
+    assert {step for done in steps.values() for step in done} == set(range(STEPS)), log_of(
+        cluster, job
+    )
 
 
 def kill(cluster: Cluster, host: str, *processes: str) -> None:
@@ -40,7 +50,9 @@ def kill(cluster: Cluster, host: str, *processes: str) -> None:
 
 
 def test_a_run_outlives_both_processes_of_its_filesystem_client(drills: Cluster):
-    check_run_outlives(drills, lambda host: kill(drills, host, storage_faults.CLIENT, storage_faults.SERVER))
+    check_run_outlives(
+        drills, lambda host: kill(drills, host, storage_faults.CLIENT, storage_faults.SERVER)
+    )
 
 
 @pytest.mark.long
@@ -63,8 +75,12 @@ def check_blamed_on_filesystem(drills: Cluster, job: Json, node: str = "") -> No
     """Check that a run is complete, and that no failure of it is the program's."""
     output = log_of(drills, job)
     assert record(drills, job["job-id"])["JobState"] == "COMPLETED", output
-    assert re.findall(r"^\[RESTART\] \d of \d$", output, re.MULTILINE) == [], "no restart of the program's was used"
-    faults = re.findall(r"^\[FAILED\] attempt=\S+ fault=(\S+) node=(\S+): (.*)", output, re.MULTILINE)
+    assert re.findall(r"^\[RESTART\] \d of \d$", output, re.MULTILINE) == [], (
+        "no restart of the program's was used"
+    )
+    faults = re.findall(
+        r"^\[FAILED\] attempt=\S+ fault=(\S+) node=(\S+): (.*)", output, re.MULTILINE
+    )
     print(*faults, sep="\n")
     assert all(kind == "filesystem" for kind, _, _ in faults), faults
     assert all("[CKPT]" not in words for _, _, words in faults)
@@ -85,7 +101,9 @@ BUILT_IN = {
 def train(cluster: Cluster, workload: str, run: str, nodes: int) -> Json:
     """Start one of the built-in trainings; no failure of its program's is forgiven."""
     small = (f"nodes={nodes}", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "max-restarts=0")
-    return cluster.action("submit-ddp", f"workload={workload}", f"args={BUILT_IN[workload][0]}", f"run={run}", *small)
+    return cluster.action(
+        "submit-ddp", f"workload={workload}", f"args={BUILT_IN[workload][0]}", f"run={run}", *small
+    )
 
 
 def losses(cluster: Cluster, job: Json) -> dict[int, float]:
@@ -114,7 +132,11 @@ def undisturbed(cluster: Cluster, workload: str, nodes: int) -> dict[int, float]
 
 
 def check_losses_are_the_same(
-    cluster: Cluster, fault: collections.abc.Callable[[str], object], workload: str, nodes: int, on: str = ""
+    cluster: Cluster,
+    fault: collections.abc.Callable[[str], object],
+    workload: str,
+    nodes: int,
+    on: str = "",
 ) -> None:
     """Check that a built-in training outlives a fault on its first node, or `on` another one, and computes the same."""
     storage_faults.until_right(cluster)
@@ -128,7 +150,9 @@ def check_losses_are_the_same(
     found = losses(cluster, job)
     assert found == expected, "each loss, bit for bit"
     attempts = len(re.findall(r"^\[FAILED\]", log_of(cluster, job), re.MULTILINE)) + 1
-    print(f"{workload} on {nodes}: {len(found)} of {len(expected)} losses are the same, in {attempts} attempts")
+    print(
+        f"{workload} on {nodes}: {len(found)} of {len(expected)} losses are the same, in {attempts} attempts"
+    )
 
 
 @pytest.mark.long
@@ -145,7 +169,9 @@ def check_losses_are_the_same(
 def test_a_built_in_training_outlives_its_filesystem_client_without_a_restart(
     drills: Cluster, workload: str, processes: tuple[str, ...], nodes: int, on: str
 ):
-    check_losses_are_the_same(drills, lambda host: kill(drills, host, *processes), workload, nodes, on)
+    check_losses_are_the_same(
+        drills, lambda host: kill(drills, host, *processes), workload, nodes, on
+    )
 
 
 @pytest.mark.long
@@ -153,7 +179,9 @@ def test_a_built_in_training_outlives_its_filesystem_client_without_a_restart(
 def test_a_killed_rank_is_reported_on_its_own_node(drills: Cluster, unit: str):
     job = train(drills, "gpt", f"killed-{time.time():.0f}", 2)
     until_step(drills, job, 5)
-    kill(drills, unit, "pgrep -nf '[d]dptrain train '")  # the newest is the rank, its torchrun the one before
+    kill(
+        drills, unit, "pgrep -nf '[d]dptrain train '"
+    )  # the newest is the rank, its torchrun the one before
     until_state(drills, job, "FAILED", "COMPLETED")
     node = unit.replace("/", "-")
     assert f"fault=unknown node={node}: killed by signal 9 (SIGKILL)" in log_of(drills, job)
@@ -172,8 +200,14 @@ def node(cluster: Cluster, name: str) -> dict[str, str]:
     ("how", "words"),
     [
         ("sleep", r"rank 1 on SECOND is behind, in stand \(.*stands\.py:\d+\); it sleeps \(S.*\)"),
-        ("stop", r"rank 1 on SECOND is behind, in stand \(.*stands\.py:\d+\); it is stopped \(T.*\)"),
-        ("vfork", r"rank 1 on SECOND is behind and showed no stack; it is in a call of .* nothing interrupts \(D.*\)"),
+        (
+            "stop",
+            r"rank 1 on SECOND is behind, in stand \(.*stands\.py:\d+\); it is stopped \(T.*\)",
+        ),
+        (
+            "vfork",
+            r"rank 1 on SECOND is behind and showed no stack; it is in a call of .* nothing interrupts \(D.*\)",
+        ),
     ],
     ids=["sleeping", "stopped", "uninterruptible"],
 )
@@ -184,7 +218,9 @@ def test_a_run_that_stands_still_names_the_rank_and_continues_from_its_checkpoin
     until_state(drills, job, "COMPLETED", "FAILED", limit_s=600)
     output = log_of(drills, job)
     second = re.findall(r" nodes=(.*?) head=", output)[0].split()[1]  # Slurm chooses the order
-    (found,) = re.findall(rf"^\[FAILED\] attempt=\S+ fault=program node={second}: (.*)", output, re.MULTILINE)
+    (found,) = re.findall(
+        rf"^\[FAILED\] attempt=\S+ fault=program node={second}: (.*)", output, re.MULTILINE
+    )
     print(found)
     assert re.fullmatch(rf"no step for 1\d\d s, .*; {words.replace('SECOND', second)}", found)
     assert not re.search('File ".*elastic/agent', output), "torchrun's agents print no stack"
@@ -195,7 +231,10 @@ def test_a_run_that_stands_still_names_the_rank_and_continues_from_its_checkpoin
 def lose_a_node(cluster: Cluster, job: Json) -> tuple[str, Host]:
     """Cut the power of a node of a job that is not its first; return its unit and its host."""
     until(cluster, job, "step=5 ")
-    batch, names = batch_host(cluster, job), re.findall(r" nodes=(.*?) head=", log_of(cluster, job))[0].split()
+    batch, names = (
+        batch_host(cluster, job),
+        re.findall(r" nodes=(.*?) head=", log_of(cluster, job))[0].split(),
+    )
     other = next(unit for name in names if (unit := name.replace("-", "/")) != batch)
     host = Hosts(cluster.model).get(Store(cluster.model).load().host_of(other))
     host.kill()
@@ -210,7 +249,9 @@ def three_nodes(drills: Cluster) -> collections.abc.Iterator[Cluster]:
     yield drills
     drills.ok("remove-unit", added)
     name = added.replace("/", "-")  # Slurm keeps it, and would send jobs there
-    drills.on("slurmctld/0", "scontrol", "update", f"nodename={name}", "state=down", "reason=removed")
+    drills.on(
+        "slurmctld/0", "scontrol", "update", f"nodename={name}", "state=down", "reason=removed"
+    )
     drills.on("slurmctld/0", "scontrol", "delete", f"nodename={name}")
 
 
@@ -224,16 +265,22 @@ def test_another_node_takes_the_place_of_a_lost_one(three_nodes: Cluster, spare:
     _, host = lose_a_node(drills, job)
     try:
         attempt = f"{job['job-id']}.{'r0t1' if spare else 'r1'}"
-        print(f"again {until(drills, job, f'attempt={attempt} host', limit_s=60):.0f} s after the power went")
+        print(
+            f"again {until(drills, job, f'attempt={attempt} host', limit_s=60):.0f} s after the power went"
+        )
         found = until_state(drills, job, "COMPLETED", limit_s=4 * STEPS)
-        assert found["Restarts"] == str(1 - spare), "Slurm, which notices after a minute, ended nothing"
+        assert found["Restarts"] == str(1 - spare), (
+            "Slurm, which notices after a minute, ended nothing"
+        )
     finally:
         host.start()
         eventually(lambda: assert_states(drills, ["idle"] * 3))
 
 
 def assert_states(cluster: Cluster, wanted: list[str]) -> None:
-    cluster.ok("update-status", "--once")  # which Juju sends after its start hook, too; slurm-gpu checks the node
+    cluster.ok(
+        "update-status", "--once"
+    )  # which Juju sends after its start hook, too; slurm-gpu checks the node
     assert cluster.on("slurmctld/0", "sinfo", "-hN", "-o", "%T").split() == wanted
 
 
@@ -251,9 +298,15 @@ def test_a_run_goes_on_by_itself_when_a_node_that_lost_power_is_there_again(dril
     finally:
         host.start()
     storage_faults.until_right(drills, other, since=time.time())
-    drills.ok("update-status", "--once")  # which Juju sends after its start hook, too; slurm-gpu checks the node
-    assert "DOWN" not in node(drills, name)["State"], "it takes jobs again, though ReturnToService is 0"
-    until(drills, job, ".r1 host=", limit_s=30 + PATIENCE_S)  # cred_expire, a pass over the queue, and the start
+    drills.ok(
+        "update-status", "--once"
+    )  # which Juju sends after its start hook, too; slurm-gpu checks the node
+    assert "DOWN" not in node(drills, name)["State"], (
+        "it takes jobs again, though ReturnToService is 0"
+    )
+    until(
+        drills, job, ".r1 host=", limit_s=30 + PATIENCE_S
+    )  # cred_expire, a pass over the queue, and the start
     until_state(drills, job, "COMPLETED", limit_s=900)
     done = [(step, attempt) for step, attempt in steps_done(drills, job) if attempt.endswith(".r1")]
     assert done, log_of(drills, job)

@@ -24,19 +24,30 @@ def begin(*arguments: str) -> subprocess.Popen[str]:
 
 def updates(cluster: Cluster, *units: str) -> int:
     """Return how often units ran update-status that they had not asked for."""
-    return sum(cluster.ok("debug-log", "--replay", "--include", one).count("ran update-status in ") for one in units)
+    return sum(
+        cluster.ok("debug-log", "--replay", "--include", one).count("ran update-status in ")
+        for one in units
+    )
 
 
 def wakes(cluster: Cluster, unit: str) -> int:
     """Return how often a unit ran update-status because it had asked for it."""
-    return cluster.ok("debug-log", "--replay", "--include", unit).count("ran update-status (juju-exec) in ")
+    return cluster.ok("debug-log", "--replay", "--include", unit).count(
+        "ran update-status (juju-exec) in "
+    )
 
 
 @pytest.mark.long
-def test_while_an_action_waits_other_units_of_its_machine_run_hooks_and_its_own_unit_does_not(cluster: Cluster):
+def test_while_an_action_waits_other_units_of_its_machine_run_hooks_and_its_own_unit_does_not(
+    cluster: Cluster,
+):
     cluster.action("install-environment", timeout=1500)
     cluster.on("sackd/0", "sh", "-c", f"echo 'import time; time.sleep(900)' > {CODE}")
-    mount = next(name for name in cluster.units()["sackd/0"]["subordinates"] if name.startswith("shared-filesystem"))
+    mount = next(
+        name
+        for name in cluster.units()["sackd/0"]["subordinates"]
+        if name.startswith("shared-filesystem")
+    )
     waiting = begin("run", "trainer/0", "submit-ddp", f"workload={CODE}", "nodes=1", "wait=true")
 
     def running() -> str:
@@ -70,7 +81,9 @@ def test_units_that_wait_for_slurmctld_wake_themselves_when_it_is_there_again(cl
     cluster.on("slurmctld/0", "systemctl", "stop", "slurmctld")
     try:
         cluster.ok("update-status", "--once", *units)
-        assert {cluster.units()[name]["workload-status"]["current"] for name in units} == {"waiting"}
+        assert {cluster.units()[name]["workload-status"]["current"] for name in units} == {
+            "waiting"
+        }
     finally:
         cluster.on("slurmctld/0", "systemctl", "start", "slurmctld")
     woken = {name: wakes(cluster, name) for name in units}

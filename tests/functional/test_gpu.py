@@ -58,8 +58,15 @@ def drop_leftovers(cluster: Cluster) -> None:
 def one_card(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterator[None]:
     """Begin with one card on each node, and leave it so; no node is refused meanwhile."""
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-    look = f"while :; do scontrol show nodes -o | grep -E 'State=[^ ]*INVAL' >>{SEEN}; sleep 0.1; done"
-    cluster.on("slurmctld/0", "sh", "-c", f"rm -f {SEEN}; systemd-run --quiet --unit={WATCH} sh -c {shlex.quote(look)}")
+    look = (
+        f"while :; do scontrol show nodes -o | grep -E 'State=[^ ]*INVAL' >>{SEEN}; sleep 0.1; done"
+    )
+    cluster.on(
+        "slurmctld/0",
+        "sh",
+        "-c",
+        f"rm -f {SEEN}; systemd-run --quiet --unit={WATCH} sh -c {shlex.quote(look)}",
+    )
     yield
     seen = refusals(cluster)
     cluster.on("slurmctld/0", "systemctl", "stop", WATCH)
@@ -90,7 +97,10 @@ def test_a_driver_that_appears_on_a_bare_machine(cluster: Cluster):
     cluster.ok("gpus", HOST, ONE)
     cluster.ok("reboot", HOST)
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-    assert step(cluster, f"-w{NODE}", "--gres=gpu:mock_gpu:1", "sh", "-c", "echo $SLURM_STEP_GPUS") == "0"
+    assert (
+        step(cluster, f"-w{NODE}", "--gres=gpu:mock_gpu:1", "sh", "-c", "echo $SLURM_STEP_GPUS")
+        == "0"
+    )
 
 
 @pytest.mark.long
@@ -113,7 +123,9 @@ def test_a_reboot_that_slurm_did_not_order(cluster: Cluster):
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
     # What an administrator ordered outlives a reboot.
     before = show(cluster)
-    cluster.on("slurmctld/0", "scontrol", "update", f"nodename={NODE}", "state=down", "reason=bad memory")
+    cluster.on(
+        "slurmctld/0", "scontrol", "update", f"nodename={NODE}", "state=down", "reason=bad memory"
+    )
     cluster.ok("reboot", HOST)
     until_registered_again(cluster, before)
     notice(cluster)
@@ -144,16 +156,22 @@ def test_a_card_is_lost_and_comes_back_while_a_job_runs(cluster: Cluster):
 @pytest.mark.loses_cards
 def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
     """The running job is waited for, the waiting ones run afterwards, and then one on both cards."""
-    running = "j" + submit(cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1")
+    running = "j" + submit(
+        cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1"
+    )
     wait_for(cluster, **{running: "RUNNING"})
     cluster.ok("gpus", HOST, TWO)
     until(cluster, f"waiting: {NODE} is drained: waiting for 1 job")
-    waiting = ["j" + submit(cluster, 'test -n "$CUDA_VISIBLE_DEVICES"', "--gres=gpu:1") for _ in range(2)]
+    waiting = [
+        "j" + submit(cluster, 'test -n "$CUDA_VISIBLE_DEVICES"', "--gres=gpu:1") for _ in range(2)
+    ]
     waiting.append("j" + submit(cluster, 'test -z "$CUDA_VISIBLE_DEVICES"'))
     wait_for(cluster, **{running: "RUNNING"} | dict.fromkeys(waiting, "PENDING"))
     cluster.on(HOST, "touch", "/tmp/go-on")
     wait_for(cluster, **{running: "COMPLETED"})
-    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")  # the node may still clean up behind the job
+    until(
+        cluster, "active: gpu:mock_gpu:2 on slurmd-0"
+    )  # the node may still clean up behind the job
     assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
     wait_for(cluster, **dict.fromkeys(waiting, "COMPLETED"))
     both = step(cluster, f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
@@ -175,9 +193,14 @@ def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     cluster.ok("gpus", HOST, NPS)
     until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
     assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
-    both = block(cluster)  # each card is beside a part of a socket: what AutoDetect=nvidia finds would be refused
+    both = block(
+        cluster
+    )  # each card is beside a part of a socket: what AutoDetect=nvidia finds would be refused
     assert {(row.split()[1], "Cores=" in row) for row in both} == {("AutoDetect=off", False)}
-    assert [row.partition("File=")[2].partition(" ")[0] for row in both] == ["/dev/nvidia0", "/dev/nvidia1"]
+    assert [row.partition("File=")[2].partition(" ")[0] for row in both] == [
+        "/dev/nvidia0",
+        "/dev/nvidia1",
+    ]
     cluster.ok("gpus", HOST, "empty, Mock GPU @ 1")
     cluster.ok("reboot", HOST)
     until_held(cluster, "1 of 2 GPUs found, 0000:81:00.0 missing")
@@ -186,7 +209,10 @@ def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     until_held(cluster, "1 of 2 GPUs found, 0000:81:00.0 missing")
     waiting = "j" + submit(cluster, 'test -n "$CUDA_VISIBLE_DEVICES"', "--gres=gpu:1")
     wait_for(cluster, **{waiting: "PENDING"})
-    assert {unit["workload-status"]["current"] for unit in cluster.units().values()} <= {"active", "blocked"}
+    assert {unit["workload-status"]["current"] for unit in cluster.units().values()} <= {
+        "active",
+        "blocked",
+    }
     # The card is back.
     cluster.ok("gpus", HOST, NPS)
     cluster.ok("reboot", HOST)
@@ -204,11 +230,14 @@ def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     restart_slurmd(cluster)
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
     assert block(cluster) == both[:1]
-    assert step(cluster, f"-w{NODE}", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES") == "0"
+    assert (
+        step(cluster, f"-w{NODE}", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES") == "0"
+    )
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"), [("", "Operation not permitted"), ("--gres=gpu:1", "No such device or address")]
+    ("asked", "error"),
+    [("", "Operation not permitted"), ("--gres=gpu:1", "No such device or address")],
 )
 def test_a_card_that_was_not_asked_for_cannot_be_opened(cluster: Cluster, asked: str, error: str):
     """The mock's device node has no driver behind it: ENXIO is what an open that cgroups allow ends with."""
@@ -258,7 +287,10 @@ def test_cards_are_shared_by_option_until_it_is_reset(cluster: Cluster):
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
     until(cluster, "active: no node needs lines in gres.conf", "slurm-gpu-controller/0")
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-    assert cluster.on("slurmctld/0", "sh", "-c", "scontrol show config | grep GresTypes").split()[-1] == "gpu"
+    assert (
+        cluster.on("slurmctld/0", "sh", "-c", "scontrol show config | grep GresTypes").split()[-1]
+        == "gpu"
+    )
     log = controller_log(cluster, begin)
     assert repeated not in log and not re.search("reconfigure failed|core-dump", log), log
 
@@ -273,7 +305,9 @@ def test_the_charm_is_removed_from_a_node_that_needs_lines(cluster: Cluster):
     assert len(lines) == 2
     cluster.ok("remove-relation", "slurm-gpu:compute", "slurmd:juju-info")
     assert is_fit(cluster, "(null)"), show(cluster)
-    assert is_fit(cluster, "gpu:mock_gpu:1", "slurmd-1"), "slurmd finds GPUs that need no line by itself"
+    assert is_fit(cluster, "gpu:mock_gpu:1", "slurmd-1"), (
+        "slurmd finds GPUs that need no line by itself"
+    )
     for _ in range(4):  # the end of a unit may reach the controller some hooks later
         cluster.ok("update-status", "--once", "slurm-gpu-controller/0")
     assert block(cluster) == []
@@ -291,23 +325,29 @@ def test_the_charm_is_removed_from_a_node_that_needs_lines(cluster: Cluster):
 @pytest.mark.long
 def test_a_restart_while_slurmd_reconfigures(cluster: Cluster):
     """The process to which slurmd was handing over stays behind, with the port. The next start must not fail for it."""
-    job = "j" + submit(cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1")
+    job = "j" + submit(
+        cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1"
+    )
     wait_for(cluster, **{job: "RUNNING"})
     hangup = "systemctl reset-failed slurmd; kill -HUP $(systemctl show -P MainPID slurmd); systemctl restart slurmd"
     journal = ("journalctl", "-u", "slurmd", "-o", "cat", "--no-pager")
     ended = "of the former start holds the port: sending SIGTERM"
     begin, lines = cluster.on(HOST, "date", "+%s.%N"), ""
-    for _ in range(24):  # one in two or three leaves a process, and of these a few end by themselves first
-        cluster.on(HOST, "sh", "-c", hangup)  # what slurmctld sends at `scontrol reconfigure` ends in this signal
+    for _ in range(
+        24
+    ):  # one in two or three leaves a process, and of these a few end by themselves first
+        cluster.on(
+            HOST, "sh", "-c", hangup
+        )  # what slurmctld sends at `scontrol reconfigure` ends in this signal
         if ended in (lines := cluster.on(HOST, *journal, f"--since=@{begin}")):
             break
     else:
         pytest.fail(f"no process that stayed behind was ended:\n{lines}")
     main = cluster.on(HOST, "systemctl", "show", "-P", "MainPID", "slurmd")
-    assert (cluster.on(HOST, "systemctl", "is-active", "slurmd"), cluster.on(HOST, "pgrep", "-x", "slurmd")) == (
-        "active",
-        main,
-    )
+    assert (
+        cluster.on(HOST, "systemctl", "is-active", "slurmd"),
+        cluster.on(HOST, "pgrep", "-x", "slurmd"),
+    ) == ("active", main)
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
     wait_for(cluster, **{job: "RUNNING"})
     cluster.on(HOST, "touch", "/tmp/go-on")
@@ -331,7 +371,9 @@ def check_health(cluster: Cluster) -> None:
 
 
 def service_log(cluster: Cluster) -> str:
-    return cluster.on(HOST, "journalctl", "-b", "-o", "cat", "--no-pager", "-u", "slurm-gpu-node.service")
+    return cluster.on(
+        HOST, "journalctl", "-b", "-o", "cat", "--no-pager", "-u", "slurm-gpu-node.service"
+    )
 
 
 @pytest.mark.long
@@ -345,7 +387,12 @@ def test_a_node_with_a_broken_card_stays_held_when_upstream_sets_it_idle(cluster
     assert found["Reason"].startswith("gpu-health: nvidia-smi exited 15")
     job = submit(cluster, "true")
     for _ in range(3):
-        cluster.on(HOST, "sh", "-c", f"systemctl restart slurmd && scontrol update nodename={NODE} state=idle")
+        cluster.on(
+            HOST,
+            "sh",
+            "-c",
+            f"systemctl restart slurmd && scontrol update nodename={NODE} state=idle",
+        )
         deadline = time.monotonic() + 30
         while "DRAIN" not in states(show(cluster))[1]:
             assert jobs(cluster)[job] == "PENDING"
@@ -379,4 +426,6 @@ def test_a_rebooted_node_takes_jobs_without_a_hook(cluster: Cluster):
     eventually(is_rebooted)
     until_registered_again(cluster, before)
     assert is_fit(cluster, "gpu:mock_gpu:1"), service_log(cluster)
-    assert f"{NODE} takes jobs again: it was rebooted, and all checks passed" in service_log(cluster)
+    assert f"{NODE} takes jobs again: it was rebooted, and all checks passed" in service_log(
+        cluster
+    )

@@ -19,7 +19,9 @@ def ha(tmp_path_factory: pytest.TempPathFactory) -> typing.Iterator[Cluster]:
     brisk.write_text(BRISK)
     overlays = [f"--overlay={file}" for file in (REPOSITORY / "overlays" / "ha.yaml", brisk)]
     bundle = str(REPOSITORY / "bundle.yaml")
-    with deployed(Cluster(f"{MODEL[:4]}ha"), lambda one: one.ctl("deploy", bundle, *overlays, timeout=1200)) as one:
+    with deployed(
+        Cluster(f"{MODEL[:4]}ha"), lambda one: one.ctl("deploy", bundle, *overlays, timeout=1200)
+    ) as one:
         yield one
 
 
@@ -43,9 +45,13 @@ def test_the_backup_takes_over_and_runs_jobs_until_the_primary_responds(ha: Clus
     assert len(ha.on("sackd/0", "srun", "--nodes=2", "hostname").splitlines()) == 2
     gpu = ha.beside(PRIMARY, "slurm-gpu-controller")
     ha.ok("update-status", gpu)
-    assert ha.units()[gpu]["workload-status"]["current"] == "active", "its Slurm commands reach the backup"
+    assert ha.units()[gpu]["workload-status"]["current"] == "active", (
+        "its Slurm commands reach the backup"
+    )
     number = ha.on("sackd/0", "sbatch", "--parsable", "--wrap", "sleep 20")
     ha.on(PRIMARY, "systemctl", "start", "slurmctld")
     check_controllers(ha, "UP", "UP")
-    assert f"JobId={number} " in ha.on("sackd/0", "scontrol", "show", "job", number), "the primary knows the job"
+    assert f"JobId={number} " in ha.on("sackd/0", "scontrol", "show", "job", number), (
+        "the primary knows the job"
+    )
     assert ha.on(PRIMARY, "readlink", "/etc/slurm") == "/srv/slurmctld-statefs/etc/slurm"

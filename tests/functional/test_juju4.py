@@ -13,7 +13,9 @@ import pytest
 
 from functional.conftest import MODEL, REPOSITORY, Answer, Cluster, deployed, eventually
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has its own limit
+pytestmark = pytest.mark.timeout(
+    1500
+)  # the first test of a run deploys; each command has its own limit
 
 BUNDLE = REPOSITORY / "bundle.yaml"
 SMALL = pathlib.Path(__file__).with_name("small.yaml")
@@ -61,7 +63,9 @@ class Action:
         return eventually(find)
 
     def state(self) -> str:
-        return self.cluster.on("sackd/0", "squeue", "--noheader", "--name", self.run, "--format", "%T")
+        return self.cluster.on(
+            "sackd/0", "squeue", "--noheader", "--name", self.run, "--format", "%T"
+        )
 
     def results(self) -> dict[str, str]:
         answer = self.answer.result(120)
@@ -81,7 +85,14 @@ def waiting(cluster: Cluster, run: str, *more: str) -> collections.abc.Generator
     held = "sbatch --parsable --hold --mem 100 --output /dev/null --wrap true"
     blocker = cluster.on("sackd/0", "su", "ubuntu", "-c", f"cd; {held}")
     small = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", f"python={VENV}")
-    words = ["submit-ddp", f"workload={SCRIPT}", *small, f"run={run}", f"dependency=afterany:{blocker}", "wait=true"]
+    words = [
+        "submit-ddp",
+        f"workload={SCRIPT}",
+        *small,
+        f"run={run}",
+        f"dependency=afterany:{blocker}",
+        "wait=true",
+    ]
     logged = len(log_of_actions(cluster))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answer = pool.submit(cluster.ctl, "run", "trainer/0", *words, *more, "--format", "json")
@@ -144,7 +155,10 @@ def test_on_juju_4_a_waiting_action_holds_its_machine_and_a_shell_ends_it(four: 
         task = model["units"]["trainer/0"]["events"][0]["action"]["id"]
         refused = four.ctl("cancel-task", task)
         assert (refused.code, refused.out) == (0, "")
-        assert refused.err == f"WARNING The following tasks could not be canceled:\ntask: {task}, error: \n"
+        assert (
+            refused.err
+            == f"WARNING The following tasks could not be canceled:\ntask: {task}, error: \n"
+        )
         assert not other.done()
         assert not action.answer.done()
         assert waits(four) >= 1
@@ -162,7 +176,9 @@ def test_on_juju_4_a_waiting_action_holds_its_machine_and_a_shell_ends_it(four: 
     assert waits(four) == 0
 
 
-def test_on_juju_4_a_bundle_deploys_again_where_it_names_the_architecture(four: Cluster, tmp_path: pathlib.Path):
+def test_on_juju_4_a_bundle_deploys_again_where_it_names_the_architecture(
+    four: Cluster, tmp_path: pathlib.Path
+):
     before = four.units()
     again = ("deploy", str(BUNDLE), "--overlay", str(SMALL))
     answer = four.ctl(*again)
@@ -171,10 +187,17 @@ def test_on_juju_4_a_bundle_deploys_again_where_it_names_the_architecture(four: 
     assert four.units() == before
 
     without = tmp_path / "bundle.yaml"
-    text = BUNDLE.read_text().replace("    constraints: arch=amd64\n", "").replace("./dist", str(REPOSITORY / "dist"))
+    text = (
+        BUNDLE.read_text()
+        .replace("    constraints: arch=amd64\n", "")
+        .replace("./dist", str(REPOSITORY / "dist"))
+    )
     without.write_text(text)
     refused = four.ctl("deploy", str(without), "--overlay", str(SMALL))
-    assert refused.error == f"cannot deploy local charm at {REPOSITORY}/dist/juicefs-server-proxy: file does not exist"
+    assert (
+        refused.error
+        == f"cannot deploy local charm at {REPOSITORY}/dist/juicefs-server-proxy: file does not exist"
+    )
 
     later = tmp_path / "later.yaml"
     later.write_text("applications:\n  juicefs-server-proxy:\n    options:\n      trash-days: 2\n")
@@ -189,7 +212,9 @@ def test_on_juju_4_the_wait_ends_by_itself_and_names_who_has_waited_for_a_minute
         change_neighbour(four, "dataset")
         results = action.results()
         assert results["state"] == "PENDING"
-        waited = action.logged_line(rf"{NEIGHBOUR}/\d+ \(run config-changed hook\) has waited (\d+) s for this action")
+        waited = action.logged_line(
+            rf"{NEIGHBOUR}/\d+ \(run config-changed hook\) has waited (\d+) s for this action"
+        )
         assert 60 <= int(waited) <= 100
         assert action.state() == "PENDING"
     four.ok("config", NEIGHBOUR, "--reset", "profile")
@@ -207,7 +232,9 @@ def test_a_script_waits_for_a_job_in_a_shell_while_hooks_go_on(four: Cluster):
     """As docs/reference/actions.md has it for CI."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
         smoke = ("--nodes", "1", "--gpus-per-node", "0", "--run", "ci", "smoke")
-        done = pool.submit(four.ctl, "ssh", "sackd/leader", "ddp", "submit", "--wait", *smoke, timeout=1400)
+        done = pool.submit(
+            four.ctl, "ssh", "sackd/leader", "ddp", "submit", "--wait", *smoke, timeout=1400
+        )
         four.ok("config", NEIGHBOUR, "profile=dataset")
         four.ok("exec", "--unit", "sackd/0", "--", "true")
         four.ok("config", NEIGHBOUR, "--reset", "profile")

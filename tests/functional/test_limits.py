@@ -52,7 +52,9 @@ def limits(drills: Cluster) -> Cluster:
     return drills
 
 
-def start(cluster: Cluster, name: str, code: int, *more: str, save_on: str = "TERM", nodes: int = 1) -> Json:
+def start(
+    cluster: Cluster, name: str, code: int, *more: str, save_on: str = "TERM", nodes: int = 1
+) -> Json:
     args = f"args={save_on} {code} {CODE}/saved-{name}"
     cluster.on("sackd/0", "rm", "-rf", f"{CODE}/saved-{name}")
     return submit(cluster, "ordinary.py", f"run=limits-{name}", args, *more, nodes=nodes)
@@ -89,7 +91,11 @@ def test_a_cancelled_run_stays_cancelled_and_a_requeued_one_comes_back(limits: C
     until_gone(limits, cancelled)
     found = record(limits, cancelled["job-id"])
     assert (found["JobState"], found["Restarts"]) == ("CANCELLED", "0")
-    assert outcome(limits, cancelled) == {"outcome": "cancelled", "exit_code": 0, "cause": "cancelled"}
+    assert outcome(limits, cancelled) == {
+        "outcome": "cancelled",
+        "exit_code": 0,
+        "cause": "cancelled",
+    }
     assert "Slurm ends this job: it was cancelled" in log_of(limits, cancelled)
 
     assert resume(limits, requeued)["Restarts"] == "1"
@@ -122,7 +128,9 @@ def test_programs_that_save_on_a_signal_survive_their_time_limit(limits: Cluster
     for job in jobs:
         until(limits, job, "is queued again", limit_s=LIMIT_S)
     for job in jobs:
-        found = until_state(limits, job, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", limit_s=LIMIT_S)
+        found = until_state(
+            limits, job, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", limit_s=LIMIT_S
+        )
         assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1")
         first, last = outcome(limits, job), outcome(limits, job, "r1")
         assert (first["outcome"], first["cause"], last["outcome"]) == ("preempted", "limit", "done")
@@ -134,7 +142,12 @@ def test_programs_that_save_on_a_signal_survive_their_time_limit(limits: Cluster
 @pytest.mark.long
 def test_a_program_that_saves_nothing_is_stopped_after_two_limits(limits: Cluster):
     job = submit(limits, "stubborn.py", "time-limit=0:02:00", "run=limits-stubborn")
-    until(limits, job, "[REQUEUE] not again: 2 attempts reached the time limit without progress", limit_s=2 * LIMIT_S)
+    until(
+        limits,
+        job,
+        "[REQUEUE] not again: 2 attempts reached the time limit without progress",
+        limit_s=2 * LIMIT_S,
+    )
     found = until_state(limits, job, "TIMEOUT", "FAILED", "CANCELLED", "PENDING", "COMPLETED")
     assert (found["JobState"], found["Restarts"]) == ("TIMEOUT", "1")
     assert outcome(limits, job, "r1")["outcome"] == "failed"
@@ -149,9 +162,13 @@ def preempting(limits: Cluster) -> collections.abc.Iterator[Cluster]:
     )
     conf = "/etc/slurm/slurm.conf"
     lines = f"printf '{site}' > {conf}.site; echo 'include slurm.conf.site' >> {conf}"
-    limits.on("slurmctld/0", "sh", "-c", f"cp -p {conf} {conf}.before; {lines}; scontrol reconfigure")
+    limits.on(
+        "slurmctld/0", "sh", "-c", f"cp -p {conf} {conf}.before; {lines}; scontrol reconfigure"
+    )
     yield limits
-    limits.on("slurmctld/0", "sh", "-c", f"mv {conf}.before {conf}; rm {conf}.site; scontrol reconfigure")
+    limits.on(
+        "slurmctld/0", "sh", "-c", f"mv {conf}.before {conf}; rm {conf}.site; scontrol reconfigure"
+    )
 
 
 @pytest.mark.long
@@ -167,5 +184,7 @@ def test_a_preempted_run_comes_back_without_the_delay(preempting: Cluster):
     left = outcome(preempting, job)
     assert (left["outcome"], left["cause"]) == ("preempted", "preemption")
     assert "saved step" in log_of(preempting, job)
-    asked = preempting.on("slurmctld/0", "grep", "-c", f"setting begin to .* JobId={job['job-id']}$", SLURMCTLD_LOG)
+    asked = preempting.on(
+        "slurmctld/0", "grep", "-c", f"setting begin to .* JobId={job['job-id']}$", SLURMCTLD_LOG
+    )
     assert asked == "1", "without Slurm's delay"

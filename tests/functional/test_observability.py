@@ -38,7 +38,9 @@ def statuses(cluster: Cluster) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def observed(cluster: Cluster, statuses: dict[str, dict[str, str]]) -> collections.abc.Iterator[Cluster]:
+def observed(
+    cluster: Cluster, statuses: dict[str, dict[str, str]]
+) -> collections.abc.Iterator[Cluster]:
     """The cluster with collectors, which are removed in the end."""
     cluster.ok("deploy", str(REPOSITORY / "bundle.yaml"), "--overlay", str(OVERLAY), timeout=1200)
     yield cluster
@@ -50,7 +52,8 @@ def shown(cluster: Cluster) -> dict[str, dict[str, str]]:
     """Return workload status and message of our units and their principals; figures in messages change."""
     return {
         name: {
-            key: re.sub(r"[0-9.]+ [GT]iB", "", str(unit["workload-status"].get(key))) for key in ("current", "message")
+            key: re.sub(r"[0-9.]+ [GT]iB", "", str(unit["workload-status"].get(key)))
+            for key in ("current", "message")
         }
         for name, unit in cluster.units().items()
         if not name.startswith(COLLECTORS)
@@ -59,7 +62,9 @@ def shown(cluster: Cluster) -> dict[str, dict[str, str]]:
 
 def ask(cluster: Cluster, host: str, path: str, *options: str) -> typing.Any:
     """Ask the Prometheus of a host."""
-    answer = cluster.exec(host, "curl", "--silent", "--max-time", "10", "--get", *options, f"{API}/{path}")
+    answer = cluster.exec(
+        host, "curl", "--silent", "--max-time", "10", "--get", *options, f"{API}/{path}"
+    )
     assert answer.code == 0, answer.err
     reply = json.loads(answer.out)
     assert reply["status"] == "success", reply
@@ -82,17 +87,30 @@ def put(cluster: Cluster, host: str, path: str, text: str | bytes, mode: str = "
     """Write a file on a host."""
     data = base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
     cluster.on(
-        host, "sh", "-c", f"echo {data} | base64 -d >{path}.new && chmod {mode} {path}.new && mv {path}.new {path}"
+        host,
+        "sh",
+        "-c",
+        f"echo {data} | base64 -d >{path}.new && chmod {mode} {path}.new && mv {path}.new {path}",
     )
 
 
 def metric_names(charm: str) -> set[str]:
     """Return the names of a charm's metrics that have series on any machine at all, with its sources' own."""
     return {
-        "shared-filesystem-client": {"mount_up", "mount_healthy", "mount_probe_duration_seconds", "mount_size_bytes"},
+        "shared-filesystem-client": {
+            "mount_up",
+            "mount_healthy",
+            "mount_probe_duration_seconds",
+            "mount_size_bytes",
+        },
         "ddp-trainer": {"workspace_up", "runs", "run_failures_total"},
         "slurm-gpu": set[str](),  # by role, see below
-        "juicefs-server-proxy": {"volume_up", "volume_used_bytes", "volume_sessions", "engine_memory_bytes"},
+        "juicefs-server-proxy": {
+            "volume_up",
+            "volume_used_bytes",
+            "volume_sessions",
+            "engine_memory_bytes",
+        },
     }[charm]
 
 
@@ -102,15 +120,23 @@ def test_each_charm_is_scraped_on_each_machine(observed: Cluster):
         names = {name for charm in charms for name in metric_names(charm)}
         if "slurm-gpu" in charms:
             compute = {"gpus_expected", "gpus_detected", "gpu_up", "node_up", "node_held"}
-            names |= compute if host.startswith("slurmd/") else {"controller_up", "controller_gres_nodes"}
+            names |= (
+                compute
+                if host.startswith("slurmd/")
+                else {"controller_up", "controller_gres_nodes"}
+            )
 
         def is_scraped(host: str = host, names: set[str] = names) -> list[Series]:
             targets = ask(observed, host, "targets")["activeTargets"]
             assert [
-                (one["labels"]["job"], one["health"], one["lastError"]) for one in targets if one["health"] != "up"
+                (one["labels"]["job"], one["health"], one["lastError"])
+                for one in targets
+                if one["health"] != "up"
             ] == []
             found = query(observed, host, '{__name__=~"slurm_ddp_.+"}')
-            missing = names - {one["metric"]["__name__"].removeprefix("slurm_ddp_") for one in found}
+            missing = names - {
+                one["metric"]["__name__"].removeprefix("slurm_ddp_") for one in found
+            }
             assert not missing, (host, missing)
             return found
 
@@ -138,23 +164,37 @@ def test_juicefs_own_metrics_come_too(observed: Cluster):
 def test_each_alert_rule_is_loaded_and_evaluates(observed: Cluster):
     for host, charms in HOSTS.items():
         folders = [REPOSITORY / "charms" / charm / "src" / "cos" for charm in charms]
-        files = [yaml.safe_load(path.read_text()) for one in folders for path in one.glob("alerts/*.yaml")]
-        wanted = {rule["alert"] for file in files for group in file["groups"] for rule in group["rules"]}
+        files = [
+            yaml.safe_load(path.read_text())
+            for one in folders
+            for path in one.glob("alerts/*.yaml")
+        ]
+        wanted = {
+            rule["alert"] for file in files for group in file["groups"] for rule in group["rules"]
+        }
 
         def are_loaded(host: str = host, wanted: set[str] = wanted) -> None:
-            rules = [rule for group in ask(observed, host, "rules")["groups"] for rule in group["rules"]]
+            rules = [
+                rule for group in ask(observed, host, "rules")["groups"] for rule in group["rules"]
+            ]
             assert {rule["name"] for rule in rules} == wanted
-            assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"] == []
+            assert [
+                (rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"
+            ] == []
             assert all(rule["labels"]["juju_model"] == observed.model for rule in rules)
 
         eventually(are_loaded)
-        kept = observed.on(host, "sh", "-c", "ls /var/lib/opentelemetry-collector/dashboards 2>/dev/null | wc -l")
+        kept = observed.on(
+            host, "sh", "-c", "ls /var/lib/opentelemetry-collector/dashboards 2>/dev/null | wc -l"
+        )
         assert int(kept) == sum(len(BOARDS[charm]) for charm in charms)
 
 
 def test_the_kernel_shows_the_ports_on_the_loopback_only(observed: Cluster):
     for host in HOSTS:
-        listening = observed.on(host, "sh", "-c", "ss -Hltn | awk '{print $4}' | grep -E ':97[0-9][0-9]$'").split()
+        listening = observed.on(
+            host, "sh", "-c", "ss -Hltn | awk '{print $4}' | grep -E ':97[0-9][0-9]$'"
+        ).split()
         assert listening
         assert {one.rpartition(":")[0] for one in listening} == {"127.0.0.1"}
 
@@ -169,7 +209,9 @@ def test_no_secret_is_in_units_databags_or_pages(observed: Cluster):
             "for port in $(ss -Hltn | awk '{print $4}' | grep -oE '97[0-9][0-9]$'); do curl -s http://127.0.0.1:$port/metrics; done",
         )
         assert [name for name, secret in observed.secrets().items() if secret in pages] == []
-        modes = observed.on(host, "sh", "-c", "stat -c %a /var/lib/slurm-ddp-exporter/*.json").split()
+        modes = observed.on(
+            host, "sh", "-c", "stat -c %a /var/lib/slurm-ddp-exporter/*.json"
+        ).split()
         assert set(modes) == {"600"}
 
 
@@ -226,7 +268,9 @@ def test_a_run_that_trains_fails_and_is_requeued_is_seen(observed: Cluster):
 
 
 @pytest.mark.long
-def test_without_collectors_all_is_as_before(observed: Cluster, statuses: dict[str, dict[str, str]]):
+def test_without_collectors_all_is_as_before(
+    observed: Cluster, statuses: dict[str, dict[str, str]]
+):
     for app in COLLECTORS:
         observed.ok("remove-application", "--no-prompt", app)
     left = "ls -d /etc/systemd/system/slurm-ddp-exporter-* /var/lib/slurm-ddp-exporter/* 2>/dev/null; ss -Hltn | grep -E ':97[0-9][0-9]' || :"

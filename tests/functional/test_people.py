@@ -147,7 +147,9 @@ def person(cluster: Cluster, name: str, uid: str) -> collections.abc.Generator[P
         cluster.exec(LOGIN, "rm", "-rf", f"{MP}/users/{name}")
         for host in HOSTS:
             cluster.exec(host, "userdel", "--force", "--remove", name)
-            cluster.exec(host, "sh", "-c", f"rm -rf /var/tmp/slurm-ddp-{uid} /var/tmp/slurm-ddp-{uid}.*")
+            cluster.exec(
+                host, "sh", "-c", f"rm -rf /var/tmp/slurm-ddp-{uid} /var/tmp/slurm-ddp-{uid}.*"
+            )
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +178,8 @@ def test_a_user_trains_under_the_own_account(alice: Person, trained: Json):
     assert (trained["state"], trained["run-dir"]) == ("COMPLETED", f"{alice.folder}/runs/{RUN}")
     output = alice.does(f"cat {trained['log']}")
     assert sorted(re.findall(r"rank=.*", output)) == [
-        f"rank={rank} of=2 uid=2001 sum=3 same=True kept argv=['a', 'b c', '--flag=1']" for rank in (0, 1)
+        f"rank={rank} of=2 uid=2001 sum=3 same=True kept argv=['a', 'b c', '--flag=1']"
+        for rank in (0, 1)
     ]
     assert set(re.findall(r"\[ENV\] node=(\S+)", output)) == {"slurmd-0", "slurmd-1"}
     others = alice.cluster.on(LOGIN, "find", alice.folder, "-not", "-user", "alice")
@@ -221,7 +224,11 @@ def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seco
             cluster.on("slurmctld/0", "systemctl", "stop", "slurmctld")
             began = time.monotonic()
             try:
-                eventually(lambda: _holds("Slurm does not answer: Slurmctld(primary) at", output("submit.err")))
+                eventually(
+                    lambda: _holds(
+                        "Slurm does not answer: Slurmctld(primary) at", output("submit.err")
+                    )
+                )
                 listed = alice.json("ddp list --json")
                 assert listed["slurm"].startswith("Slurm does not answer: Slurmctld(primary) at")
                 (one,) = [one for one in listed["runs"] if one["run"] == run]
@@ -229,7 +236,9 @@ def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seco
                 assert is_in("Slurm does not answer", alice.does(f"ddp show {run}"))
                 assert is_in("step=1", alice.does(f"ddp log --lines 1000 {run}"))
                 seen_so_far = output("log.out").count("step=")
-                eventually(lambda: _holds(f"]: step={seen_so_far + 2}\n", output("log.out")))  # it goes on meanwhile
+                eventually(
+                    lambda: _holds(f"]: step={seen_so_far + 2}\n", output("log.out"))
+                )  # it goes on meanwhile
                 time.sleep(max(0.0, seconds - (time.monotonic() - began)))
             finally:
                 cluster.on("slurmctld/0", "systemctl", "start", "slurmctld")
@@ -237,35 +246,60 @@ def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seco
         finally:
             alice.tries(f"touch {alice.folder}/runs/{run}/end")
         following.result(timeout=600)
-    assert [output(f"{name}.code").strip() for name in ("submit", "watch", "log")] == ["0", "0", "0"]
+    assert [output(f"{name}.code").strip() for name in ("submit", "watch", "log")] == [
+        "0",
+        "0",
+        "0",
+    ]
     seen = [json.loads(line) for line in output("watch.out").splitlines()]
-    assert {one["state"] for one in seen if one["slurm"]} == {"RUNNING"}, "as in Slurm's last answer"
+    assert {one["state"] for one in seen if one["slurm"]} == {"RUNNING"}, (
+        "as in Slurm's last answer"
+    )
     assert [one["state"] for one in seen if one["has_ended"]] == ["COMPLETED"]
     steps = list(map(int, re.findall(r"\]: step=(\d+)$", output("log.out"), re.MULTILINE)))
     assert steps == list(range(1, len(steps) + 1)), "no line is missing"
 
 
-def test_what_she_names_may_be_anything_and_what_died_half_way_is_used_again(alice: Person, trained: Json):
+def test_what_she_names_may_be_anything_and_what_died_half_way_is_used_again(
+    alice: Person, trained: Json
+):
     """Pipes and devices are refused at once, fetch leaves them out, and a dry run tells no start that Slurm makes up."""
     code = f"{trained['run-dir']}/code"
-    alice.does(f"mkdir -p odd && cd odd && mkfifo pipe && touch train.py && touch {code}/made && mkfifo {code}/fifo")
+    alice.does(
+        f"mkdir -p odd && cd odd && mkfifo pipe && touch train.py && touch {code}/made && mkfifo {code}/fifo"
+    )
     dry = f"cd odd && timeout 60 ddp submit --dry-run {ONE}"
     for option in ("--requirements", "--env-file"):
-        assert alice.refused(f"{dry} {option} pipe train.py").endswith("/odd/pipe is a pipe, not a file")
-        assert alice.refused(f"{dry} {option} /dev/zero train.py").endswith(" /dev/zero is a device, not a file")
+        assert alice.refused(f"{dry} {option} pipe train.py").endswith(
+            "/odd/pipe is a pipe, not a file"
+        )
+        assert alice.refused(f"{dry} {option} /dev/zero train.py").endswith(
+            " /dev/zero is a device, not a file"
+        )
     try:
         fetched = alice.json(f"cd odd && ddp fetch {RUN} --to got --json")
         assert (fetched["files"], fetched["left_out"]) == (["made"], {"fifo": "is a pipe"})
     finally:
         alice.does(f"rm {code}/fifo {code}/made")
-    alice.does(f"mkdir -p {alice.folder}/runs/died/logs")  # as far as a submission came when its mount died
+    alice.does(
+        f"mkdir -p {alice.folder}/runs/died/logs"
+    )  # as far as a submission came when its mount died
     checks = alice.json(f"{dry} --json --run died train.py")["checks"]
-    assert "died was left unfinished by an earlier submission, and no job has used it: it starts there" in checks
-    endless = alice.does("sbatch --parsable --nodes 2 --exclusive --output /dev/null --wrap 'sleep 600'")
+    assert (
+        "died was left unfinished by an earlier submission, and no job has used it: it starts there"
+        in checks
+    )
+    endless = alice.does(
+        "sbatch --parsable --nodes 2 --exclusive --output /dev/null --wrap 'sleep 600'"
+    )
     try:
-        eventually(lambda: _holds("RUNNING", alice.does(f"squeue --noheader --job {endless} --format %T")))
+        eventually(
+            lambda: _holds("RUNNING", alice.does(f"squeue --noheader --job {endless} --format %T"))
+        )
         verdict = alice.json(f"{dry} --json train.py")["verdict"]
-        assert f"at no known time, behind job {endless} of alice, which has no time limit," in verdict
+        assert (
+            f"at no known time, behind job {endless} of alice, which has no time limit," in verdict
+        )
     finally:
         alice.does(f"scancel {endless}")
 
@@ -280,7 +314,14 @@ def is_in(words: str, table: str) -> bool:
 
 def test_she_sees_her_own_runs_and_ends_nobody_elses_job(alice: Person, trained: Json):
     theirs = alice.cluster.on(
-        LOGIN, "runuser", "-u", "ubuntu", "--", "sh", "-c", "cd /tmp && sbatch --parsable --hold -J theirs --wrap true"
+        LOGIN,
+        "runuser",
+        "-u",
+        "ubuntu",
+        "--",
+        "sh",
+        "-c",
+        "cd /tmp && sbatch --parsable --hold -J theirs --wrap true",
     )
     try:
         own = alice.does("ddp list")
@@ -292,17 +333,29 @@ def test_she_sees_her_own_runs_and_ends_nobody_elses_job(alice: Person, trained:
 
 
 @pytest.mark.long
-def test_her_requirements_are_a_layer_that_is_made_once_and_her_project_comes_from_the_copy(alice: Person):
-    alice.does("mkdir -p own/src/mine && touch own/src/mine/__init__.py && echo boto3 >own/requirements.txt")
-    alice.writes("own/pyproject.toml", '[project]\nname = "mine"\nversion = "1"\ndependencies = ["boto3"]\n')
+def test_her_requirements_are_a_layer_that_is_made_once_and_her_project_comes_from_the_copy(
+    alice: Person,
+):
+    alice.does(
+        "mkdir -p own/src/mine && touch own/src/mine/__init__.py && echo boto3 >own/requirements.txt"
+    )
+    alice.writes(
+        "own/pyproject.toml", '[project]\nname = "mine"\nversion = "1"\ndependencies = ["boto3"]\n'
+    )
     alice.writes("own/uses.py", LAYERED)
     used = list[str]()
-    for more in ("--requirements requirements.txt", "--requirements requirements.txt", "--environment mine"):
+    for more in (
+        "--requirements requirements.txt",
+        "--requirements requirements.txt",
+        "--environment mine",
+    ):
         done = alice.json(f"cd own && ddp submit --json --wait {more} {SMALL} uses.py")
         log = alice.does(f"cat {done['log']}")
         assert log.count("layer True 0 0 True True") == 2, log
         assert log.count(f"from {done['run-dir']}/code/src/mine/__init__.py") == 2, log
-        assert ("unpacked the environment" in log) == (len(used) != 1), "a node keeps what it has unpacked"
+        assert ("unpacked the environment" in log) == (len(used) != 1), (
+            "a node keeps what it has unpacked"
+        )
         used.append(str(alice.json(f"cat {done['run-dir']}/job.json")["environment"]))
         if len(used) == 2:
             alice.does("ddp env create mine --torch cpu --project own")
@@ -313,9 +366,13 @@ def test_her_requirements_are_a_layer_that_is_made_once_and_her_project_comes_fr
 
 
 def test_nobody_replaces_anothers_folders(alice: Person, bob: Person):
-    bob.does("ddp submit --dry-run -N 1 smoke")  # makes nothing of alice's, and the folder that is bob's
+    bob.does(
+        "ddp submit --dry-run -N 1 smoke"
+    )  # makes nothing of alice's, and the folder that is bob's
     assert alice.cluster.on(LOGIN, "stat", "-c", "%a %u", MP) == "1777 0"
-    folders = [f"{MP}/{name}" for name in ("environments", "runs", "baselines", "datasets", "users")]
+    folders = [
+        f"{MP}/{name}" for name in ("environments", "runs", "baselines", "datasets", "users")
+    ]
     folders += [bob.folder, f"{bob.folder}/runs", f"{bob.folder}/environments"]
     before = alice.cluster.on(LOGIN, "stat", "-c", "%i %u %a %n", *folders)
     mine = f"{alice.folder}/attack"
@@ -331,10 +388,16 @@ def test_nobody_replaces_anothers_folders(alice: Person, bob: Person):
             "chmod 777 {at}",
             "chown alice {at}",
             "mount --bind {mine} {at}",
-            *(() if at == f"{MP}/users" else ("rm -rf {at}", "touch {at}/planted", "ln -s {mine} {at}/planted")),
+            *(
+                ()
+                if at == f"{MP}/users"
+                else ("rm -rf {at}", "touch {at}/planted", "ln -s {mine} {at}/planted")
+            ),
         )
     ]
-    script = "\n".join(f"({line}) 2>/dev/null </dev/null && echo 'succeeded: {line}'" for line in tried)
+    script = "\n".join(
+        f"({line}) 2>/dev/null </dev/null && echo 'succeeded: {line}'" for line in tried
+    )
     assert alice.does(f"mkdir -p {mine}\n{script}\n:") == ""
     assert alice.cluster.on(LOGIN, "stat", "-c", "%i %u %a %n", *folders) == before
 
@@ -345,18 +408,31 @@ def test_a_folder_that_another_made_first_is_refused(alice: Person, bob: Person)
     what = "belongs to uid 2001, mode 777; as root: remove it"
     for command in (f"submit {ONE} uses.py", "list"):
         assert (
-            bob.refused(f"ddp {command}") == f"{bob.folder} is not a folder that only this account can write: it {what}"
+            bob.refused(f"ddp {command}")
+            == f"{bob.folder} is not a folder that only this account can write: it {what}"
         )
     alice.cluster.on(LOGIN, "rm", "-rf", bob.folder)
     assert bob.json("ddp list --json")["count"] == 0
 
 
-def test_a_folder_on_a_hosts_disk_that_another_made_first_hinders_nobody(alice: Person, bob: Person):
+def test_a_folder_on_a_hosts_disk_that_another_made_first_hinders_nobody(
+    alice: Person, bob: Person
+):
     """Anybody can take the name in /var/tmp, on the login host and on each node."""
     cache = "/var/tmp/slurm-ddp-2002"
     for host in (LOGIN, "slurmd/0", "slurmd/1"):
         bob.cluster.on(
-            host, "runuser", "-u", "alice", "--", "mkdir", "-m", "777", cache, f"{cache}/jobs", f"{cache}/locks"
+            host,
+            "runuser",
+            "-u",
+            "alice",
+            "--",
+            "mkdir",
+            "-m",
+            "777",
+            cache,
+            f"{cache}/jobs",
+            f"{cache}/locks",
         )
     bob.does("mkdir -p exp")
     bob.writes("exp/train.py", TRAIN)
@@ -388,9 +464,13 @@ def test_an_archive_that_another_put_there_is_not_used(alice: Person, bob: Perso
         )
         alice.does("python3 plant.py")
         bob.writes("hello.py", "print('ran')")
-        blocker = bob.does("sbatch --parsable --hold --nodes 1 --mem 100 --output /dev/null --wrap true")
+        blocker = bob.does(
+            "sbatch --parsable --hold --nodes 1 --mem 100 --output /dev/null --wrap true"
+        )
         job = bob.json(f"ddp submit --json --dependency afterany:{blocker} {ONE} hello.py")
-        wanted = json.loads(bob.does(f"cat {job['run-dir']}/program/job.json"))["environment"]["layers"][0]
+        wanted = json.loads(bob.does(f"cat {job['run-dir']}/program/job.json"))["environment"][
+            "layers"
+        ][0]
         assert (wanted["path"].startswith(f"{shared}/"), planted in wanted["path"]) == (True, False)
         assert planted not in bob.does("ddp env list")
     finally:

@@ -13,7 +13,10 @@ from functional import plain_slurm
 from functional.conftest import REPOSITORY, Json
 from functional.plain_slurm import HOME, PlainSlurm
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]  # the first test installs ddp, and makes an environment
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(1500),
+]  # the first test installs ddp, and makes an environment
 
 WORKSPACE = HOME / "training"
 TRAIN = """
@@ -38,12 +41,16 @@ def plain() -> collections.abc.Iterator[PlainSlurm]:
     """The cluster, with `ddp` installed from the repository's tracked files as its page says."""
     if missing := plain_slurm.lacks():
         pytest.fail(missing)
-    assert not pathlib.Path("/etc/slurm-ddp.toml").exists(), "this machine is one of a deployed bundle"
+    assert not pathlib.Path("/etc/slurm-ddp.toml").exists(), (
+        "this machine is one of a deployed bundle"
+    )
     with plain_slurm.running() as cluster:
         _copy_repository(cluster.home / "checkout")
         shutil.copy2(REPOSITORY / "tests/requirements/pipx.txt", cluster.home / "pipx.txt")
         cluster.as_root("chown", "-R", f"{plain_slurm.USER}:", str(HOME))
-        cluster.does("/usr/bin/python3 -m venv .pipx && .pipx/bin/pip install --require-hashes -r pipx.txt")
+        cluster.does(
+            "/usr/bin/python3 -m venv .pipx && .pipx/bin/pip install --require-hashes -r pipx.txt"
+        )
         cluster.does(".pipx/bin/pipx install ./checkout")
         cluster.writes(".config/slurm-ddp.toml", f'workspace = "{WORKSPACE}"\n')
         yield cluster
@@ -69,7 +76,12 @@ def smoke(plain: PlainSlurm) -> Json:
 
 
 def test_the_smoke_test_trains_on_both_nodes(plain: PlainSlurm, smoke: Json):
-    assert [str(smoke[name]) for name in ("state", "exit-code", "nodes", "ranks")] == ["COMPLETED", "0", "2", "2"]
+    assert [str(smoke[name]) for name in ("state", "exit-code", "nodes", "ranks")] == [
+        "COMPLETED",
+        "0",
+        "2",
+        "2",
+    ]
     assert smoke["run-dir"] == f"{WORKSPACE}/runs/{smoke['run']}"
     assert float(smoke["loss"]) < float(smoke["first-loss"])
     assert plain.does(f"find {WORKSPACE} -not -user {plain_slurm.USER}") == ""
@@ -80,7 +92,8 @@ def test_a_script_of_one_s_own_is_submitted_and_followed(plain: PlainSlurm, smok
     plain.does("cd code && ddp submit -N 2 --run first train.py a 'b c'")
     output = plain.does("ddp log -f first")
     assert sorted(re.findall(r"rank=\d host.*", output)) == [
-        f"rank={rank} host=n{rank + 1} uid={plain_slurm.UID} sum=3 argv=['a', 'b c']" for rank in (0, 1)
+        f"rank={rank} host=n{rank + 1} uid={plain_slurm.UID} sum=3 argv=['a', 'b c']"
+        for rank in (0, 1)
     ]
     done = results(plain, "ddp --json show first")
     assert done["state"] == "COMPLETED", (done, output)
@@ -97,11 +110,15 @@ def test_a_site_s_account_and_limits(plain: PlainSlurm, smoke: Json):
     for command in ("submit -p charged smoke", "bench -p charged", "prepare -p charged"):
         refused = plain.tries(f"ddp {command}")
         assert (refused.code, "Please specify an account" in refused.err) == (1, True), refused
-    done = results(plain, "ddp --json submit --wait -p charged --account lab --sbatch=--nice=5 smoke")
+    done = results(
+        plain, "ddp --json submit --wait -p charged --account lab --sbatch=--nice=5 smoke"
+    )
     assert (done["state"], str(done["nodes"])) == ("COMPLETED", "1")
     assert "account" not in plain.tries("SBATCH_ACCOUNT=lab ddp doctor -p charged").err
     many = plain.tries("ddp submit -p charged --account lab -N 2 smoke")
     assert many.err.splitlines()[-1] == "ddp: --nodes: 2 exceeds the limit of 1 (MaxNodes)"
     stranger = plain.tries("ddp submit -p members smoke")
-    assert re.search(r"job \d+ would wait for ever: Job's account not known, .*; it is cancelled$", stranger.err)
+    assert re.search(
+        r"job \d+ would wait for ever: Job's account not known, .*; it is cancelled$", stranger.err
+    )
     assert plain.does("squeue -h") == ""

@@ -109,7 +109,11 @@ def bring(one: Person, files: collections.abc.Mapping[str, str], folder: str) ->
 def install_git(cluster: Cluster) -> None:
     """Have git on the login node, without which .gitignore does not count."""
     cluster.exec(
-        "sackd/0", "sh", "-c", "command -v git || { apt-get -q update && apt-get -qy install git; }", timeout=300
+        "sackd/0",
+        "sh",
+        "-c",
+        "command -v git || { apt-get -q update && apt-get -qy install git; }",
+        timeout=300,
     )
 
 
@@ -127,8 +131,13 @@ def test_relative_files_are_read_and_written_and_found_again(someone: Person):
     assert log.count(f"new steps 3 config lr: 0.1 user {someone.name}") == 2
     code = f"{someone.folder}/runs/cwd/code"
     assert someone.does(f"ls {code}/out").split() == ["result-0.txt", "result-1.txt"]
-    assert log_of(someone, folder, "--run cwd train.py configs/a.txt").count("found out/ steps 3") == 2
-    assert someone.does("ddp fetch cwd --to got && ls got/out").split()[-2:] == ["result-0.txt", "result-1.txt"]
+    assert (
+        log_of(someone, folder, "--run cwd train.py configs/a.txt").count("found out/ steps 3") == 2
+    )
+    assert someone.does("ddp fetch cwd --to got && ls got/out").split()[-2:] == [
+        "result-0.txt",
+        "result-1.txt",
+    ]
     assert "exists already" in someone.tries("ddp fetch cwd --to got").err
 
 
@@ -141,7 +150,9 @@ def test_relative_files_are_read_and_written_and_found_again(someone: Person):
         pytest.param("python -m train.main", marks=pytest.mark.long),
     ],
 )
-def test_a_package_starts_however_it_is_typed_and_its_arguments_arrive_unchanged(someone: Person, words: str):
+def test_a_package_starts_however_it_is_typed_and_its_arguments_arrive_unchanged(
+    someone: Person, words: str
+):
     bring(someone, PACKAGE, "package")
     log = log_of(someone, "package", f"""{words} --name "two words" 'x={{"a": [1, 2]}}'""")
     for rank in (0, 1):
@@ -149,15 +160,22 @@ def test_a_package_starts_however_it_is_typed_and_its_arguments_arrive_unchanged
 
 
 @pytest.mark.long
-def test_a_built_module_a_source_folder_a_program_in_place_and_an_active_environment(cluster: Cluster, someone: Person):
+def test_a_built_module_a_source_folder_a_program_in_place_and_an_active_environment(
+    cluster: Cluster, someone: Person
+):
     install_git(cluster)
-    folder, words = f"{someone.folder}/in place", "--env PYTHONPATH=src train/main.py --config configs/base.yaml"
+    folder, words = (
+        f"{someone.folder}/in place",
+        "--env PYTHONPATH=src train/main.py --config configs/base.yaml",
+    )
     bring(someone, BUILT, folder)
     someone.does(f"cd '{folder}' && git init -q && git add -A && echo 'V = 7' >src/net/_version.py")
     for how in ("", "--no-snapshot "):
         assert log_of(someone, folder, f"{how}{words}").count("OK 7 lr: 0.1") == 2
     newest = "$(ls -t /mnt/shared/environments/*.tar.zst | head -n 1)"
-    someone.does(f"mkdir '{folder}/env' && zstd -dc {newest} | tar -xi -C '{folder}/env'", timeout=900)
+    someone.does(
+        f"mkdir '{folder}/env' && zstd -dc {newest} | tar -xi -C '{folder}/env'", timeout=900
+    )
     log = log_of(someone, folder, f"--python '{folder}/env/bin/python' {words}")
     assert log.count(f"OK 7 lr: 0.1 {folder}/env") == 2
     someone.does(f"rm -r '{folder}/env'", timeout=900)
@@ -191,13 +209,17 @@ def test_nanogpt_s_own_checkout_trains_and_continues(cluster: Cluster, someone: 
     names = subprocess.run(
         ["git", "-C", checkout, "ls-files"], check=True, capture_output=True, text=True
     ).stdout.split()
-    texts = [name for name in names if pathlib.PurePath(name).suffix in (".py", ".md", ".gitignore", "")]
+    texts = [
+        name for name in names if pathlib.PurePath(name).suffix in (".py", ".md", ".gitignore", "")
+    ]
     bring(someone, {name: (checkout / name).read_text() for name in texts}, "nanoGPT")
     someone.does(f"cd nanoGPT\n{ON_CPUS}")
     log = log_of(someone, "nanoGPT", f"--run nano train.py config/train_shakespeare_char.py {TINY}")
     assert "saving checkpoint to out-shakespeare-char" in log
     again = log_of(
-        someone, "nanoGPT", f"--run nano train.py config/train_shakespeare_char.py {TINY} --init_from=resume"
+        someone,
+        "nanoGPT",
+        f"--run nano train.py config/train_shakespeare_char.py {TINY} --init_from=resume",
     )
     assert "Resuming training from out-shakespeare-char" in again
 

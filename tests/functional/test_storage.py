@@ -29,7 +29,9 @@ from functional.storage_faults import (
 )
 from storage import leaks
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has its own limit
+pytestmark = pytest.mark.timeout(
+    1500
+)  # the first test of a run deploys; each command has its own limit
 
 
 @pytest.fixture
@@ -57,17 +59,27 @@ def test_a_client_that_dies_and_a_mount_over_the_mount_are_repaired_by_themselve
     healthy.on(killed, "rm", f"{MP}/.after-kill", f"{MP}/.after-faults")
 
 
-def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_repairs_it(healthy: Cluster):
+def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_repairs_it(
+    healthy: Cluster,
+):
     host, unit = HOSTS[2], client_of(healthy, HOSTS[2])
     path = f"/etc/slurm-ddp/{APP}/environment"
     begin = time.time()
-    healthy.on(host, "bash", "-c", f"sed -i 's/REDIS_PASSWORD=\"/&wrong/' {path}; kill -9 $({CLIENT})")
+    healthy.on(
+        host, "bash", "-c", f"sed -i 's/REDIS_PASSWORD=\"/&wrong/' {path}; kill -9 $({CLIENT})"
+    )
     try:
-        until(healthy, host, lambda found: found["state"] not in ("", "right") and found["checked"] > begin)
+        until(
+            healthy,
+            host,
+            lambda found: found["state"] not in ("", "right") and found["checked"] > begin,
+        )
         until_right(healthy, *HOSTS[:2], since=time.time())
         journal = f"journalctl -u juicefs-{APP} --since @{int(begin)} -o cat | grep -q WRONGPASS"
         within = f"timeout {PATIENCE_S:.0f} bash -c 'until {journal}; do sleep 1; done'"
-        healthy.on(host, "bash", "-c", within)  # the mount is missed before the next client asks the engine
+        healthy.on(
+            host, "bash", "-c", within
+        )  # the mount is missed before the next client asks the engine
     finally:
         healthy.ok("update-status", unit)
     assert workload_status(healthy, unit)["current"] == "active"
@@ -76,7 +88,9 @@ def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_repair
     def is_mounted() -> None:
         assert mounted(healthy, host) == ["fuse.juicefs"]
 
-    eventually(is_mounted)  # a client that started with the wrong file is started again once nobody uses it
+    eventually(
+        is_mounted
+    )  # a client that started with the wrong file is started again once nobody uses it
 
 
 @pytest.mark.long
@@ -109,9 +123,16 @@ def test_a_root_that_was_opened_by_hand_is_repaired_and_a_stricter_one_stays(clu
 
     eventually(repaired)  # by whichever host's keeper writes next
     keepers = f"mount-keeper-{APP}*"
-    for host in HOSTS:  # a client keeps attributes for 1 s: no keeper may see the open root any more
-        cluster.on(host, "systemctl", "start", f"mount-keeper-{APP}.service")  # returns when its pass has ended
-    logs = [cluster.on(host, "journalctl", "--since", since, "-o", "cat", "-u", keepers) for host in HOSTS]
+    for (
+        host
+    ) in HOSTS:  # a client keeps attributes for 1 s: no keeper may see the open root any more
+        cluster.on(
+            host, "systemctl", "start", f"mount-keeper-{APP}.service"
+        )  # returns when its pass has ended
+    logs = [
+        cluster.on(host, "journalctl", "--since", since, "-o", "cat", "-u", keepers)
+        for host in HOSTS
+    ]
     assert 1 <= sum(text.count(f"{MP}: {output}") for text in logs) <= len(HOSTS)
     cluster.on("sackd/0", "chmod", "755", MP)
     try:
@@ -156,20 +177,29 @@ def test_no_secret_lies_where_it_can_be_read(healthy: Cluster):
     """Every value of every secret, raw and encoded, in all places that other users of hosts or model can see."""
     secrets = healthy.secrets()
     assert len(secrets) >= 2
-    model = json.loads((pathlib.Path("/var/lib/slurm-ddp") / healthy.model / "model.json").read_text())
+    model = json.loads(
+        (pathlib.Path("/var/lib/slurm-ddp") / healthy.model / "model.json").read_text()
+    )
     client = client_of(healthy, "sackd/0")
     places = {"action results": ""}
-    with leaks.watched(*secrets.values(), every_s=0.05) as watch:  # of the whole machine, so of all hosts
+    with leaks.watched(
+        *secrets.values(), every_s=0.05
+    ) as watch:  # of the whole machine, so of all hosts
         for unit, action in (
             (client, "status"),
-            *((f"{PROXY}/0", name) for name in ("status", "list-quotas", "gc", "backup-metadata", "export-kubernetes")),
+            *(
+                (f"{PROXY}/0", name)
+                for name in ("status", "list-quotas", "gc", "backup-metadata", "export-kubernetes")
+            ),
         ):
             answer = healthy.ctl("run", unit, action, "--format", "json")
             places["action results"] += answer.out + answer.err
         healthy.ok("update-status", client, f"{PROXY}/0")
     assert "juicefs" in watch.programs
     places |= {
-        "databags": json.dumps([[one["app_data"], one["unit_data"]] for one in model["relations"].values()]),
+        "databags": json.dumps(
+            [[one["app_data"], one["unit_data"]] for one in model["relations"].values()]
+        ),
         "status": healthy.ok("status", "--format", "json"),
         "debug-log": healthy.ok("debug-log", "-n", "100000"),
     }
@@ -178,10 +208,16 @@ def test_no_secret_lies_where_it_can_be_read(healthy: Cluster):
             place, _, text = part.partition("\n")
             places[f"{host} {place[:20]}"] = places.get(f"{host} {place[:20]}", "") + text
     for host in HOSTS:
-        assert {f"{host} {place}" for place in ("argv", "environ", "units", "journal", "files")} <= set(places)
-    assert [place for place, text in places.items() if not text.strip()] == [], "an empty place proves nothing"
+        assert {
+            f"{host} {place}" for place in ("argv", "environ", "units", "journal", "files")
+        } <= set(places)
+    assert [place for place, text in places.items() if not text.strip()] == [], (
+        "an empty place proves nothing"
+    )
     assert "slurm-ddp" in places["sackd/0 files"]
     assert list(leaks.found_in(places, secrets)) == []
     password = next(value for name, value in secrets.items() if name.endswith(" meta-password"))
     kept = healthy.on("sackd/0", "cat", f"/etc/slurm-ddp/{APP}/environment")
-    assert list(leaks.found_in({"its own file": kept}, {"password": password})) == ["password in its own file"]
+    assert list(leaks.found_in({"its own file": kept}, {"password": password})) == [
+        "password in its own file"
+    ]

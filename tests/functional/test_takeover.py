@@ -23,7 +23,9 @@ STORAGE = "/var/lib/juju/storage/volume-0"
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> typing.Iterator[Cluster]:
     """Deploy a volume and one host that mounts it, with a file in it."""
-    with deployed(Cluster(f"{MODEL[:4]}take"), lambda one: one.ctl("deploy", "--once", str(BUNDLE))) as one:
+    with deployed(
+        Cluster(f"{MODEL[:4]}take"), lambda one: one.ctl("deploy", "--once", str(BUNDLE))
+    ) as one:
         eventually(lambda: check_mounted(one))
         script = f"cd {MP} && head -c 9000000 /dev/urandom > kept && echo small > small && sha256sum kept small > sums"
         one.on("sackd/0", "bash", "-c", script)
@@ -64,13 +66,20 @@ def mount(one: Cluster, app: str = PROXY) -> None:
     one.ok("integrate", "--once", f"{app}:filesystem", f"{APP}:filesystem")
 
 
-@pytest.mark.parametrize("steps", [STEPS[2:], pytest.param(STEPS[:2], marks=pytest.mark.long)], ids=["last", "others"])
-def test_a_new_deployment_takes_the_volume_over_although_its_hook_is_killed(small: Cluster, steps: tuple[str, ...]):
+@pytest.mark.parametrize(
+    "steps", [STEPS[2:], pytest.param(STEPS[:2], marks=pytest.mark.long)], ids=["last", "others"]
+)
+def test_a_new_deployment_takes_the_volume_over_although_its_hook_is_killed(
+    small: Cluster, steps: tuple[str, ...]
+):
     remove(small)
     command = [REPOSITORY / "sandboxctl", "--model", small.model, "deploy", "--once", str(CHARM)]
     left, shown = list(steps), list[str]()
     with subprocess.Popen(
-        [*command, "--attach-storage", "volume/0"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [*command, "--attach-storage", "volume/0"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     ) as deploy:
         assert deploy.stderr is not None
         for line in deploy.stderr:
@@ -90,7 +99,10 @@ def test_a_new_deployment_takes_the_volume_over_although_its_hook_is_killed(smal
     name = server_unit(small)
     assert name != f"{PROXY}/0", "Juju goes on counting"
     leftovers = small.on(
-        name, "bash", "-c", "cat /proc/mounts; ls -A /run/slurm-ddp; pgrep -fa 'juicefs.*mount' || true"
+        name,
+        "bash",
+        "-c",
+        "cat /proc/mounts; ls -A /run/slurm-ddp; pgrep -fa 'juicefs.*mount' || true",
     )
     assert "trial" not in leftovers
     check_no_secret(small, name)
@@ -101,7 +113,9 @@ def check_no_secret(one: Cluster, unit: str) -> None:
     places = f"{STORAGE}/{PROXY} /var/lib/slurm-ddp /etc/slurm-ddp /run/slurm-ddp"
     for secret in one.secrets().values():
         assert one.exec(unit, "grep", "-rlF", "--", secret, *places.split()).out == ""
-    kept = one.on(unit, "bash", "-c", 'zgrep -hoE \'"SecretKey": *"[^"]*\' /var/lib/slurm-ddp/*/backups/*')
+    kept = one.on(
+        unit, "bash", "-c", 'zgrep -hoE \'"SecretKey": *"[^"]*\' /var/lib/slurm-ddp/*/backups/*'
+    )
     assert {line.rpartition('"')[2] for line in kept.splitlines()} == {"removed"}
 
 
@@ -110,7 +124,9 @@ def test_an_application_of_another_name_asks_for_the_uuid_first(small: Cluster):
     remove(small)
     # What the accounts' numbers of another machine look like
     kept = pathlib.Path(f"/var/lib/slurm-ddp/{small.model}/storage/volume-0")
-    subprocess.run(["chown", "-R", "4321:4321", kept / "metadata", kept / "objects/data"], check=True)
+    subprocess.run(
+        ["chown", "-R", "4321:4321", kept / "metadata", kept / "objects/data"], check=True
+    )
     bring_back(small, "pool")
     level, message = server(small, "pool")
     assert level == "blocked"
@@ -130,7 +146,9 @@ def test_an_application_of_another_name_asks_for_the_uuid_first(small: Cluster):
 @pytest.mark.long
 def test_storage_with_the_data_of_another_volume_is_refused(small: Cluster):
     remove(small)
-    kept = pathlib.Path(f"/var/lib/slurm-ddp/{small.model}/storage/volume-0/objects/data/shared/juicefs_uuid")
+    kept = pathlib.Path(
+        f"/var/lib/slurm-ddp/{small.model}/storage/volume-0/objects/data/shared/juicefs_uuid"
+    )
     text = kept.read_text()
     kept.write_text("11111111-2222-3333-4444-555555555555")
     bring_back(small, PROXY)

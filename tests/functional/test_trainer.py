@@ -30,7 +30,9 @@ pytestmark = [
 
 def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Cluster):
     small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "nodes=2", "wait=true")
-    answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/greedy.py", *small, timeout=PATIENCE_S)
+    answer = drills.ctl(
+        "run", "trainer/0", "submit-ddp", f"workload={CODE}/greedy.py", *small, timeout=PATIENCE_S
+    )
     assert answer.code == 1
     words = "killed: it took more memory than the job has: had 1024 MiB, reached it on slurmd-[01]: --memory 2G"
     line = rf"submit-ddp: job \d+ FAILED, exit code \d+; rank 1 on slurmd-[01]: {words}; or use a smaller batch"
@@ -38,9 +40,18 @@ def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Clus
 
 
 def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):
-    small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "nodes=2", "args=never", "wait=true")
+    small = (
+        "gpus-per-node=0",
+        "cpus-per-task=1",
+        "memory=1G",
+        "nodes=2",
+        "args=never",
+        "wait=true",
+    )
     # The other rank sleeps for ten minutes.
-    answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/fails.py", *small, timeout=PATIENCE_S)
+    answer = drills.ctl(
+        "run", "trainer/0", "submit-ddp", f"workload={CODE}/fails.py", *small, timeout=PATIENCE_S
+    )
     assert answer.code == 1
     assert re.fullmatch(
         r"submit-ddp: job \d+ FAILED, exit code \d+; rank 1 on slurmd-[01]: ValueError: boom \(fails\.py:\d+\)",
@@ -84,7 +95,9 @@ def test_a_warning_saves_requeues_once_and_the_run_goes_on_where_it_was(drills: 
     job = submit(drills, "steps.py", "args=100000 0.3")
     until(drills, job, "step=2 ")
     drills.on("sackd/0", "scancel", "--signal=USR1", "--batch", job["job-id"])
-    found = until_state(drills, job, "PENDING", "COMPLETED")  # it may have gone on before it is asked for
+    found = until_state(
+        drills, job, "PENDING", "COMPLETED"
+    )  # it may have gone on before it is asked for
     if found["JobState"] == "PENDING":
         drills.ctl("run", "trainer/0", "resume-run", f"run={job['run']}")
     found = until_state(drills, job, "COMPLETED")
@@ -99,10 +112,19 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
     """The action that waits, and a warning that comes while slurmctld is stopped."""
     job = submit(drills, "steps.py", "args=1000 0.3")
     until(drills, job, "step=1 ")
-    command = ["run", "trainer/0", "submit-ddp", f"workload={CODE}/steps.py", "args=20 0.5", "wait=true"]
+    command = [
+        "run",
+        "trainer/0",
+        "submit-ddp",
+        f"workload={CODE}/steps.py",
+        "args=20 0.5",
+        "wait=true",
+    ]
     small = ["nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "run=during-restart"]
     argv = [REPOSITORY / "sandboxctl", "--model", drills.model, *command, *small]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as waiting:
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as waiting:
         until(drills, {"log": "/mnt/shared/runs/during-restart/logs/*.out"}, "step=1 ")
         drills.on("slurmctld/0", "systemctl", "stop", "slurmctld")
         try:
@@ -123,7 +145,9 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
 @pytest.mark.long
 def test_a_sweep_runs_each_element_with_its_own_options(drills: Cluster):
     small = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "name=drill")
-    done = drills.action("submit-sweep", f"workload={CODE}/options.py", "grid=lr=0.1,0.2", *small, "wait=true")
+    done = drills.action(
+        "submit-sweep", f"workload={CODE}/options.py", "grid=lr=0.1,0.2", *small, "wait=true"
+    )
     assert done["states"] == "2 COMPLETED"
     for number, rate in enumerate(("0.1", "0.2")):
         assert f"options --lr={rate}" in drills.action("run-log", f"run=drill-{number}")["text"]
@@ -163,7 +187,9 @@ def test_a_rank_that_holds_the_others_up_is_named_with_its_node(drills: Cluster)
 
         def is_found() -> None:
             doctor = drills.ctl("run", "trainer/0", "doctor")
-            assert re.search(rf"rank 1 on {node} takes [0-9.]+ times the ranks' median", doctor.out + doctor.err)
+            assert re.search(
+                rf"rank 1 on {node} takes [0-9.]+ times the ranks' median", doctor.out + doctor.err
+            )
 
         eventually(is_found)  # by what the metrics have
     finally:
@@ -212,4 +238,6 @@ def test_a_training_that_goes_on_keeps_its_recipe_and_names_what_is_changed(dril
     assert drills.action("show-run", "run=recipe")["changed"] == changed
     job = train("wait=true")
     assert "exact=yes" in log_of(drills, job)
-    assert drills.action("show-run", "run=recipe")["changed"] == changed, "what nobody types is the run's"
+    assert drills.action("show-run", "run=recipe")["changed"] == changed, (
+        "what nobody types is the run's"
+    )

@@ -105,7 +105,9 @@ SCRIPTS = {
 def write_scripts(cluster: Cluster) -> None:
     """Put the scripts onto the shared filesystem."""
     for name, text in SCRIPTS.items():
-        cluster.on("sackd/0", "sh", "-c", f"mkdir -p {CODE}; cat > {CODE}/{name} <<'END'\n{text}\nEND\n")
+        cluster.on(
+            "sackd/0", "sh", "-c", f"mkdir -p {CODE}; cat > {CODE}/{name} <<'END'\n{text}\nEND\n"
+        )
 
 
 def submit(cluster: Cluster, script: str, *more: str, nodes: int = 1) -> Json:
@@ -131,7 +133,9 @@ def until(cluster: Cluster, job: Json, words: str, limit_s: float = PATIENCE_S) 
     return time.monotonic() - began
 
 
-def until_state(cluster: Cluster, job: Json, *states: str, limit_s: float = PATIENCE_S) -> dict[str, str]:
+def until_state(
+    cluster: Cluster, job: Json, *states: str, limit_s: float = PATIENCE_S
+) -> dict[str, str]:
     began = time.monotonic()
     while (found := record(cluster, job["job-id"]))["JobState"] not in states:
         assert time.monotonic() - began < limit_s, found
@@ -142,12 +146,15 @@ def until_state(cluster: Cluster, job: Json, *states: str, limit_s: float = PATI
 def until_gone(cluster: Cluster, job: Json) -> None:
     """Wait until no node holds anything of the job any more, nor does anything wait for it."""
     began = time.monotonic()
-    while cluster.on("sackd/0", "squeue", "-h", "-t", "all", "-o", "%i %t", "-j", job["job-id"]).endswith(
-        (" CG", " R", " PD")
-    ):
+    while cluster.on(
+        "sackd/0", "squeue", "-h", "-t", "all", "-o", "%i %t", "-j", job["job-id"]
+    ).endswith((" CG", " R", " PD")):
         assert time.monotonic() - began < PATIENCE_S
         time.sleep(0.5)
 
 
 def steps_done(cluster: Cluster, job: Json) -> list[tuple[int, str]]:
-    return [(int(n), attempt) for n, attempt in re.findall(r"step=(\d+) attempt=(\S+)", log_of(cluster, job))]
+    return [
+        (int(n), attempt)
+        for n, attempt in re.findall(r"step=(\d+) attempt=(\S+)", log_of(cluster, job))
+    ]

@@ -20,10 +20,16 @@ from functional.plain_slurm import PlainSlurm
 
 LINE_S = 1200  # an environment may be made
 QUEUE_S = 1800  # all jobs of a page
-ENDED_WELL = {"COMPLETED", "CANCELLED", "UNKNOWN"}  # UNKNOWN: of a sweep, and cancelled before it began
+ENDED_WELL = {
+    "COMPLETED",
+    "CANCELLED",
+    "UNKNOWN",
+}  # UNKNOWN: of a sweep, and cancelled before it began
 ON_THE_READERS_MACHINE = re.compile(r"\./sandboxctl |juju |cp overlays/|tar ")
 NAMES_OF_JUJU = 'juju() { ./sandboxctl "$@"; }\n'
-USAGE = re.compile(r"^Usage: ", re.MULTILINE)  # also of a command inside $(...), whose status a shell drops
+USAGE = re.compile(
+    r"^Usage: ", re.MULTILINE
+)  # also of a command inside $(...), whose status a shell drops
 LOGIN = "sackd/0"
 LINKS = ("sandboxctl", "bundle.yaml", "overlays")  # of the clone
 plain = test_plain_slurm.plain  # its fixture
@@ -43,14 +49,27 @@ class Reader:
         env = os.environ | {"SLURM_DDP_MODEL": self.cluster.model}
         argv = ["bash", "-c", NAMES_OF_JUJU + text]
         done = subprocess.run(
-            argv, cwd=self.clone, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LINE_S, check=False
+            argv,
+            cwd=self.clone,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LINE_S,
+            check=False,
         )
-        return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        return Answer(
+            done.returncode,
+            done.stdout.decode(errors="replace"),
+            done.stderr.decode(errors="replace"),
+        )
 
     def writes(self, name: str, text: str) -> None:
         """Write a file that a page shows into the clone and into the home of the login host."""
         (self.clone / name).write_text(text)
-        prepare(self, f"tar -c {name} | ./sandboxctl exec sackd/0 -- tar -x -C /home/ubuntu --no-same-owner")
+        prepare(
+            self,
+            f"tar -c {name} | ./sandboxctl exec sackd/0 -- tar -x -C /home/ubuntu --no-same-owner",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +89,9 @@ class PlainReader:
 
 
 @pytest.fixture
-def reader(request: pytest.FixtureRequest, page: str, tmp_path: pathlib.Path) -> Reader | PlainReader:
+def reader(
+    request: pytest.FixtureRequest, page: str, tmp_path: pathlib.Path
+) -> Reader | PlainReader:
     if page.endswith("plain-slurm.md"):
         return PlainReader(request.getfixturevalue("plain"))
     for name in LINKS:
@@ -82,7 +103,9 @@ def prepare(reader: Reader | PlainReader, *texts: str) -> None:
     """Type what a page takes for granted."""
     for text in texts:
         answer = reader.types(text)
-        assert answer.code == 0, f"before or after the page: {text}: {answer.out[-2000:]}{answer.err[-2000:]}"
+        assert answer.code == 0, (
+            f"before or after the page: {text}: {answer.out[-2000:]}{answer.err[-2000:]}"
+        )
 
 
 def await_jobs(reader: Reader | PlainReader) -> list[str]:
@@ -115,10 +138,15 @@ def test_what_a_page_types_works(reader: Reader | PlainReader, page: str):
             text = text.replace(shown, value)
         begin = time.monotonic()
         answer = reader.types(text)
-        print(f"{line} [{time.monotonic() - begin:.0f} s]\n{answer.out[-600:]}{answer.err[-600:]}", flush=True)
+        print(
+            f"{line} [{time.monotonic() - begin:.0f} s]\n{answer.out[-600:]}{answer.err[-600:]}",
+            flush=True,
+        )
         is_wrong = answer.code != 0 or bool(USAGE.search(answer.err))
         if is_wrong != (line.text in about.get("fails", ())):
-            problems.append(f"{line}: exit status {answer.code}\n{answer.out[-1500:]}{answer.err[-1500:]}")
+            problems.append(
+                f"{line}: exit status {answer.code}\n{answer.out[-1500:]}{answer.err[-1500:]}"
+            )
     problems += await_jobs(reader)
     prepare(reader, *about.get("after", ()))
     assert not problems, "\n".join(problems)

@@ -66,7 +66,9 @@ class WithJubilant:
 
 def controller_major() -> int | None:
     """Return the major version of the current controller's Juju, or None when there is no controller."""
-    asked = subprocess.run(["juju", "show-controller", "--format", "json"], check=False, capture_output=True, text=True)
+    asked = subprocess.run(
+        ["juju", "show-controller", "--format", "json"], check=False, capture_output=True, text=True
+    )
     if asked.returncode != 0 or not asked.stdout.strip("{}\n "):
         return None
     (controller,) = json.loads(asked.stdout).values()

@@ -19,11 +19,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def _missing() -> str | None:
     if shutil.which("juju") is None:
-        return "no juju client here; sudo snap install juju --channel 3.6/stable, then juju bootstrap"
+        return (
+            "no juju client here; sudo snap install juju --channel 3.6/stable, then juju bootstrap"
+        )
     if clients.controller_major() is None:
         return "juju has no current controller; juju bootstrap makes one, juju switch chooses one"
     bundle = yaml.safe_load((ROOT / "bundle.yaml").read_text())
-    local = {pathlib.Path(body["charm"]) for body in bundle["applications"].values() if body["charm"].startswith("./")}
+    local = {
+        pathlib.Path(body["charm"])
+        for body in bundle["applications"].values()
+        if body["charm"].startswith("./")
+    }
     if absent := sorted(str(path) for path in local if not (DIST / path.name).is_file()):
         return f"not packed: {', '.join(absent)}; make pack"
     return None
@@ -52,6 +58,8 @@ def _give_database(cluster: Cluster) -> None:
         'mariadb -e "CREATE DATABASE slurm_acct_db; '
         f"CREATE USER slurm IDENTIFIED BY '{password}'; GRANT ALL ON slurm_acct_db.* TO slurm;\"",
     )
-    secret = cluster.juju("add-secret", "slurm-db", f"db-uri=mysql://slurm:{password}@127.0.0.1:3306").strip()
+    secret = cluster.juju(
+        "add-secret", "slurm-db", f"db-uri=mysql://slurm:{password}@127.0.0.1:3306"
+    ).strip()
     cluster.juju("grant-secret", "slurm-db", "mysql-proxy")
     cluster.juju("config", "mysql-proxy", f"db-uri={secret}")

@@ -42,7 +42,10 @@ class Cluster:
     def deploy(self, *overlays: pathlib.Path) -> None:
         """Deploy the bundle: on LXD with the overlay for virtual machines, on Juju 4 with a database of ours."""
         (details,) = json.loads(self.juju("show-model", "--format", "json")).values()
-        names = [*(["lxd"] if details["type"] == "lxd" else []), *(["juju4"] if self._client.major >= 4 else [])]
+        names = [
+            *(["lxd"] if details["type"] == "lxd" else []),
+            *(["juju4"] if self._client.major >= 4 else []),
+        ]
         words: list[str] = []
         for path in [*(ROOT / f"overlays/{name}.yaml" for name in names), *overlays]:
             words += ["--overlay", str(path)]
@@ -50,7 +53,10 @@ class Cluster:
 
     def revisions(self) -> dict[str, int]:
         """Return the revision of each application's charm."""
-        return {name: application["charm-rev"] for name, application in self.status()["applications"].items()}
+        return {
+            name: application["charm-rev"]
+            for name, application in self.status()["applications"].items()
+        }
 
     def units(self) -> dict[str, dict[str, typing.Any]]:
         """Return every unit, subordinates too, by name."""
@@ -63,7 +69,11 @@ class Cluster:
 
     def started(self) -> set[str]:
         """Return the units whose machine runs their agent."""
-        return {name for name, unit in self.units().items() if unit["juju-status"]["current"] not in {"", "allocating"}}
+        return {
+            name
+            for name, unit in self.units().items()
+            if unit["juju-status"]["current"] not in {"", "allocating"}
+        }
 
     def wait_until_active(self, *, timeout_s: float = SETTLE_S) -> None:
         """Wait until every unit is active and idle; fail at once when one is in error."""
@@ -74,14 +84,18 @@ class Cluster:
             assert "error" not in states.values(), states
             idle = all(unit["juju-status"]["current"] == "idle" for unit in units.values())
             waiting = {
-                name: unit["workload-status"].get("message") for name, unit in units.items() if states[name] != "active"
+                name: unit["workload-status"].get("message")
+                for name, unit in units.items()
+                if states[name] != "active"
             }
             logger.info("%d units, waiting for %s", len(units), waiting or "agents to be idle")
             return bool(units) and not waiting and idle
 
         self.wait_until(settled, "every unit is active", timeout_s=timeout_s)
 
-    def wait_until(self, condition: collections.abc.Callable[[], bool], what: str, *, timeout_s: float) -> None:
+    def wait_until(
+        self, condition: collections.abc.Callable[[], bool], what: str, *, timeout_s: float
+    ) -> None:
         """Wait until `condition()` holds."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -95,7 +109,9 @@ class Cluster:
             ActionError: the action failed.
         """
         arguments = [f"{name.replace('_', '-')}={_text(value)}" for name, value in params.items()]
-        code, out, err = self._client.juju("run", "--format", "json", "--wait", f"{JOB_S}s", unit, action, *arguments)
+        code, out, err = self._client.juju(
+            "run", "--format", "json", "--wait", f"{JOB_S}s", unit, action, *arguments
+        )
         try:
             (answer,) = json.loads(out).values()
         except ValueError:  # refused by the controller, before the charm saw it

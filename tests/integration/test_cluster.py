@@ -30,7 +30,9 @@ def test_a_second_deployment_changes_nothing(cluster: Cluster):
 def test_an_overlay_that_is_added_later_is_applied(cluster: Cluster, tmp_path: pathlib.Path):
     """To an application of a local charm with units, which Juju 4 would not find without arch=amd64."""
     overlay = tmp_path / "later.yaml"
-    overlay.write_text("applications:\n  juicefs-server-proxy:\n    options:\n      trash-days: 2\n")
+    overlay.write_text(
+        "applications:\n  juicefs-server-proxy:\n    options:\n      trash-days: 2\n"
+    )
     before = set(cluster.units()), cluster.revisions()
     try:
         cluster.deploy(overlay)
@@ -54,7 +56,9 @@ def test_a_file_written_on_one_machine_is_read_on_the_others(cluster: Cluster):
 
 
 def test_a_job_runs_on_two_hosts(cluster: Cluster):
-    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True, wait_limit=JOB_S)
+    result = cluster.run(
+        TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True, wait_limit=JOB_S
+    )
     assert result["state"] == "COMPLETED"
     found = summary(cluster, result["run-dir"])
     assert found["state"] == "done"
@@ -76,7 +80,9 @@ def test_training_lowers_the_loss_and_leaves_a_checkpoint(cluster: Cluster):
 
 def test_a_job_is_listed_read_and_cancelled(cluster: Cluster):
     script = f"{SHARED}/integration-sleep.py"
-    cluster.exec(LOGIN, f"printf 'import time\\ntime.sleep(600)\\n' > {script} && chown ubuntu: {script}")
+    cluster.exec(
+        LOGIN, f"printf 'import time\\ntime.sleep(600)\\n' > {script} && chown ubuntu: {script}"
+    )
     try:
         result = cluster.run(TRAINER, "submit-ddp", workload=script, nodes=2)
         job, name = result["job-id"], result["run"]
@@ -90,10 +96,17 @@ def test_a_job_is_listed_read_and_cancelled(cluster: Cluster):
         cluster.run(TRAINER, "cancel-run", run=name)
 
         def has_ended() -> bool:
-            return cluster.exec(LOGIN, f"squeue --noheader --job {job} --format %T 2>/dev/null || true") == ""
+            return (
+                cluster.exec(
+                    LOGIN, f"squeue --noheader --job {job} --format %T 2>/dev/null || true"
+                )
+                == ""
+            )
 
         cluster.wait_until(has_ended, f"job {job} has ended", timeout_s=300)
-        states = cluster.exec(LOGIN, f"sacct --noheader --allocations --parsable2 --job {job} --format State")
+        states = cluster.exec(
+            LOGIN, f"sacct --noheader --allocations --parsable2 --job {job} --format State"
+        )
         assert states.startswith("CANCELLED")
     finally:
         cluster.exec(LOGIN, f"rm --force {script}")
@@ -110,7 +123,9 @@ def test_a_job_is_listed_read_and_cancelled(cluster: Cluster):
     ],
     ids=str,
 )
-def test_bad_input_is_refused_by_name_and_submits_nothing(cluster: Cluster, params: dict[str, object], named: str):
+def test_bad_input_is_refused_by_name_and_submits_nothing(
+    cluster: Cluster, params: dict[str, object], named: str
+):
     newest = "sacct --noheader --allocations --allusers --starttime now-1day --format JobID | wc -l"
     before = cluster.exec(LOGIN, newest)
     with pytest.raises(ActionError, match=named):
@@ -131,7 +146,9 @@ def test_a_rebooted_node_comes_back_with_its_mount(cluster: Cluster):
     cluster.wait_until(is_back, f"{NODES[0]} answers after its reboot", timeout_s=900)
     cluster.wait_until_active(timeout_s=900)
     assert cluster.exec(NODES[0], f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True, wait_limit=JOB_S)
+    result = cluster.run(
+        TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True, wait_limit=JOB_S
+    )
     assert result["state"] == "COMPLETED"
 
 
@@ -143,12 +160,18 @@ def test_a_node_that_joins_takes_part(cluster: Cluster):
         cluster.wait_until_active(timeout_s=SETTLE_S)
         (new,) = [unit for unit in set(cluster.units()) - before if unit.startswith("slurmd/")]
         assert cluster.exec(new, f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-        result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=3, wait=True, wait_limit=JOB_S)
+        result = cluster.run(
+            TRAINER, "submit-ddp", workload="smoke", nodes=3, wait=True, wait_limit=JOB_S
+        )
         found = summary(cluster, result["run-dir"])
         assert isinstance(found["ranks"], list)
         assert len({rank["host"] for rank in found["ranks"]}) == 3
     finally:
-        for unit in [new] if new else [unit for unit in set(cluster.units()) - before if unit.startswith("slurmd/")]:
+        for unit in (
+            [new]
+            if new
+            else [unit for unit in set(cluster.units()) - before if unit.startswith("slurmd/")]
+        ):
             cluster.juju("remove-unit", "--no-prompt", unit)
 
     def is_two() -> bool:
@@ -158,7 +181,9 @@ def test_a_node_that_joins_takes_part(cluster: Cluster):
     cluster.wait_until_active(timeout_s=900)
 
 
-@pytest.mark.parametrize("application", ["shared-filesystem-client", "slurm-gpu", "juicefs-server-proxy", "trainer"])
+@pytest.mark.parametrize(
+    "application", ["shared-filesystem-client", "slurm-gpu", "juicefs-server-proxy", "trainer"]
+)
 def test_an_upgrade_keeps_the_cluster_working(cluster: Cluster, application: str):
     charm = "ddp-trainer" if application == "trainer" else application
     cluster.juju("refresh", application, "--path", str(DIST / f"{charm}.charm"))

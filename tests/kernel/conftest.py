@@ -12,7 +12,10 @@ import pytest
 def node() -> collections.abc.Iterator[nodes.Node]:
     """Return a node that mounts nothing yet."""
     if os.geteuid() != 0:
-        pytest.fail("the guest's disk is made with mmdebstrap and systemd-nspawn: run this as root", pytrace=False)
+        pytest.fail(
+            "the guest's disk is made with mmdebstrap and systemd-nspawn: run this as root",
+            pytrace=False,
+        )
     missing = machines.missing_tools()
     if missing:
         pytest.fail(f"install {', '.join(missing)}: scripts/setup.sh guest", pytrace=False)

@@ -40,7 +40,9 @@ NEWER = "/opt/newer"  # the next Debian's mount.ceph, with all libraries
 _REVISION = 2  # counts changes of the build's script
 _DISK_MIB = 3072
 _GUEST = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
-_PACKAGES, _NEWER_PACKAGES, _MASKED = (tuple(_GUEST[name].split()) for name in ("packages", "newer", "masked"))
+_PACKAGES, _NEWER_PACKAGES, _MASKED = (
+    tuple(_GUEST[name].split()) for name in ("packages", "newer", "masked")
+)
 _NEWER_SUITE = "trixie"
 # Reads one JSON object a line, runs it, answers with one line; each connection in its own thread
 _AGENT = """\
@@ -117,13 +119,20 @@ class Guest:
     console: pathlib.Path
 
     def run(
-        self, *argv: str, timeout: float = 60, stdin: str = "", check: bool = True, patience: float = PATIENCE_S
+        self,
+        *argv: str,
+        timeout: float = 60,
+        stdin: str = "",
+        check: bool = True,
+        patience: float = PATIENCE_S,
     ) -> Answer:
         """Run a command in the guest, for `timeout` of the guest's seconds at most and `patience` of the host's."""
         reply = self._ask({"argv": argv, "timeout": timeout, "stdin": stdin}, patience)
         answer = Answer(reply["code"], reply["out"], reply["err"])
         if check and answer.code != 0:
-            raise GuestError(f"{' '.join(argv)[:200]} exited {answer.code}: {answer.err[-2000:]}{answer.out[-500:]}")
+            raise GuestError(
+                f"{' '.join(argv)[:200]} exited {answer.code}: {answer.err[-2000:]}{answer.out[-500:]}"
+            )
         return answer
 
     def talk(self, program: str, line: str) -> str:
@@ -158,7 +167,9 @@ class Guest:
                 raise GuestError(f"never came true: {script}: {reply.err[-500:]}{reply.out[-500:]}")
             time.sleep(0.3)
 
-    def _ask(self, request: dict[str, object], patience: float = PATIENCE_S) -> dict[str, typing.Any]:
+    def _ask(
+        self, request: dict[str, object], patience: float = PATIENCE_S
+    ) -> dict[str, typing.Any]:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=patience) as link:
                 link.sendall(json.dumps(request).encode() + b"\n")
@@ -184,16 +195,36 @@ def booted(*, memory_mib: int = 1024) -> collections.abc.Generator[Guest]:
         console = pathlib.Path(folder) / "console"
         port = _free_port()
         # Emulated always: where a machine is itself a guest, /dev/kvm may be there and boot nothing
-        argv = [QEMU, "-nodefaults", "-no-reboot", "-display", "none", "-machine", "q35", "-cpu", "Nehalem"]
-        argv += ["-accel", "tcg,thread=single", "-icount", "shift=1,sleep=on"]  # 2 ns an instruction
+        argv = [
+            QEMU,
+            "-nodefaults",
+            "-no-reboot",
+            "-display",
+            "none",
+            "-machine",
+            "q35",
+            "-cpu",
+            "Nehalem",
+        ]
+        argv += [
+            "-accel",
+            "tcg,thread=single",
+            "-icount",
+            "shift=1,sleep=on",
+        ]  # 2 ns an instruction
         argv += ["-m", str(memory_mib), "-serial", f"file:{console}"]
         argv += ["-kernel", str(made / "vmlinuz"), "-initrd", str(made / "initrd")]
-        argv += ["-append", "root=/dev/vda rw console=ttyS0 panic=-1 quiet net.ifnames=0 mitigations=off"]
+        argv += [
+            "-append",
+            "root=/dev/vda rw console=ttyS0 panic=-1 quiet net.ifnames=0 mitigations=off",
+        ]
         argv += ["-drive", f"file={made / 'disk'},format=raw,if=virtio,snapshot=on"]
         argv += ["-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:4000"]
         argv += ["-device", "virtio-net-pci,netdev=net", "-device", "virtio-rng-pci"]
         environment = os.environ | {"TMPDIR": folder}  # where the copy of the disk grows
-        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+        ) as process:
             guest = Guest(port, process, console)
             try:
                 _await(guest)
@@ -216,8 +247,20 @@ def ensure_image() -> pathlib.Path:
     """
     base = image.ensure_image(lambda line: print(line, flush=True))
     layers = [str(layer) for layer in base.layers]
-    recipe = [_REVISION, layers, _PACKAGES, _NEWER_SUITE, _NEWER_PACKAGES, _MASKED, _FILES, _DISK_MIB]
-    target = CACHE / f"client-{hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]}"
+    recipe = [
+        _REVISION,
+        layers,
+        _PACKAGES,
+        _NEWER_SUITE,
+        _NEWER_PACKAGES,
+        _MASKED,
+        _FILES,
+        _DISK_MIB,
+    ]
+    target = (
+        CACHE
+        / f"client-{hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]}"
+    )
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -274,8 +317,21 @@ passwd -d root
 rm -rf {apt} /var/cache/slurm-ddp /var/cache/apt/* /var/lib/apt/lists/* /usr/share/doc /usr/share/man /usr/share/locale
 : >/etc/machine-id
 """
-    nspawn = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--settings=no", "--as-pid2", "--pipe"]
-    nspawn += ["--timezone=off", "--resolv-conf=off", "--bind-ro=/etc/resolv.conf", f"--directory={tree}"]
+    nspawn = [
+        "systemd-nspawn",
+        "--quiet",
+        "--register=no",
+        "--keep-unit",
+        "--settings=no",
+        "--as-pid2",
+        "--pipe",
+    ]
+    nspawn += [
+        "--timezone=off",
+        "--resolv-conf=off",
+        "--bind-ro=/etc/resolv.conf",
+        f"--directory={tree}",
+    ]
     nspawn += [f"--setenv={name}={value}" for name, value in image.host_proxies().items()]
     script = """
 tree=$1 folder=$2 mib=$3 layers=$4
@@ -287,11 +343,36 @@ cp "$tree"/boot/initrd.img-* "$folder/initrd"
 truncate -s "${mib}M" "$folder/disk"
 mkfs.ext4 -q -F -d "$tree" -E lazy_itable_init=1 "$folder/disk"
 """
-    arguments = [str(tree), str(folder), str(_DISK_MIB), ":".join(layers), *nspawn, "--", "/bin/sh", "-ec", inside]
-    argv = ["unshare", "--mount", "--propagation=private", "/bin/sh", "-ec", script, "sh", *arguments]
+    arguments = [
+        str(tree),
+        str(folder),
+        str(_DISK_MIB),
+        ":".join(layers),
+        *nspawn,
+        "--",
+        "/bin/sh",
+        "-ec",
+        inside,
+    ]
+    argv = [
+        "unshare",
+        "--mount",
+        "--propagation=private",
+        "/bin/sh",
+        "-ec",
+        script,
+        "sh",
+        *arguments,
+    ]
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=1500, check=False, stdin=subprocess.DEVNULL
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=1500,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as e:
         raise GuestError("the guest's disk was not made within 25 minutes") from e
@@ -309,7 +390,11 @@ def _await(guest: Guest) -> None:
             return
         except GuestError:
             if guest.process.poll() is not None:
-                reply = guest.process.stderr.read().decode(errors="replace") if guest.process.stderr else ""
+                reply = (
+                    guest.process.stderr.read().decode(errors="replace")
+                    if guest.process.stderr
+                    else ""
+                )
                 raise GuestError(f"QEMU ended: {reply[-500:]}") from None
             if time.monotonic() > end:
                 raise

@@ -48,7 +48,12 @@ def written(plan: mount_plan.Plan) -> dict[str, typing.Any]:
     for path, text in plan.files.items():
         files.ensure_file(path, text, mode=0o600)
     systemd.ensure_unit(plan.unit, plan.unit_text)
-    return {"unit": plan.unit, "source": plan.source, "aliases": plan.aliases, "secrets": plan.secrets}
+    return {
+        "unit": plan.unit,
+        "source": plan.source,
+        "aliases": plan.aliases,
+        "secrets": plan.secrets,
+    }
 
 
 for line in sys.stdin:

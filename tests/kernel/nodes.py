@@ -45,7 +45,9 @@ class Node:
         """Return the guest's clock, in seconds since 1970."""
         return float(self.guest.run("/bin/date", "+%s.%N").out)
 
-    def until(self, app: str, wanted: collections.abc.Callable[[Health], bool], since: float) -> Health:
+    def until(
+        self, app: str, wanted: collections.abc.Callable[[Health], bool], since: float
+    ) -> Health:
         """Wait for a pass of the keeper's, started after `since`, which found what is wanted; return what it found."""
         end = time.monotonic() + machines.PATIENCE_S
         while True:

@@ -15,9 +15,7 @@ APP = "ceph"
 MP = "/mnt/ceph"
 ADDRESS = "10.0.2.15"  # guest.yaml
 USER = "client.fs-client"
-CREATE = (
-    "import sys; sys.path[:0] = ['/opt/ceph', '/opt/charm/lib']; import ceph_cluster; ceph_cluster.create(sys.argv[1])"
-)
+CREATE = "import sys; sys.path[:0] = ['/opt/ceph', '/opt/charm/lib']; import ceph_cluster; ceph_cluster.create(sys.argv[1])"
 # Of the options that users may give those that stand beside each other
 OPTIONS = (
     "rsize=1048576,wsize=1048576,rasize=1048576,caps_max=1000,caps_wanted_delay_min=5,caps_wanted_delay_max=60,"
@@ -53,7 +51,9 @@ class Client:
     def key(self) -> str:
         return self.node.guest.sh(f"ceph auth print-key {USER}")
 
-    def hook(self, key: str, *, port: int = 6789, path: str = "/", **config: object) -> dict[str, typing.Any]:
+    def hook(
+        self, key: str, *, port: int = 6789, path: str = "/", **config: object
+    ) -> dict[str, typing.Any]:
         """Do what a hook of the charm does; return the status."""
         uri = f"cephfs://fs-client@({ADDRESS}%3A{port}){path}?fsid={self.fsid}&name=cephfs&auth=secret%3Aabc"
         wanted = {"mountpoint": MP, "cephfs_client": "kernel"} | config
@@ -78,7 +78,9 @@ def fsid(node: nodes.Node) -> str:
     node.guest.put({"/opt/ceph/ceph_cluster.py": source, "/opt/newer-mount.ceph": NEWER.encode()})
     node.guest.run("/usr/bin/python3", "-c", CREATE, ADDRESS, timeout=1200)
     node.guest.until("ceph mds stat | grep -q up:active")
-    node.guest.sh("systemctl stop ceph-mgr@a")  # which takes half of an emulated machine, and serves no file
+    node.guest.sh(
+        "systemctl stop ceph-mgr@a"
+    )  # which takes half of an emulated machine, and serves no file
     admin = "name=admin,secret=$(ceph auth print-key client.admin)"
     folder = "mkdir -p /mnt/volumes/team/a; umount /mnt"
     node.guest.sh(f"mount -t ceph {ADDRESS}:/ /mnt -o {admin}; {folder}", timeout=300)
@@ -86,12 +88,16 @@ def fsid(node: nodes.Node) -> str:
 
 
 @pytest.fixture(scope="module", params=["16", "18"])
-def client(request: pytest.FixtureRequest, node: nodes.Node, fsid: str) -> collections.abc.Iterator[Client]:
+def client(
+    request: pytest.FixtureRequest, node: nodes.Node, fsid: str
+) -> collections.abc.Iterator[Client]:
     """Return a node with mount.ceph of that version of Ceph."""
     newer = request.param == "18"
     if newer:
         node.guest.sh(SWAP)
-    assert node.guest.sh("dpkg-query -W -f '${Version}' ceph-common").startswith(f"{request.param}.")
+    assert node.guest.sh("dpkg-query -W -f '${Version}' ceph-common").startswith(
+        f"{request.param}."
+    )
     yield Client(node, newer, fsid)
     node.ask(do="remove", app=APP)
     if newer:
@@ -106,21 +112,35 @@ def mounted(client: Client) -> Client:
     return client
 
 
-@pytest.mark.parametrize(("port", "options"), [(6789, {}), (3300, {}), (6789, {"mount_options": OPTIONS})])
-def test_a_folder_is_mounted_written_and_read_back(client: Client, port: int, options: dict[str, str]):
+@pytest.mark.parametrize(
+    ("port", "options"), [(6789, {}), (3300, {}), (6789, {"mount_options": OPTIONS})]
+)
+def test_a_folder_is_mounted_written_and_read_back(
+    client: Client, port: int, options: dict[str, str]
+):
     more = {"subdirectory": "team/a", "profile": "checkpoint"} | options
     status = client.hook(client.key, port=port, path="/volumes", **more)
     assert status["text"].endswith(f"/volumes/team/a is mounted at {MP} by mount.ceph")
     (line,) = client.node.mounts(MP)
     assert f"fs-client@{client.fsid}.cephfs=/volumes/team/a" in status["text"] or not client.newer
-    for word in ("nosuid", "nodev", "noatime", " ceph ", "name=fs-client", "secret=<hidden>", "recover_session=clean"):
+    for word in (
+        "nosuid",
+        "nodev",
+        "noatime",
+        " ceph ",
+        "name=fs-client",
+        "secret=<hidden>",
+        "recover_session=clean",
+    ):
         assert word in line, line
     assert ("ms_mode=prefer-crc" in line) == (port == 3300)
     client.write("data")
     guest, files = client.node.guest, f"/etc/slurm-ddp/{APP}/ceph.secret"
     assert guest.sh(f"stat -c '%a %U' {files}") == "600 root"
     assert (
-        guest.sh(f"grep -rlF {client.key} /etc/slurm-ddp /etc/systemd /run/systemd /var/log /var/lib/slurm-ddp")
+        guest.sh(
+            f"grep -rlF {client.key} /etc/slurm-ddp /etc/systemd /run/systemd /var/log /var/lib/slurm-ddp"
+        )
         == files
     )
     client.node.ask(do="remove", app=APP)
@@ -150,7 +170,9 @@ rm -r {MP}/small"""
 def test_a_new_key_is_taken_over(mounted: Client):
     guest, old = mounted.node.guest, mounted.key
     new = guest.sh("ceph-authtool --gen-print-key")
-    guest.sh(f"ceph auth get {USER} | sed 's|{old}|{new}|' >/run/new; ceph auth import -i /run/new; rm /run/new")
+    guest.sh(
+        f"ceph auth get {USER} | sed 's|{old}|{new}|' >/run/new; ceph auth import -i /run/new; rm /run/new"
+    )
     status = mounted.hook(new)
     assert status["level"] == "active", status
     mounted.node.until(APP, nodes.is_right, mounted.node.now())

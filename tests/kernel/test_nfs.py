@@ -66,7 +66,9 @@ class Rig:
     def mounts(self) -> list[str]:
         return self.node.mounts(MP)
 
-    def passed(self, wanted: collections.abc.Callable[[nodes.Health], bool] = lambda _: True) -> nodes.Health:
+    def passed(
+        self, wanted: collections.abc.Callable[[nodes.Health], bool] = lambda _: True
+    ) -> nodes.Health:
         """Wait for a pass of the keeper that begins from now on and that is as wanted: its result."""
         return self.node.until(APP, wanted, self.node.now())
 
@@ -79,7 +81,9 @@ class Rig:
         """Run a script after which the keeper has something to repair; return what its pass found then."""
         begin = self.node.now()
         self.guest.sh(script)
-        return self.node.until(APP, lambda found: nodes.is_right(found) and found["healed_at"] >= begin, begin)
+        return self.node.until(
+            APP, lambda found: nodes.is_right(found) and found["healed_at"] >= begin, begin
+        )
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +106,28 @@ def test_the_export_is_mounted_by_our_unit_with_our_options(bare: Rig):
     status = bare.hook()
     assert status["text"] == f"{SERVER}:/srv/data is mounted at {MP}"
     (line,) = bare.mounts()
-    for word in ("nosuid", "nodev", "noatime", " nfs4 ", "vers=4.2", "hard", "nconnect=8", "timeo=600"):
+    for word in (
+        "nosuid",
+        "nodev",
+        "noatime",
+        " nfs4 ",
+        "vers=4.2",
+        "hard",
+        "nconnect=8",
+        "timeo=600",
+    ):
         assert word in line, line
-    assert bare.guest.sh("systemctl is-active mnt-shared.mount mount-keeper-client.timer") == "active\nactive"
-    assert bare.guest.sh("systemctl is-enabled mnt-shared.mount mount-keeper-client.timer") == "enabled\nenabled"
-    bare.guest.sh(f"echo hello >{MP}/greeting; grep hello /srv/data/greeting; test ! -e {MP}/.mount-probe/guest.*")
+    assert (
+        bare.guest.sh("systemctl is-active mnt-shared.mount mount-keeper-client.timer")
+        == "active\nactive"
+    )
+    assert (
+        bare.guest.sh("systemctl is-enabled mnt-shared.mount mount-keeper-client.timer")
+        == "enabled\nenabled"
+    )
+    bare.guest.sh(
+        f"echo hello >{MP}/greeting; grep hello /srv/data/greeting; test ! -e {MP}/.mount-probe/guest.*"
+    )
     assert bare.passed()["state"] == "right"
     again = bare.hook()
     assert again["text"] == status["text"]
@@ -148,7 +169,9 @@ def test_a_change_waits_for_users_and_follows_by_itself_when_they_have_ended(rig
 def test_nobody_not_even_root_fills_the_folder_while_nothing_is_mounted(rig: Rig):
     rig.passed()
     services = "mount-keeper-client.service mount-keeper-client-up.service"
-    rig.guest.sh(f"systemctl stop mount-keeper-client.timer {services}; systemctl stop mnt-shared.mount")
+    rig.guest.sh(
+        f"systemctl stop mount-keeper-client.timer {services}; systemctl stop mnt-shared.mount"
+    )
     assert not rig.mounts()
     touched = rig.guest.run("/bin/touch", f"{MP}/lost", check=False)
     assert touched.code != 0
@@ -157,15 +180,15 @@ def test_nobody_not_even_root_fills_the_folder_while_nothing_is_mounted(rig: Rig
 
 
 def test_who_uses_the_first_mount_keeps_it_when_the_second_goes(rig: Rig):
-    writes = (
-        f"systemd-run --quiet --unit=holder -p WorkingDirectory={MP} sh -c 'exec >>log; while date; do sleep 1; done'"
-    )
+    writes = f"systemd-run --quiet --unit=holder -p WorkingDirectory={MP} sh -c 'exec >>log; while date; do sleep 1; done'"
     rig.guest.sh(writes)
     first = rig.mounts()[0].split()[0]
     found = rig.healed(f"mount -t nfs4 -o nosharecache {SERVER}:/srv/data {MP}")
     assert found["healed"] == f"peel: 2 mounts lie at {MP}"
     assert [line.split()[0] for line in rig.mounts()] == [first]
-    rig.guest.sh("before=$(wc -l </srv/data/log); until test $(wc -l </srv/data/log) -gt $before; do sleep 1; done")
+    rig.guest.sh(
+        "before=$(wc -l </srv/data/log); until test $(wc -l </srv/data/log) -gt $before; do sleep 1; done"
+    )
     assert rig.guest.sh("systemctl is-active holder; systemctl stop holder") == "active"
 
 
@@ -220,8 +243,6 @@ def test_removal_leaves_nothing(rig: Rig):
     assert rig.node.ask(do="remove", app=APP) == {}
     assert not rig.mounts()
     named = "-name *slurm-ddp* -o -name *mount-keeper-* -o -name mnt-shared.mount"
-    left = (
-        f"find / -xdev ( -path /proc -o -path /sys -o -path /opt -o -path /run/systemd ) -prune -o ( {named} ) -print"
-    )
+    left = f"find / -xdev ( -path /proc -o -path /sys -o -path /opt -o -path /run/systemd ) -prune -o ( {named} ) -print"
     assert rig.guest.run(*left.split()).out == ""
     assert rig.guest.run("/usr/bin/test", "-d", MP, check=False).code != 0

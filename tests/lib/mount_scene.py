@@ -17,7 +17,14 @@ import unittest.mock
 
 from slurm_ddp import mounts
 
-_FUSE_LOOKUP, _FUSE_FORGET, _FUSE_GETATTR, _FUSE_MKDIR, _FUSE_WRITE, _FUSE_FSYNC = 1, 2, 3, 9, 16, 20
+_FUSE_LOOKUP, _FUSE_FORGET, _FUSE_GETATTR, _FUSE_MKDIR, _FUSE_WRITE, _FUSE_FSYNC = (
+    1,
+    2,
+    3,
+    9,
+    16,
+    20,
+)
 _FUSE_INIT, _FUSE_OPENDIR, _FUSE_CREATE = 26, 27, 35
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -70,7 +77,10 @@ def shown(result: mounts.Result) -> list[str]:
 
 def right(at: pathlib.Path) -> typing.Any:
     mount("shared data", at, "tmpfs")
-    found = [shown(mounts.probe(at, fstype="tmpfs", source="shared data", writable=True)) for _ in range(2)]
+    found = [
+        shown(mounts.probe(at, fstype="tmpfs", source="shared data", writable=True))
+        for _ in range(2)
+    ]
     return found, sorted(str(path.relative_to(at)) for path in at.rglob("*"))
 
 
@@ -94,7 +104,9 @@ def hung(at: pathlib.Path) -> typing.Any:
     opened = threading.Event()
     threading.Thread(target=serve, args=(device, _FUSE_OPENDIR, opened), daemon=True).start()
     first = mounts.probe(at, deadline=3)
-    with unittest.mock.patch.object(mounts, "_ask_child", side_effect=AssertionError("a second child")):
+    with unittest.mock.patch.object(
+        mounts, "_ask_child", side_effect=AssertionError("a second child")
+    ):
         second = mounts.probe(at, deadline=60)
     mounts.clear(at, fstype="fuse", source="silent")
     return [opened.is_set(), shown(first), shown(second), shown(mounts.probe(at))]
@@ -116,9 +128,14 @@ def unwritten(at: pathlib.Path) -> typing.Any:
     mount("x", pathlib.Path("/run"), "tmpfs")
     device = mount_fuse(at)
     asked = threading.Event()
-    threading.Thread(target=serve, args=(device, _FUSE_FSYNC, asked), kwargs={"then": True}, daemon=True).start()
+    threading.Thread(
+        target=serve, args=(device, _FUSE_FSYNC, asked), kwargs={"then": True}, daemon=True
+    ).start()
     mounts._ANSWERS_S = 60.0  # a busy machine may take long to start a child
-    found = [shown(mounts.probe(at, writable=True, deadline=3)), shown(mounts.probe(at, writable=True, deadline=60))]
+    found = [
+        shown(mounts.probe(at, writable=True, deadline=3)),
+        shown(mounts.probe(at, writable=True, deadline=60)),
+    ]
     found.append(shown(mounts.probe(at, deadline=60)))
     mounts.clear(at, fstype="fuse", source="silent")
     return [asked.is_set(), *found]

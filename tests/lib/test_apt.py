@@ -12,9 +12,7 @@ from slurm_ddp.run import CommandError, Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
-HOLD = (
-    "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, 2); print('.', end='', flush=True); sys.stdin.read()"
-)
+HOLD = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, 2); print('.', end='', flush=True); sys.stdin.read()"
 UNMET: str = CASES["printed"]["UNMET"]
 
 
@@ -51,7 +49,9 @@ def test_apt_waits_for_another_process_that_holds_the_lock_of_its_lists(
     own = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
     monkeypatch.setattr(apt, "_APT_GET", ("/usr/bin/apt-get", *own))
     monkeypatch.setattr(apt, "_LOCK_POLL_S", 0.1)
-    with subprocess.Popen(["/usr/bin/python3", "-c", HOLD, tmp_path / "lock"], stdin=-1, stdout=-1) as holder:
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-c", HOLD, tmp_path / "lock"], stdin=-1, stdout=-1
+    ) as holder:
         assert holder.stdin is not None and holder.stdout is not None
         assert holder.stdout.read(1) == b"."
         monkeypatch.setattr(apt, "_LOCK_S", 0)
@@ -72,14 +72,21 @@ def test_pins_are_a_file_for_one_command(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(apt, "run", read)
     apt.simulate(["a"], {"*nvidia* libcuda1": "535.261.03-*"})
-    assert pins[0][1] == "Package: *nvidia* libcuda1\nPin: version 535.261.03-*\nPin-Priority: 1001\n\n"
+    assert (
+        pins[0][1]
+        == "Package: *nvidia* libcuda1\nPin: version 535.261.03-*\nPin-Priority: 1001\n\n"
+    )
     assert not pins[0][0].exists()
 
 
 def test_unmet_dependencies_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch):
-    Apt(monkeypatch, CommandError("apt-get exited 100", returncode=100, stdout=UNMET, stderr="E: Unable"))
+    Apt(
+        monkeypatch,
+        CommandError("apt-get exited 100", returncode=100, stdout=UNMET, stderr="E: Unable"),
+    )
     with pytest.raises(
-        apt.AptError, match=r"^nvidia-open-kernel-dkms : Depends: firmware-nvidia-gsp \(= 535.261.03\) or$"
+        apt.AptError,
+        match=r"^nvidia-open-kernel-dkms : Depends: firmware-nvidia-gsp \(= 535.261.03\) or$",
     ):
         apt.simulate(["nvidia-open-kernel-dkms"])
 
@@ -98,7 +105,10 @@ def test_holds(monkeypatch: pytest.MonkeyPatch):
 
 def test_installed(monkeypatch: pytest.MonkeyPatch):
     Apt(
-        monkeypatch, Completed(1, "installed a 1:2-3\nconfig-files b 1\nunpacked c 4\n", "no packages found matching z")
+        monkeypatch,
+        Completed(
+            1, "installed a 1:2-3\nconfig-files b 1\nunpacked c 4\n", "no packages found matching z"
+        ),
     )
     assert apt.installed("a", "b", "c", "z") == {"a": "1:2-3"}
 

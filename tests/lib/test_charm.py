@@ -51,9 +51,12 @@ def test_an_action_gets_its_parameters_and_sets_its_results():
 
 
 @pytest.mark.parametrize(
-    ("params", "message"), CASES["parameters_that_cannot_be_fail_it_by_name_before_anything_is_done"]
+    ("params", "message"),
+    CASES["parameters_that_cannot_be_fail_it_by_name_before_anything_is_done"],
 )
-def test_parameters_that_cannot_be_fail_it_by_name_before_anything_is_done(params: dict[str, object], message: str):
+def test_parameters_that_cannot_be_fail_it_by_name_before_anything_is_done(
+    params: dict[str, object], message: str
+):
     def never() -> str:
         raise AssertionError
 
@@ -89,19 +92,28 @@ class Config(pydantic.BaseModel, frozen=True):
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("x", "block-size: input should be a valid integer"), (3, "block-size: an even number is needed")],
+    [
+        ("x", "block-size: input should be a valid integer"),
+        (3, "block-size: an even number is needed"),
+    ],
 )
 def test_an_option_that_cannot_be_is_a_blocked_status_that_names_it(value: object, message: str):
     with pytest.raises(charm.StatusError) as caught, charm.config_errors():
         Config.model_validate({"block_size": value})
     assert caught.value.status.level == charm.Level.BLOCKED
     assert caught.value.status.text.startswith(message)
-    with pytest.raises(charm.StatusError, match=r"^bucket: set it$"), charm.config_errors(), charm.naming("bucket"):
+    with (
+        pytest.raises(charm.StatusError, match=r"^bucket: set it$"),
+        charm.config_errors(),
+        charm.naming("bucket"),
+    ):
         raise ValueError("set it")
 
 
 @pytest.mark.parametrize("length", [0, 120, 121, 400])
-def test_a_status_is_as_long_as_juju_shows_and_the_rest_is_logged_once(length: int, caplog: pytest.LogCaptureFixture):
+def test_a_status_is_as_long_as_juju_shows_and_the_rest_is_logged_once(
+    length: int, caplog: pytest.LogCaptureFixture
+):
     status = charm.Status(charm.Level.BLOCKED, "set volume-name: ".ljust(length, "x")[:length])
     shown = charm.shown(status, "active before")
     assert len(shown) <= charm.MESSAGE_LIMIT

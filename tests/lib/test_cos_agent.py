@@ -22,7 +22,9 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     (tmp_path / "alerts").mkdir()
     (tmp_path / "dashboards").mkdir()
     (tmp_path / "alerts" / "runs.yaml").write_text(RULES)
-    (tmp_path / "dashboards" / "runs.json").write_text('{"title": "Runs", "tags": ["slurm"], "panels": []}')
+    (tmp_path / "dashboards" / "runs.json").write_text(
+        '{"title": "Runs", "tags": ["slurm"], "panels": []}'
+    )
     return tmp_path
 
 
@@ -42,7 +44,9 @@ def test_each_endpoint_is_a_scrape_job_of_the_application(folder: pathlib.Path):
         {
             "job_name": f"trainer_{name}",
             "metrics_path": "/metrics",
-            "static_configs": [{"targets": [f"localhost:{port}"], "labels": {"instance": "juju-1"}}],
+            "static_configs": [
+                {"targets": [f"localhost:{port}"], "labels": {"instance": "juju-1"}}
+            ],
         }
         for name, port in (("juicefs", 9567), ("mount", 9702))
     ]
@@ -62,9 +66,14 @@ def test_alerts_carry_the_applications_labels(folder: pathlib.Path):
     assert (stalled["for"], stalled["annotations"]) == ("5m", {"summary": "s"})
 
 
-def test_a_dashboard_is_packed_with_the_same_uid_from_each_unit_and_application(folder: pathlib.Path):
+def test_a_dashboard_is_packed_with_the_same_uid_from_each_unit_and_application(
+    folder: pathlib.Path,
+):
     other = cos_agent.Topology("hpc", UUID, "another", "ddp-trainer")
-    bags = [json.loads(cos_agent.dump(one, [], folder)["config"])["dashboards"] for one in (TOPOLOGY, other)]
+    bags = [
+        json.loads(cos_agent.dump(one, [], folder)["config"])["dashboards"]
+        for one in (TOPOLOGY, other)
+    ]
     assert bags[0] == bags[1]
     content = unpacked(bags[0][0])
     assert (content["title"], content["tags"]) == ("Runs", ["slurm", "charm: ddp-trainer"])

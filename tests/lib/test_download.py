@@ -39,16 +39,22 @@ def server(monkeypatch: pytest.MonkeyPatch) -> typing.Iterator[str]:
 def test_what_is_there_is_downloaded_up_to_its_bound(server: str):
     assert download.fetch(f"{server}/key", most_bytes=10, timeout=10) == b"0123456789"
     for bounds in ({"most_bytes": 9, "timeout": 10}, {"most_bytes": 10, "timeout": -1}):
-        with pytest.raises(download.TooLargeError, match=r"^127\.0\.0\.1 sends too much, or too slowly$"):
+        with pytest.raises(
+            download.TooLargeError, match=r"^127\.0\.0\.1 sends too much, or too slowly$"
+        ):
             download.fetch(f"{server}/key", **bounds)
 
 
 def test_what_is_not_there_names_the_host(server: str):
     missing = http.HTTPStatus.NOT_FOUND.phrase
-    with pytest.raises(download.DownloadError, match=rf"^no download from 127\.0\.0\.1 \(.*{missing}\)$") as caught:
+    with pytest.raises(
+        download.DownloadError, match=rf"^no download from 127\.0\.0\.1 \(.*{missing}\)$"
+    ) as caught:
         download.fetch(f"{server}/missing", most_bytes=10, timeout=10)
     assert not isinstance(caught.value, download.TooLargeError)
-    with pytest.raises(download.DownloadError, match=r"^no download from 127\.0\.0\.1 \(.*refused\)$"):
+    with pytest.raises(
+        download.DownloadError, match=r"^no download from 127\.0\.0\.1 \(.*refused\)$"
+    ):
         download.fetch("http://127.0.0.1:1/key", most_bytes=10, timeout=10)
 
 

@@ -39,7 +39,11 @@ def test_the_service_runs_the_charms_program_with_its_settings(
 ):
     port = exporter.ensure(UNIT, program, {"app": "trainer", "password": "hunter2"})
     settings = tmp_path / "state" / SETTINGS
-    assert json.loads(settings.read_text()) == {"port": port, "app": "trainer", "password": "hunter2"}
+    assert json.loads(settings.read_text()) == {
+        "port": port,
+        "app": "trainer",
+        "password": "hunter2",
+    }
     assert settings.stat().st_mode & 0o777 == 0o600
     text = (tmp_path / "units" / NAME).read_text()
     assert f" -B {program} {settings}\n" in text
@@ -50,7 +54,8 @@ def test_the_service_runs_the_charms_program_with_its_settings(
 
 
 @pytest.mark.parametrize(
-    ("text", "settings", "restarts"), [("first\n", {}, 0), ("first\n", {"a": 1}, 1), ("second\n", {}, 1)]
+    ("text", "settings", "restarts"),
+    [("first\n", {}, 0), ("first\n", {"a": 1}, 1), ("second\n", {}, 1)],
 )
 def test_only_what_changes_restarts_it(
     services: Machine, program: pathlib.Path, text: str, settings: dict[str, int], restarts: int
@@ -109,7 +114,9 @@ def failing(name: str, error: BaseException) -> Source:
     return Source(name, read, {"volume": "shared"})
 
 
-@pytest.mark.parametrize("error", [OSError("no"), ValueError("odd"), CommandError("exited 1"), SystemExit(3)])
+@pytest.mark.parametrize(
+    "error", [OSError("no"), ValueError("odd"), CommandError("exited 1"), SystemExit(3)]
+)
 def test_a_source_that_fails_is_down_and_shows_nothing_else(error: BaseException):
     collector = exporter.Collector([failing("volume", error), reading("mount", 3)])
     assert scraped(collector) == [

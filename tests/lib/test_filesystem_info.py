@@ -15,7 +15,10 @@ from slurm_ddp.interfaces import filesystem_info as fs
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 # Every byte, UTF-8 or not, as Python keeps it in text
-anything = st.one_of(st.text(min_size=1), st.binary(min_size=1).map(lambda raw: raw.decode("utf-8", "surrogateescape")))
+anything = st.one_of(
+    st.text(min_size=1),
+    st.binary(min_size=1).map(lambda raw: raw.decode("utf-8", "surrogateescape")),
+)
 hostile = st.text(alphabet=":@/?#%[](),;&=+ '\"$`\\\n\0é", min_size=1)
 text = anything | hostile
 path = text.map(lambda value: f"/{value}")
@@ -26,12 +29,16 @@ host = st.one_of(
     st.ip_addresses(v=4).map(str),
     st.ip_addresses(v=6).map(str),
 )
-secret_id = st.text(alphabet=string.ascii_lowercase + string.digits, min_size=1).map(lambda value: f"secret:{value}")
+secret_id = st.text(alphabet=string.ascii_lowercase + string.digits, min_size=1).map(
+    lambda value: f"secret:{value}"
+)
 
 juicefs = st.builds(
     fs.Juicefs,
     name=st.from_regex(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", fullmatch=True),
-    hosts=st.lists(st.tuples(host, port).map(lambda pair: fs.join_address(*pair)), min_size=1).map(tuple),
+    hosts=st.lists(st.tuples(host, port).map(lambda pair: fs.join_address(*pair)), min_size=1).map(
+        tuple
+    ),
     engine=st.sampled_from(fs.ENGINES),
     db=st.just("") | text,
     uuid=text,
@@ -64,13 +71,24 @@ def published(scheme: str, host: str, path: str = "/", user: str = "", /, **opti
     return f"{scheme}://{place}" + (f"?{query}" if query else "")
 
 
-@given(host, port, path, text, text, text, secret_id, revision.filter(lambda number: number is not None))
+@given(
+    host,
+    port,
+    path,
+    text,
+    text,
+    text,
+    secret_id,
+    revision.filter(lambda number: number is not None),
+)
 def test_what_upstream_publishes_is_read(
     host: str, port: int | None, path: str, user: str, fsid: str, name: str, secret: str, rev: int
 ):
     address = fs.join_address(host, port)
     assert fs.parse(published("nfs", address, path)) == fs.Nfs(host, path, port)
-    ceph = published("cephfs", address, path, user, fsid=fsid, name=name, auth=secret, auth_rev=str(rev))
+    ceph = published(
+        "cephfs", address, path, user, fsid=fsid, name=name, auth=secret, auth_rev=str(rev)
+    )
     assert fs.parse(ceph) == fs.Cephfs((address,), user, fsid, name, path, secret, rev)
     keyed = published("cephfs", address, path, user, fsid=fsid, name=name, auth=f"plain:{name}")
     assert fs.parse(keyed) == fs.Cephfs((address,), user, fsid, name, path, key=name)
@@ -81,7 +99,9 @@ def test_what_upstream_publishes_is_read(
 @pytest.mark.parametrize(("uri", "kind", "fields"), CASES["wire"])
 def test_the_wire_format_is_fixed(uri: str, kind: str, fields: dict[str, typing.Any]):
     found = fs.parse(uri)
-    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    lists = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
     assert found == getattr(fs, kind)(**lists)
     assert not isinstance(found, fs.Juicefs) or found.uri() == uri
 
@@ -98,7 +118,9 @@ def test_hosts_are_read_in_lower_case_and_nothing_else_is():
     assert filesystem == fs.Cephfs(("mon1:1", "mon2"), "User", "F", "N", "/Path", "secret:X")
 
 
-@pytest.mark.parametrize(("uri", "message"), CASES["what_is_wrong_is_named_and_the_uri_is_not_quoted"])
+@pytest.mark.parametrize(
+    ("uri", "message"), CASES["what_is_wrong_is_named_and_the_uri_is_not_quoted"]
+)
 def test_what_is_wrong_is_named_and_the_uri_is_not_quoted(uri: str, message: str | None):
     if message is None:
         fs.parse(uri)
@@ -109,8 +131,12 @@ def test_what_is_wrong_is_named_and_the_uri_is_not_quoted(uri: str, message: str
     assert "topSecret" not in repr(caught.value)
 
 
-@pytest.mark.parametrize(("hosts", "monitors"), CASES["monitors_are_read_in_every_form_that_ceph_prints"])
-def test_monitors_are_read_in_every_form_that_ceph_prints(hosts: str, monitors: tuple[tuple[str, int, int], ...]):
+@pytest.mark.parametrize(
+    ("hosts", "monitors"), CASES["monitors_are_read_in_every_form_that_ceph_prints"]
+)
+def test_monitors_are_read_in_every_form_that_ceph_prints(
+    hosts: str, monitors: tuple[tuple[str, int, int], ...]
+):
     filesystem = fs.parse(f"cephfs://fs-client@({hosts})/?fsid=f&name=n&auth=secret%3Ax&auth-rev=1")
     assert isinstance(filesystem, fs.Cephfs)
     assert filesystem.monitors() == tuple(fs.Monitor(*monitor) for monitor in monitors)
@@ -121,7 +147,11 @@ def test_a_user_with_a_slash_is_read_as_upstream_writes_it():
     assert filesystem == fs.Cephfs(("m1",), "team/a", "f", "n", "/x y/z", "secret:x")
 
 
-@given(st.text() | text.map(lambda value: f"juicefs://{value}") | text.map(lambda value: f"nfs://(h)/{value}"))
+@given(
+    st.text()
+    | text.map(lambda value: f"juicefs://{value}")
+    | text.map(lambda value: f"nfs://(h)/{value}")
+)
 def test_any_text_is_a_filesystem_or_a_uri_error_of_one_line(uri: str):
     try:
         fs.parse(uri)
@@ -179,14 +209,19 @@ def test_a_secret_shows_nothing():
     for shown in (repr(secret), str(secret), repr([secret]), f"{secret}"):
         for value in secret.values():
             assert value not in shown
-    assert set(secret.values()) == {value for key, value in CONTENT.items() if key not in ("meta-user", "tls-ca")}
+    assert set(secret.values()) == {
+        value for key, value in CONTENT.items() if key not in ("meta-user", "tls-ca")
+    }
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("tls-ca", "/etc/ssl/ca.pem", "a certificate or key in PEM is needed, -----BEGIN ..."),
-        *(("secret-key", f"top{one}Secret", "line breaks and NUL are not possible here") for one in "\n\r\0"),
+        *(
+            ("secret-key", f"top{one}Secret", "line breaks and NUL are not possible here")
+            for one in "\n\r\0"
+        ),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_its_key(key: str, value: str, message: str):

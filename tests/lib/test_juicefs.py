@@ -19,7 +19,9 @@ from slurm_ddp.run import CommandError, Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
-SECRET = fs.JuicefsSecret.from_content({"meta-password": 'p@ss:/?#%word "x"', "secret-key": "topSecret"})
+SECRET = fs.JuicefsSecret.from_content(
+    {"meta-password": 'p@ss:/?#%word "x"', "secret-key": "topSecret"}
+)
 
 # A juicefs that answers from a table beside it and fails on any command line that is not in there
 FAKE = f"""#!{sys.executable}
@@ -73,7 +75,11 @@ def test_the_version_is_read(program: Program, printed: str, expected: tuple[int
 @pytest.mark.parametrize(
     ("printed", "error", "message"),
     [
-        ("GNU coreutils 9.1\n", CommandError, "juicefs: cannot read its version from 'GNU coreutils 9.1'"),
+        (
+            "GNU coreutils 9.1\n",
+            CommandError,
+            "juicefs: cannot read its version from 'GNU coreutils 9.1'",
+        ),
         (
             "juicefs version 1.2.9 (2021-09-05 03f36d6)\n",
             juicefs.OldProgramError,
@@ -81,7 +87,9 @@ def test_the_version_is_read(program: Program, printed: str, expected: tuple[int
         ),
     ],
 )
-def test_a_program_of_no_use_is_refused(program: Program, printed: str, error: type[Exception], message: str):
+def test_a_program_of_no_use_is_refused(
+    program: Program, printed: str, error: type[Exception], message: str
+):
     program.answers("--version", out=printed)
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         juicefs.version(program.path)
@@ -93,15 +101,17 @@ def test_clients_are_those_whose_session_lives(program: Program):
         return then.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def clients(*sessions: dict[str, str]) -> tuple[str, ...]:
-        program.answers_status(out=STATUS.replace('"Sessions": []', f'"Sessions": {json.dumps(sessions)}'))
+        program.answers_status(
+            out=STATUS.replace('"Sessions": []', f'"Sessions": {json.dumps(sessions)}')
+        )
         found = juicefs.inspect(program.path, program.access)
         assert found is not None
         return found.clients
 
     new = {"Version": "1.3.1", "HostName": "juju-1-2", "MountPoint": "/mnt/b"}  # seen of 1.3.1
-    assert clients(new | {"Expire": moment(50)}, new | {"Expire": moment(-5), "MountPoint": "/gone"}) == (
-        "juju-1-2 at /mnt/b",
-    )
+    assert clients(
+        new | {"Expire": moment(50)}, new | {"Expire": moment(-5), "MountPoint": "/gone"}
+    ) == ("juju-1-2 at /mnt/b",)
     with pytest.raises(juicefs.JuicefsError, match=r"^juicefs status printed unexpected output$"):
         clients(new)
 
@@ -126,7 +136,8 @@ def test_the_volume_of_an_engine(program: Program):
 def test_a_volume_from_before_1_0_is_refused(program: Program):
     program.answers_status(out=STATUS.replace('"MetaVersion": 1,', ""))
     with pytest.raises(
-        juicefs.JuicefsError, match=r"^volume shared was made by a juicefs before 1\.0, too old: deploy"
+        juicefs.JuicefsError,
+        match=r"^volume shared was made by a juicefs before 1\.0, too old: deploy",
     ):
         juicefs.inspect(program.path, program.access)
 
@@ -138,11 +149,18 @@ def test_an_engine_without_a_volume(program: Program):
     )
     program.answers_status(rc=1, err=err)
     assert juicefs.inspect(program.path, program.access) is None
-    assert juicefs.reason(err) == "the metadata engine holds no volume: look at the charm that offers it"
+    assert (
+        juicefs.reason(err)
+        == "the metadata engine holds no volume: look at the charm that offers it"
+    )
 
 
-@pytest.mark.parametrize(("err", "message"), CASES["any_other_failure_is_not_taken_for_an_empty_engine"])
-def test_any_other_failure_is_not_taken_for_an_empty_engine(program: Program, err: str, message: str | None):
+@pytest.mark.parametrize(
+    ("err", "message"), CASES["any_other_failure_is_not_taken_for_an_empty_engine"]
+)
+def test_any_other_failure_is_not_taken_for_an_empty_engine(
+    program: Program, err: str, message: str | None
+):
     program.answers_status(rc=1, err=err)
     with pytest.raises(juicefs.JuicefsError) as caught:
         juicefs.inspect(program.path, program.access)
@@ -154,7 +172,8 @@ DIED: str = CASES["printed"]["DIED"]
 
 
 @pytest.mark.parametrize(
-    ("dies", "message"), [(2, None), (3, "juicefs crashed: route ip+net: no such network interface")]
+    ("dies", "message"),
+    [(2, None), (3, "juicefs crashed: route ip+net: no such network interface")],
 )
 def test_what_died_before_it_began_is_run_again(
     program: Program, monkeypatch: pytest.MonkeyPatch, dies: int, message: str | None
@@ -189,7 +208,8 @@ def test_an_engine_that_is_down_is_not_asked(tmp_path: pathlib.Path):
         port = listener.getsockname()[1]
     silent = Program(tmp_path, port)  # its table is empty: running it would fail in another way
     with pytest.raises(
-        juicefs.UnreachableError, match=rf"^127\.0\.0\.1:{port} does not answer \(connection refused\)$"
+        juicefs.UnreachableError,
+        match=rf"^127\.0\.0\.1:{port} does not answer \(connection refused\)$",
     ):
         juicefs.inspect(silent.path, silent.access)
 
@@ -236,7 +256,9 @@ def test_a_resource_is_installed_once(tmp_path: pathlib.Path, packed: bool):
         (tarball(README=b"x"), "the juicefs tarball has no program named juicefs in it"),
     ],
 )
-def test_a_resource_that_is_no_juicefs_leaves_the_old_one(tmp_path: pathlib.Path, content: bytes, message: str):
+def test_a_resource_that_is_no_juicefs_leaves_the_old_one(
+    tmp_path: pathlib.Path, content: bytes, message: str
+):
     resource, target = tmp_path / "resource", tmp_path / "juicefs"
     resource.write_bytes(runs(resource))
     juicefs.ensure_program(target, resource)
@@ -281,7 +303,11 @@ def test_without_a_resource_the_pinned_release_is_fetched_once(
     )
 
 
-def test_a_release_with_another_checksum_is_not_installed(release: list[str], tmp_path: pathlib.Path):
-    with pytest.raises(juicefs.DownloadError, match=r"^juicefs 1\.3\.1: what github\.com sent has another checksum"):
+def test_a_release_with_another_checksum_is_not_installed(
+    release: list[str], tmp_path: pathlib.Path
+):
+    with pytest.raises(
+        juicefs.DownloadError, match=r"^juicefs 1\.3\.1: what github\.com sent has another checksum"
+    ):
         juicefs.ensure_program(tmp_path / "juicefs", None)
     assert not (tmp_path / "juicefs").exists()

@@ -31,7 +31,11 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         clock = {"monotonic": lambda: self.now, "sleep": self.sleep, "time": time.time}
-        monkeypatch.setattr(mounts, "time", types.SimpleNamespace(**clock, gmtime=time.gmtime, strftime=time.strftime))
+        monkeypatch.setattr(
+            mounts,
+            "time",
+            types.SimpleNamespace(**clock, gmtime=time.gmtime, strftime=time.strftime),
+        )
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -51,7 +55,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[mounts.Mount]:
 
 
 def test_of_mounts_at_one_place_the_topmost_counts():
-    table = mounts.table("1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /m rw - nfs4 b rw\n3 1 0:3 / /m rw - nfs4 c rw\n")
+    table = mounts.table(
+        "1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /m rw - nfs4 b rw\n3 1 0:3 / /m rw - nfs4 c rw\n"
+    )
     assert [mount.id for mount in mounts.at("/m/", table)] == [2, 3]
     found = mounts.find("/m/x", table)
     assert found is not None
@@ -71,7 +77,9 @@ def test_what_the_table_shows_decides_before_anything_is_asked(
     read_only = dataclasses.replace(OURS, options=("ro",))
     here[:] = [{"ours": OURS, "theirs": THEIRS, "read-only": read_only}[name] for name in table]
     asked: list[str] = []
-    monkeypatch.setattr(mounts, "_ask", lambda mount, kind, deadline: asked.append(kind) or ({}, ""))
+    monkeypatch.setattr(
+        mounts, "_ask", lambda mount, kind, deadline: asked.append(kind) or ({}, "")
+    )
     wanted: dict[str, typing.Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in expected.items()
     }
@@ -91,14 +99,18 @@ def test_a_write_that_does_not_end_is_followed_by_a_read(
 ):
     asked: list[tuple[str, float, bool]] = []
 
-    def ask(mount: mounts.Mount, kind: str, deadline: float, *, sticky: bool = False) -> tuple[typing.Any, str]:
+    def ask(
+        mount: mounts.Mount, kind: str, deadline: float, *, sticky: bool = False
+    ) -> tuple[typing.Any, str]:
         asked.append((kind, deadline, sticky))
         clock.now += answers["seconds"] if kind == "write" else 0
         return answers[kind], "did not end" if answers[kind] is None else ""
 
     monkeypatch.setattr(mounts, "_ask", ask)
     assert mounts.probe("/mnt/shared", writable=True, sticky=True).state is State(state)
-    assert asked == [(("write", "read")[at], deadline, at == 0) for at, deadline in enumerate(deadlines)]
+    assert asked == [
+        (("write", "read")[at], deadline, at == 0) for at, deadline in enumerate(deadlines)
+    ]
 
 
 @pytest.mark.parametrize(("step", "error", "state", "detail"), CASES["answers"])
@@ -108,10 +120,14 @@ def test_what_a_child_found_is_judged(step: str, error: str | None, state: str, 
 
 
 def test_a_root_that_others_can_write_is_part_of_the_result():
-    assert mounts._judge("/m", {"open": 0o777, "was": 0o775}) == mounts.Result(State.RIGHT, "", 0o777, 0o775)
+    assert mounts._judge("/m", {"open": 0o777, "was": 0o775}) == mounts.Result(
+        State.RIGHT, "", 0o777, 0o775
+    )
 
 
-def test_waiting_asks_again_until_it_is_right_or_late(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+def test_waiting_asks_again_until_it_is_right_or_late(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
     deadlines: list[float] = []
     found = [mounts.Result(State.ABSENT, "nothing")]
 
@@ -139,7 +155,11 @@ def test_each_address_is_tried_again_and_again(clock: Clock, monkeypatch: pytest
     def connect(address: tuple[str, int], timeout: float) -> socket.socket:
         assert timeout == 2
         tried.append(address)
-        raise OSError(errno.ECONNREFUSED, "refused") if address[0] == "a" else TimeoutError("timed out")
+        raise (
+            OSError(errno.ECONNREFUSED, "refused")
+            if address[0] == "a"
+            else TimeoutError("timed out")
+        )
 
     monkeypatch.setattr(mounts.socket, "create_connection", connect)
     begin = clock.now
@@ -154,7 +174,9 @@ def test_each_address_is_tried_again_and_again(clock: Clock, monkeypatch: pytest
 class Kernel:
     """The system call: it answers with the errors that were prepared, then takes the topmost mount away."""
 
-    def __init__(self, here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch, *errors: int) -> None:
+    def __init__(
+        self, here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch, *errors: int
+    ) -> None:
         self.errors, self.here, self.flags = list(errors), here, list[int]()
         monkeypatch.setattr(mounts, "_umount", self.umount)
 
@@ -168,13 +190,18 @@ class Kernel:
 IDENTITY = {"fstype": "nfs4", "source": "server:/x"}
 
 
-def test_clearing_detaches_what_is_ours_and_counts_it(here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch):
+def test_clearing_detaches_what_is_ours_and_counts_it(
+    here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch
+):
     kernel = Kernel(here, monkeypatch)
     here[:] = [OURS, OURS]
     assert mounts.clear("/mnt/shared", **IDENTITY) == 2
     assert kernel.flags == [2, 2]
     here[:] = [THEIRS, OURS]
-    with pytest.raises(mounts.MountError, match=r"^/mnt/shared holds tmpfs \(tmpfs\), which is not ours: unmount it$"):
+    with pytest.raises(
+        mounts.MountError,
+        match=r"^/mnt/shared holds tmpfs \(tmpfs\), which is not ours: unmount it$",
+    ):
         mounts.clear("/mnt/shared", **IDENTITY)
     assert here == [THEIRS]
 
@@ -199,10 +226,15 @@ def test_unmounting_is_patient_with_users_only(
     assert [kernel.flags, clock.now - begin, problem] == expected
 
 
-def test_a_foreign_mount_is_not_unmounted(here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch):
+def test_a_foreign_mount_is_not_unmounted(
+    here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(mounts, "probe", lambda mountpoint, deadline: mounts.Result(State.RIGHT))
     kernel = Kernel(here, monkeypatch)
-    for other in ({"fstype": "nfs4", "source": "other"}, {"fstype": "tmpfs", "source": "server:/x"}):
+    for other in (
+        {"fstype": "nfs4", "source": "other"},
+        {"fstype": "tmpfs", "source": "server:/x"},
+    ):
         with pytest.raises(mounts.MountError, match="is not ours"):
             mounts.unmount("/mnt/shared", **other, patience=0)
     assert kernel.flags == []
@@ -228,7 +260,9 @@ class Stuck:
         raise subprocess.TimeoutExpired("child", timeout)
 
 
-def test_while_a_child_hangs_no_other_of_its_kind_is_started(notes: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_while_a_child_hangs_no_other_of_its_kind_is_started(
+    notes: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     assert mounts._abandoned_since("/mnt/shared", "read") is None
     stuck = Stuck()
     mounts._abandon(typing.cast("subprocess.Popen[bytes]", stuck), "/mnt/shared", "read")
@@ -245,7 +279,8 @@ def test_while_a_child_hangs_no_other_of_its_kind_is_started(notes: pathlib.Path
 
 
 @pytest.mark.parametrize(
-    ("text", "is_kept"), [("1 2", False), ("{pid} None", False), ("x", True), ("2147483647 5", False)]
+    ("text", "is_kept"),
+    [("1 2", False), ("{pid} None", False), ("x", True), ("2147483647 5", False)],
 )
 def test_a_note_of_a_child_that_ended_is_removed(notes: pathlib.Path, text: str, is_kept: bool):
     notes.mkdir()
@@ -271,18 +306,29 @@ def as_child(monkeypatch: pytest.MonkeyPatch, path: pathlib.Path, code: str) -> 
     monkeypatch.setattr(mounts, "CHILD", path)
 
 
-def test_a_child_gets_its_arguments_and_a_bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
-    as_child(monkeypatch, tmp_path / "c.py", "print(flush=True)\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))")
-    arguments, environment = typing.cast("list[typing.Any]", mounts._ask_child(OURS, "write", 20, sticky=True))
+def test_a_child_gets_its_arguments_and_a_bare_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
+    as_child(
+        monkeypatch,
+        tmp_path / "c.py",
+        "print(flush=True)\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))",
+    )
+    arguments, environment = typing.cast(
+        "list[typing.Any]", mounts._ask_child(OURS, "write", 20, sticky=True)
+    )
     assert arguments == ["/mnt/shared", "7", "write", "sticky"]
     assert {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}.items() <= environment.items()
     assert set(environment) <= {"LANG", "PATH", "LC_CTYPE"}
-    arguments, _ = typing.cast("list[typing.Any]", mounts._ask_child(OURS, "read", 20, sticky=False))
+    arguments, _ = typing.cast(
+        "list[typing.Any]", mounts._ask_child(OURS, "read", 20, sticky=False)
+    )
     assert arguments == ["/mnt/shared", "7", "read"]
 
 
 @pytest.mark.parametrize(
-    ("code", "start_s", "deadline", "answer"), CASES["a_child_has_its_deadline_from_the_moment_it_begins"]
+    ("code", "start_s", "deadline", "answer"),
+    CASES["a_child_has_its_deadline_from_the_moment_it_begins"],
 )
 def test_a_child_has_its_deadline_from_the_moment_it_begins(
     monkeypatch: pytest.MonkeyPatch,
@@ -309,11 +355,15 @@ def mount_id(folder: pathlib.Path) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
 
 
-def child(folder: pathlib.Path, *, write: bool = False, sticky: bool = False) -> dict[str, typing.Any]:
+def child(
+    folder: pathlib.Path, *, write: bool = False, sticky: bool = False
+) -> dict[str, typing.Any]:
     return mount_child.touch(str(folder), mount_id(folder), write=write, sticky=sticky)
 
 
-def test_a_probe_leaves_its_folder_and_nothing_in_it(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
+def test_a_probe_leaves_its_folder_and_nothing_in_it(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
     assert child(tmp_path) == {}
     assert capsys.readouterr().out == "\n"  # its deadline starts
     assert list(tmp_path.iterdir()) == []
@@ -330,7 +380,9 @@ def test_a_probe_leaves_its_folder_and_nothing_in_it(tmp_path: pathlib.Path, cap
 
 def test_a_mount_that_is_not_the_one_of_the_table_is_hidden(tmp_path: pathlib.Path):
     number = mount_id(tmp_path)
-    assert mount_child.touch(str(tmp_path), number * 10, write=True, sticky=False) == {"step": "hidden"}
+    assert mount_child.touch(str(tmp_path), number * 10, write=True, sticky=False) == {
+        "step": "hidden"
+    }
     assert mount_child.touch(str(tmp_path / "x"), 1, write=True, sticky=False) == {
         "step": "open",
         "errno": errno.ENOENT,
@@ -341,7 +393,8 @@ def test_a_mount_that_is_not_the_one_of_the_table_is_hidden(tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize(
-    ("mode", "sticky", "found", "after"), CASES["the_sticky_bit_is_set_where_that_is_asked_and_needed"]
+    ("mode", "sticky", "found", "after"),
+    CASES["the_sticky_bit_is_set_where_that_is_asked_and_needed"],
 )
 def test_the_sticky_bit_is_set_where_that_is_asked_and_needed(
     tmp_path: pathlib.Path, mode: int, sticky: bool, found: dict[str, int], after: int
@@ -351,7 +404,9 @@ def test_the_sticky_bit_is_set_where_that_is_asked_and_needed(
     assert stat.S_IMODE(tmp_path.stat().st_mode) == after
 
 
-def test_a_sticky_bit_that_is_refused_leaves_the_root_open(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_sticky_bit_that_is_refused_leaves_the_root_open(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     tmp_path.chmod(0o777)
     monkeypatch.setattr(os, "fchmod", failing)
     assert child(tmp_path, sticky=True) == {"open": 0o777}
@@ -377,13 +432,20 @@ def test_the_step_that_fails_is_named(
 ):
     number = mount_id(tmp_path)
     monkeypatch.setattr(place, name, failing)
-    assert mount_child.touch(str(tmp_path), number, write=True, sticky=False) == {"step": step, "errno": errno.EIO}
+    assert mount_child.touch(str(tmp_path), number, write=True, sticky=False) == {
+        "step": step,
+        "errno": errno.EIO,
+    }
 
 
-def test_other_bytes_than_were_written_are_seen(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_bytes_than_were_written_are_seen(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     number = mount_id(tmp_path)
     monkeypatch.setattr(pathlib.Path, "read_bytes", lambda path: b"other")
-    assert mount_child.touch(str(tmp_path), number, write=True, sticky=False) == {"step": "read back"}
+    assert mount_child.touch(str(tmp_path), number, write=True, sticky=False) == {
+        "step": "read back"
+    }
     assert list((tmp_path / mount_child.PROBE_DIR).iterdir()) == []
 
 
@@ -418,7 +480,12 @@ def test_a_units_command_line_reaches_the_function(
     ],
 )
 def test_the_exit_status_tells_a_unit_what_happened(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], result: object, code: int, out: str, err: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    result: object,
+    code: int,
+    out: str,
+    err: str,
 ):
     clear = unittest.mock.Mock(side_effect=[result], __name__="clear")
     monkeypatch.setattr(mounts, "clear", clear)

@@ -11,12 +11,23 @@ CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 def test_every_field_counts():
     flags = ("noexec", "nosuid", "nodev", "read_only")
     for written, value in (("true", True), ("false", False), ("null", False)):
-        databag = {"mountpoint": '"/a b"', "egress-subnets": "10.0.0.0/8"} | dict.fromkeys(flags, written)
-        assert mount_info.load(databag) == mount_info.MountRequest(mountpoint="/a b", **dict.fromkeys(flags, value))
+        databag = {"mountpoint": '"/a b"', "egress-subnets": "10.0.0.0/8"} | dict.fromkeys(
+            flags, written
+        )
+        assert mount_info.load(databag) == mount_info.MountRequest(
+            mountpoint="/a b", **dict.fromkeys(flags, value)
+        )
 
 
 @pytest.mark.parametrize(
-    "databag", [{}, {"egress-subnets": "10.0.0.0/8"}, {"mountpoint": '""'}, {"mountpoint": "null"}, {"noexec": "true"}]
+    "databag",
+    [
+        {},
+        {"egress-subnets": "10.0.0.0/8"},
+        {"mountpoint": '""'},
+        {"mountpoint": "null"},
+        {"noexec": "true"},
+    ],
 )
 def test_no_request_yet(databag: dict[str, str]):
     assert mount_info.load(databag) is None

@@ -21,7 +21,12 @@ UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 def can_unshare() -> bool:
     try:
-        return subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=10, check=False).returncode == 0
+        return (
+            subprocess.run(
+                [*UNSHARE, "true"], capture_output=True, timeout=10, check=False
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 
@@ -38,7 +43,9 @@ def play(tmp_path: pathlib.Path) -> typing.Callable[[str], typing.Any]:
     def played(scene: str) -> typing.Any:
         env = os.environ | {"PYTHONPATH": str(pathlib.Path(mounts.__file__).parent.parent)}
         argv = [*UNSHARE, sys.executable, str(SCENE), scene, str(tmp_path)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=240, env=env, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=240, env=env, check=False
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.partition("ANSWER ")[2])
 
@@ -62,7 +69,12 @@ def test_the_table_is_read_with_its_escapes_and_optional_fields():
     places = [mount.mountpoint for mount in found]  # the automounter of /net is none
     assert places == ["/sys", "/", "/mnt/shared", "/mnt/a b\\c\td", "/net", "/mnt/shared/inner"]
     share = found[3]
-    assert (share.id, share.device, share.fstype, share.source) == (380, "0:72", "nfs4", "server:/ex port")
+    assert (share.id, share.device, share.fstype, share.source) == (
+        380,
+        "0:72",
+        "nfs4",
+        "server:/ex port",
+    )
     assert share.read_only
     assert not found[2].read_only
     assert found[2].source == "JuiceFS:train"
@@ -77,7 +89,9 @@ def test_the_mount_of_a_path(path: str, mountpoint: str):
 
 @given(st.binary(min_size=1), st.binary(min_size=1))
 def test_any_name_survives_the_kernels_escaping(name: bytes, source: bytes):
-    def escaped(raw: bytes) -> str:  # fs/proc_namespace.c, mangle(): space, tab, newline, backslash and hash
+    def escaped(
+        raw: bytes,
+    ) -> str:  # fs/proc_namespace.c, mangle(): space, tab, newline, backslash and hash
         text = b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes([byte]) for byte in raw)
         return text.decode("utf-8", "surrogateescape")
 
@@ -100,7 +114,9 @@ def test_right_again_and_again_and_nothing_is_left(play: typing.Callable[[str], 
 
 
 @needs_namespaces
-def test_stacked_mounts_are_seen_and_cleared(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+def test_stacked_mounts_are_seen_and_cleared(
+    play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
+):
     before, count, after = play("stacked")
     assert before == ["stacked", f"2 mounts lie at {tmp_path}"]
     assert count == 2
@@ -117,7 +133,9 @@ def test_a_mount_without_its_daemon_is_stale_and_cleared(
 
 
 @needs_namespaces
-def test_a_mount_that_never_answers_hangs_nobody(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+def test_a_mount_that_never_answers_hangs_nobody(
+    play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
+):
     opened, first, second, after = play("hung")  # the second look starts no child
     assert opened  # the daemon did take the request
     assert first == ["hung", f"{tmp_path} did not answer within 3 s"]
@@ -175,5 +193,7 @@ def test_what_juicefs_keeps_of_a_removed_file_is_removed_too(tmp_path: pathlib.P
 
 def test_the_helper_needs_the_standard_library_only():
     code = f"import runpy; runpy.run_path({mounts.__file__!r}, run_name='helper')"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

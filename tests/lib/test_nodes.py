@@ -26,9 +26,15 @@ SILENT = "Unable to contact slurm controller (connect failure)"
 
 
 def shown(
-    state: str = "IDLE+DYNAMIC_NORM", gres: str = "(null)", cpus: int = 0, tres: str = "", reason: str = ""
+    state: str = "IDLE+DYNAMIC_NORM",
+    gres: str = "(null)",
+    cpus: int = 0,
+    tres: str = "",
+    reason: str = "",
 ) -> str:
-    return SHOWN.format(state=state, gres=gres, cpus=cpus, tres=tres, reason=f" Reason={reason}" if reason else "")
+    return SHOWN.format(
+        state=state, gres=gres, cpus=cpus, tres=tres, reason=f" Reason={reason}" if reason else ""
+    )
 
 
 class Commands:
@@ -43,7 +49,9 @@ class Commands:
     def fail(self, *argv: str, error: CommandError) -> None:
         self.expected.append((argv, error))
 
-    def __call__(self, *argv: str, timeout: float = 0, check: bool = True, **_: object) -> Completed:
+    def __call__(
+        self, *argv: str, timeout: float = 0, check: bool = True, **_: object
+    ) -> Completed:
         assert timeout > 0
         assert self.expected, f"nobody expected {argv}"
         wanted, answer = self.expected.pop(0)
@@ -89,7 +97,11 @@ def test_a_nodes_address_is_the_one_that_it_registered_with():
 
 def test_a_node(commands: Commands):
     text = shown(
-        "MIXED+DRAIN+DYNAMIC_NORM", "gpu:h100:8(S:0-1)", 1, "cpu=1,mem=100M", "slurm-gpu: x [root@2026-11-20T18]"
+        "MIXED+DRAIN+DYNAMIC_NORM",
+        "gpu:h100:8(S:0-1)",
+        1,
+        "cpu=1,mem=100M",
+        "slurm-gpu: x [root@2026-11-20T18]",
     )
     commands.expect(*show_argv(), stdout=text)
     node = nodes.show("slurmd-0")
@@ -109,7 +121,11 @@ def test_a_node(commands: Commands):
         ("DOWN*", "DOWN", {"NOT_RESPONDING"}),
         ("IDLE*+DRAIN", "IDLE", {"NOT_RESPONDING", "DRAIN"}),
         ("DOWN*$", "DOWN", {"NOT_RESPONDING", "MAINTENANCE"}),
-        ("IDLE+DYNAMIC_NORM+FAIL+NOT_RESPONDING", "IDLE", {"DYNAMIC_NORM", "FAIL", "NOT_RESPONDING"}),
+        (
+            "IDLE+DYNAMIC_NORM+FAIL+NOT_RESPONDING",
+            "IDLE",
+            {"DYNAMIC_NORM", "FAIL", "NOT_RESPONDING"},
+        ),
         ("idle-", "IDLE", {"PLANNED"}),
     ],
 )
@@ -153,7 +169,9 @@ def test_a_controller_that_does_not_answer_is_another_thing(commands: Commands, 
         nodes.show("slurmd-0")
 
 
-@pytest.mark.parametrize("error", [CommandTimeout("no answer within 30 s"), CommandError("No such file or directory")])
+@pytest.mark.parametrize(
+    "error", [CommandTimeout("no answer within 30 s"), CommandError("No such file or directory")]
+)
 def test_a_command_that_hangs_or_is_missing(commands: Commands, error: CommandError):
     commands.fail(*show_argv(), error=error)
     with pytest.raises(nodes.ControllerSilent, match=str(error)):
@@ -171,13 +189,22 @@ def test_any_other_refusal_is_an_error_in_slurms_words(commands: Commands):
 @pytest.mark.parametrize(
     ("why", "caught"),
     [
-        ("Requested nodes are busy", pytest.raises(nodes.NodeBusy, match="Requested nodes are busy")),
+        (
+            "Requested nodes are busy",
+            pytest.raises(nodes.NodeBusy, match="Requested nodes are busy"),
+        ),
         ("Invalid node name specified", contextlib.nullcontext()),  # it is not there
     ],
 )
-def test_deleting_a_node(commands: Commands, why: str, caught: contextlib.AbstractContextManager[object]):
-    printed = f"scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: {why}\n"
-    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", stderr=printed, returncode=1)
+def test_deleting_a_node(
+    commands: Commands, why: str, caught: contextlib.AbstractContextManager[object]
+):
+    printed = (
+        f"scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: {why}\n"
+    )
+    commands.expect(
+        "/usr/bin/scontrol", "delete", "nodename=slurmd-0", stderr=printed, returncode=1
+    )
     with caught:
         nodes.delete("slurmd-0")
 
@@ -193,10 +220,27 @@ def test_the_jobs_of_a_node(commands: Commands):
 
 def test_the_jobs_that_asked_for_a_gres(commands: Commands):
     """As squeue 24.11.5 prints them, which shows finished ones for MinJobAge."""
-    fields = "jobarrayid:40,tres-per-job:400,tres-per-node:400,tres-per-socket:400,tres-per-task:400"
-    argv = ("/usr/bin/squeue", "--noheader", "--states", "all", "--nodelist", "slurmd-0", "--Format", fields)
-    rows = ("8", "N/A", "gres/shard:2"), ("12_3", "gres/gpu:1,gres/shard:1", "N/A"), ("9", "N/A", "gres/gpu:1")
-    commands.expect(*argv, stdout="".join(f"{a:40}{b:400}{c:400}{'N/A':400}{'N/A':400}\n" for a, b, c in rows))
+    fields = (
+        "jobarrayid:40,tres-per-job:400,tres-per-node:400,tres-per-socket:400,tres-per-task:400"
+    )
+    argv = (
+        "/usr/bin/squeue",
+        "--noheader",
+        "--states",
+        "all",
+        "--nodelist",
+        "slurmd-0",
+        "--Format",
+        fields,
+    )
+    rows = (
+        ("8", "N/A", "gres/shard:2"),
+        ("12_3", "gres/gpu:1,gres/shard:1", "N/A"),
+        ("9", "N/A", "gres/gpu:1"),
+    )
+    commands.expect(
+        *argv, stdout="".join(f"{a:40}{b:400}{c:400}{'N/A':400}{'N/A':400}\n" for a, b, c in rows)
+    )
     assert nodes.remembered_jobs("slurmd-0", "shard") == ["12_3", "8"]
 
 
@@ -207,15 +251,29 @@ def test_the_reservations_of_a_node(commands: Commands):
         "CoreCnt=2 Features=(null) PartitionName=slurmd Flags=MAINT,SPEC_NODES TRES=cpu=2 Users=root Groups=(null) "
         "Accounts=(null) Licenses=(null) State={} BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
     )
-    rows = [("maint", "slurmd-[0-3]", "ACTIVE"), ("class", "slurmd-10", "ACTIVE"), ("later", "slurmd-0", "INACTIVE")]
+    rows = [
+        ("maint", "slurmd-[0-3]", "ACTIVE"),
+        ("class", "slurmd-10", "ACTIVE"),
+        ("later", "slurmd-0", "INACTIVE"),
+    ]
     shown = "".join(row.format(*one) for one in rows) + row.format("licences", "(null)", "ACTIVE")
     commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout=shown)
-    commands.expect("/usr/bin/scontrol", "show", "hostnames", "slurmd-[0-3]", stdout="slurmd-0\nslurmd-1\nslurmd-2\n")
-    commands.expect("/usr/bin/scontrol", "show", "hostlist", "slurmd-1,slurmd-2", stdout="slurmd-[1-2]")
+    commands.expect(
+        "/usr/bin/scontrol",
+        "show",
+        "hostnames",
+        "slurmd-[0-3]",
+        stdout="slurmd-0\nslurmd-1\nslurmd-2\n",
+    )
+    commands.expect(
+        "/usr/bin/scontrol", "show", "hostlist", "slurmd-1,slurmd-2", stdout="slurmd-[1-2]"
+    )
     commands.expect("/usr/bin/scontrol", "show", "hostnames", "slurmd-10", stdout="slurmd-10\n")
     commands.expect("/usr/bin/scontrol", "show", "hostnames", "slurmd-0", stdout="slurmd-0\n")
     assert nodes.reservations("slurmd-0") == {"later": "", "maint": "slurmd-[1-2]"}
-    commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout="No reservations in the system\n")
+    commands.expect(
+        "/usr/bin/scontrol", "show", "reservations", "-o", stdout="No reservations in the system\n"
+    )
     assert nodes.reservations("slurmd-0") == {}
 
 
@@ -253,7 +311,14 @@ def test_comparing_gres(left: str | None, right: str | None, same: bool):
 
 @pytest.mark.parametrize(
     ("gres", "count"),
-    [("", 0), ("gpu", 1), ("gpu:h200:8(S:0-1)", 8), ("gpu:a:2(S:0,1),gpu:b:3", 5), ("shard:32,gpu:2", 2), ("nic:2", 0)],
+    [
+        ("", 0),
+        ("gpu", 1),
+        ("gpu:h200:8(S:0-1)", 8),
+        ("gpu:a:2(S:0,1),gpu:b:3", 5),
+        ("shard:32,gpu:2", 2),
+        ("nic:2", 0),
+    ],
 )
 def test_gpus_are_counted(gres: str, count: int):
     assert nodes.count_gres(gres, "gpu") == count

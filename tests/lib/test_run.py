@@ -12,7 +12,9 @@ from slurm_ddp import run
 CODE = "import os; print(sorted(os.environ), os.getcwd(), os.environ['HOME'])"
 
 
-def test_nothing_of_this_process_is_inherited(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+def test_nothing_of_this_process_is_inherited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
     monkeypatch.setenv("JUJU_SECRET", "x")
     monkeypatch.setenv("SLURM_CONF", "/opt/slurm/slurm.conf")
     monkeypatch.setenv("http_proxy", "http://proxy")

@@ -26,7 +26,9 @@ def test_a_node_of_24_11():
     assert node["Extra"] == "foo"
 
 
-@pytest.mark.parametrize(("text", "reason", "after"), CASES["what_stands_behind_the_reason_of_a_node"])
+@pytest.mark.parametrize(
+    ("text", "reason", "after"), CASES["what_stands_behind_the_reason_of_a_node"]
+)
 def test_what_stands_behind_the_reason_of_a_node(text: str, reason: str, after: dict[str, str]):
     """src/api/node_info.c of 25.11 prints it there; a cluster with a topology has it on every node."""
     head = NODE_25_11.partition(" Reason=")[0]
@@ -51,7 +53,9 @@ def test_a_job_whose_texts_hold_spaces_and_equals_signs():
 
 
 def test_records_of_several_lines_and_of_texts_with_line_breaks():
-    first, second = show.records(f"{NODE_24_11}\n{NODE_25_11.replace('late kernel', 'late' + chr(10) + 'kernel')}\n")
+    first, second = show.records(
+        f"{NODE_24_11}\n{NODE_25_11.replace('late kernel', 'late' + chr(10) + 'kernel')}\n"
+    )
     assert first["NodeName"] == "slurmd-0"
     assert second["Reason"] == "late\nkernel NodeName=x [admin@2026-01-02T04:00:00]"
 

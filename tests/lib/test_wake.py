@@ -32,9 +32,13 @@ class Systemd:
             found = [name for name in waiting if fnmatch.fnmatchcase(name, pattern)]
             return Completed(0, "".join(f"{name} loaded active waiting\n" for name in found), "")
         assert argv[:1] == ("/usr/bin/systemd-run",)
-        (name,) = [word.removeprefix("--unit=") + ".timer" for word in argv if word.startswith("--unit=")]
+        (name,) = [
+            word.removeprefix("--unit=") + ".timer" for word in argv if word.startswith("--unit=")
+        ]
         if name in self.timers:
-            raise CommandError(f"systemd-run exited 1: Unit {name} was already loaded or has a fragment file.")
+            raise CommandError(
+                f"systemd-run exited 1: Unit {name} was already loaded or has a fragment file."
+            )
         self.timers[name] = "waiting"
         self.ran.append(argv)
         return Completed(0, "", "")
@@ -58,7 +62,9 @@ def test_a_unit_is_woken_by_jujus_own_command(systemd: Systemd):
     wake.later("client/0", CHARM, 60)
     (argv,) = systemd.ran
     assert argv[-3:] == (str(wake.JUJU_EXEC), "client/0", HOOK)
-    assert {"--on-active=60", "--timer-property=AccuracySec=1s", "--collect", "--no-block"} <= set(argv)
+    assert {"--on-active=60", "--timer-property=AccuracySec=1s", "--collect", "--no-block"} <= set(
+        argv
+    )
     options = ["--quiet", "--collect", "--no-block"]
     argv = ["/usr/bin/systemd-run", *options, str(wake.JUJU_EXEC), "client/0", HOOK]
     assert wake.command("client/0", CHARM) == argv

@@ -40,7 +40,9 @@ class Packed:
         return f"venv/lib/python{self.base.python}/site-packages"
 
     def files(self) -> set[str]:
-        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+        return {
+            str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()
+        }
 
     def own_files(self) -> set[str]:
         return {name for name in self.files() if not name.startswith("venv/")}
@@ -49,7 +51,9 @@ class Packed:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((name, base), id=f"{name}-{base.version}", marks=[pytest.mark.long] if number else [])
+        pytest.param(
+            (name, base), id=f"{name}-{base.version}", marks=[pytest.mark.long] if number else []
+        )
         for name in NAMES
         for number, base in enumerate(pack.BASES)
     ],
@@ -70,13 +74,22 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize(
     ("file", "base"),
-    [("bundle.yaml", pack.BASES[0]), pytest.param("overlays/2604.yaml", pack.BASES[1], marks=pytest.mark.long)],
+    [
+        ("bundle.yaml", pack.BASES[0]),
+        pytest.param("overlays/2604.yaml", pack.BASES[1], marks=pytest.mark.long),
+    ],
     ids=str,
 )
-def test_the_bundle_and_the_overlay_name_the_files_of_their_base_and_there_is_no_other(file: str, base: pack.Base):
+def test_the_bundle_and_the_overlay_name_the_files_of_their_base_and_there_is_no_other(
+    file: str, base: pack.Base
+):
     path = pack.ROOT / file
     bodies = yaml.safe_load(path.read_text())["applications"].values()
-    local = {(path.parent / body["charm"]).resolve() for body in bodies if body.get("charm", "").startswith(".")}
+    local = {
+        (path.parent / body["charm"]).resolve()
+        for body in bodies
+        if body.get("charm", "").startswith(".")
+    }
     assert local == {pack.artifact(name, base) for name in NAMES}
     assert local == set(pack.artifact(NAMES[0], base).parent.glob("*.charm"))
 
@@ -90,7 +103,9 @@ def test_it_holds_the_sources_and_nothing_else(packed: Packed, tmp_path: pathlib
         if path.is_file() and path.relative_to(tmp_path).parts[0] in carried
     }
     assert packed.own_files() - CHARMCRAFT_S - {"README.md", "icon.svg", "LICENSE"} == set(expected)
-    changed = [name for name, content in expected.items() if (packed.folder / name).read_bytes() != content]
+    changed = [
+        name for name, content in expected.items() if (packed.folder / name).read_bytes() != content
+    ]
     assert changed == [], "the sources changed since the charm was packed"
     assert "src/charm.py" in expected
     assert "lib/slurm_ddp/run.py" in expected
@@ -100,7 +115,9 @@ def test_no_tests_caches_bundle_or_secrets_inside(packed: Packed):
     for name in packed.own_files():
         parts = pathlib.PurePath(name).parts
         assert not {"tests", "__pycache__", ".git", ".tox"} & set(parts), name
-        assert parts[-1] not in {"bundle.yaml", "charmcraft.yaml"}, "Juju would deploy the bundle instead of the charm"
+        assert parts[-1] not in {"bundle.yaml", "charmcraft.yaml"}, (
+            "Juju would deploy the bundle instead of the charm"
+        )
         assert not name.endswith((".pyc", ".pem", ".key", ".env")), name
         text = (packed.folder / name).read_text(errors="replace")
         assert not re.search(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:\s|\\n)+[\w+/-]{8}", text), name
@@ -122,18 +139,29 @@ def test_its_packages_are_the_pinned_ones_for_the_python_of_its_base(packed: Pac
     modules = {name for name in packed.files() if name.endswith(".so")}
     tag = f".cpython-{packed.base.python.replace('.', '')}-x86_64-"
     assert modules
-    assert all(name.startswith(packed.site) and (tag in name or ".abi3." in name) for name in modules), modules
+    assert all(
+        name.startswith(packed.site) and (tag in name or ".abi3." in name) for name in modules
+    ), modules
 
 
 @pytest.fixture(scope="session")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Callable[[pathlib.Path], pathlib.Path]:
+def packages(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> collections.abc.Callable[[pathlib.Path], pathlib.Path]:
     """Return the folder with the packages of a requirements.txt for the Python that runs here; equal texts share one."""
     root = tmp_path_factory.mktemp("packages")
 
     def installed(requirements: pathlib.Path) -> pathlib.Path:
         target = root / hashlib.sha256(requirements.read_bytes()).hexdigest()
         if not target.exists():
-            what = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(requirements))
+            what = (
+                "--no-deps",
+                "--require-hashes",
+                "--only-binary",
+                ":all:",
+                "-r",
+                str(requirements),
+            )
             uv.run("pip", "install", "--python", sys.executable, "--target", str(target), *what)
         return target
 
@@ -141,7 +169,9 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Callab
 
 
 @pytest.fixture(scope="module")
-def runnable(packed: Packed, packages: collections.abc.Callable[[pathlib.Path], pathlib.Path]) -> Packed:
+def runnable(
+    packed: Packed, packages: collections.abc.Callable[[pathlib.Path], pathlib.Path]
+) -> Packed:
     """The charm with its packages for the Python that runs here."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     target = packed.folder / f"venv/lib/python{here}/site-packages"
@@ -153,7 +183,10 @@ def runnable(packed: Packed, packages: collections.abc.Callable[[pathlib.Path], 
 
 def test_every_module_of_the_charm_imports_with_only_what_is_inside(runnable: Packed):
     """Imports that hide in functions are found too: every name that any of its modules imports must resolve."""
-    site = runnable.folder / f"venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    site = (
+        runnable.folder
+        / f"venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    )
     program = f"""
 import ast, importlib.util, pathlib, sys
 root = pathlib.Path({str(runnable.folder)!r})
@@ -188,9 +221,7 @@ def test_dispatch_starts_the_charm(runnable: Packed, tmp_path: pathlib.Path):
     """An event that the charm does not know makes it start, observe, and collect its status, but change nothing."""
     options = runnable.declared.get("config", {}).get("options", {})
     defaults = {name: option["default"] for name, option in options.items() if "default" in option}
-    tools = (
-        "config-get is-leader juju-log relation-ids secret-get secret-ids state-get status-get status-set storage-list"
-    )
+    tools = "config-get is-leader juju-log relation-ids secret-get secret-ids state-get status-get status-set storage-list"
     for tool in tools.split():
         (tmp_path / tool).write_text(HOOK_TOOL.replace("DEFAULTS", repr(defaults)))
         (tmp_path / tool).chmod(0o755)
@@ -204,7 +235,9 @@ def test_dispatch_starts_the_charm(runnable: Packed, tmp_path: pathlib.Path):
         "JUJU_VERSION": "3.6.0",
     }
     dispatch, folder = runnable.folder / "dispatch", runnable.folder
-    done = subprocess.run([dispatch], check=False, capture_output=True, text=True, cwd=folder, env=env)
+    done = subprocess.run(
+        [dispatch], check=False, capture_output=True, text=True, cwd=folder, env=env
+    )
     assert done.returncode == 0, done.stderr
     calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
     assert any("of_no_charm not defined for" in call[-1] for call in calls if call[0] == "juju-log")
@@ -213,5 +246,9 @@ def test_dispatch_starts_the_charm(runnable: Packed, tmp_path: pathlib.Path):
 
 def test_the_bundle_archive_holds_the_bundle():
     with zipfile.ZipFile(pack.artifact(pack.BUNDLE)) as archive:
-        assert {"bundle.yaml", "README.md"} <= set(archive.namelist()) <= {"bundle.yaml", "README.md", "metadata.yaml"}
+        assert (
+            {"bundle.yaml", "README.md"}
+            <= set(archive.namelist())
+            <= {"bundle.yaml", "README.md", "metadata.yaml"}
+        )
         assert archive.read("bundle.yaml") == (pack.ROOT / "bundle.yaml").read_bytes()

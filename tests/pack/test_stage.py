@@ -54,12 +54,16 @@ def files(folder: pathlib.Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_stage_holds_the_charm_the_library_and_the_payload(tree: pathlib.Path, tmp_path: pathlib.Path):
+def test_a_stage_holds_the_charm_the_library_and_the_payload(
+    tree: pathlib.Path, tmp_path: pathlib.Path
+):
     pack.stage("ddp-trainer", tmp_path / "stage")
     assert files(tmp_path / "stage") == STAGED
 
 
-def test_staging_follows_the_source_and_keeps_the_folder(tree: pathlib.Path, tmp_path: pathlib.Path):
+def test_staging_follows_the_source_and_keeps_the_folder(
+    tree: pathlib.Path, tmp_path: pathlib.Path
+):
     stage = tmp_path / "stage"
     pack.stage("ddp-trainer", stage)
     inode = stage.stat().st_ino
@@ -102,5 +106,8 @@ def test_the_mode_chooses_itself(
     monkeypatch.setattr(pack, "_succeeds", lambda *_: has_lxd)
     monkeypatch.setattr(pack, "_system_python", lambda: python)
     modes = [pack.choose_mode(base) for base in pack.BASES]
-    names = ["managed" if mode.managed else f"wheels {mode.python}" if mode.disguise else "here" for mode in modes]
+    names = [
+        "managed" if mode.managed else f"wheels {mode.python}" if mode.disguise else "here"
+        for mode in modes
+    ]
     assert names == expected

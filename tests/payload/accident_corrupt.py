@@ -18,4 +18,6 @@ def spoil(call):
 
 name = os.environ["CORRUPT"]
 collective = collectives.COLLECTIVES[name]
-collectives.COLLECTIVES[name] = dataclasses.replace(collective, out_of_place=spoil(collective.out_of_place))
+collectives.COLLECTIVES[name] = dataclasses.replace(
+    collective, out_of_place=spoil(collective.out_of_place)
+)

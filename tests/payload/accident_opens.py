@@ -6,7 +6,9 @@ import pathlib
 import sys
 
 _own = os.open(
-    pathlib.Path(os.environ["OPENS"], os.environ["RANK"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+    pathlib.Path(os.environ["OPENS"], os.environ["RANK"]),
+    os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
+    0o644,
 )
 
 

@@ -25,7 +25,9 @@ def is_due(self: resume.Agreement) -> bool:
     return _is_due(self)
 
 
-def write_manifest(path: pathlib.Path, meta: checkpoint.State, listed: list[checkpoint.State]) -> None:
+def write_manifest(
+    path: pathlib.Path, meta: checkpoint.State, listed: list[checkpoint.State]
+) -> None:
     if next(_saves) == AT:
         os.kill(os.getpid(), signal.SIGKILL)
     _write_manifest(path, meta, listed)

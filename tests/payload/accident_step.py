@@ -26,7 +26,9 @@ IS_IT = os.environ.get("RANK", "0") == os.environ.get("OF", "1")
 AGAIN = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 ERRORS = {
     "bug": RuntimeError("something nobody thought of"),
-    "memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 999 bytes"),
+    "memory": RuntimeError(
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 999 bytes"
+    ),
 }
 _step, _next, _clip = train.Training._step, reader.Reader.next, nn.utils.clip_grad_norm_
 _init, _connect = dist.init_process_group, distributed._connect
@@ -70,8 +72,15 @@ def stand_still(training):
     if not IS_IT:
         return
     asleep = 0
-    while asleep < 10:  # its main thread has slept for a while: it waits for this rank in its backward pass
-        state = pathlib.Path(f"/proc/{peers[0]}/task/{peers[0]}/stat").read_text().rpartition(")")[2].split()[0]
+    while (
+        asleep < 10
+    ):  # its main thread has slept for a while: it waits for this rank in its backward pass
+        state = (
+            pathlib.Path(f"/proc/{peers[0]}/task/{peers[0]}/stat")
+            .read_text()
+            .rpartition(")")[2]
+            .split()[0]
+        )
         asleep = asleep + 1 if state == "S" else 0
         time.sleep(0.05)
     os.kill(peers[0], signal.SIGTERM)
@@ -121,7 +130,9 @@ dist.init_process_group = init
 if DO == "stuck":
     distributed.STUCK_S = 1.0
 elif DO == "hang":
-    distributed._connect = lambda world, store, timeout: _connect(world, store, timeout / 3)  # so that it takes 2 s
+    distributed._connect = lambda world, store, timeout: _connect(
+        world, store, timeout / 3
+    )  # so that it takes 2 s
 elif DO == "slow":
     reader.Reader.next = wait_and_take
     pace.WINDOW_S = 0.5  # so that a short training has several

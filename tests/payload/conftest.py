@@ -40,16 +40,36 @@ def signals() -> collections.abc.Iterator[None]:
 
 
 def torchrun(
-    num: int, *args: object, timeout: float = 240, flags: tuple[str, ...] = (), accident: str | None = None, **env: str
+    num: int,
+    *args: object,
+    timeout: float = 240,
+    flags: tuple[str, ...] = (),
+    accident: str | None = None,
+    **env: str,
 ) -> ranks.Result:
     """Run `ddptrain` under the real torchrun, or the module of this folder that runs it with an accident."""
     module, variables = ranks.parse(accident)
     place = ["--master-addr=127.0.0.1", f"--master-port={ranks.free_port()}"]
-    launch = ["-m", "torch.distributed.run", f"--nproc-per-node={num}", *place, *flags, "-m", module or "ddptrain"]
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={num}",
+        *place,
+        *flags,
+        "-m",
+        module or "ddptrain",
+    ]
     names = {"PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "OMP_NUM_THREADS"}
-    env = {**{k: v for k, v in os.environ.items() if k in names}, "PYTHONUNBUFFERED": "1", **variables, **env}
+    env = {
+        **{k: v for k, v in os.environ.items() if k in names},
+        "PYTHONUNBUFFERED": "1",
+        **variables,
+        **env,
+    }
     argv, pipe = [sys.executable, *launch, *ranks.words(args)], subprocess.PIPE
-    with subprocess.Popen(argv, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        argv, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
         except BaseException:  # too late, or interrupted
@@ -108,5 +128,12 @@ def text_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def dataset(text_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A byte-level dataset of that text."""
     output = tmp_path_factory.mktemp("data") / "words"
-    ranks.succeed(1, "prepare --source", text_dir, "--output", output, "--tokenizer byte --part-mib 0.03 --workers 1")
+    ranks.succeed(
+        1,
+        "prepare --source",
+        text_dir,
+        "--output",
+        output,
+        "--tokenizer byte --part-mib 0.03 --workers 1",
+    )
     return output

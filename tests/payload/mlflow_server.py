@@ -26,13 +26,13 @@ model_dir, conversations = test_finetune.model_dir, test_finetune.conversations
 @contextlib.contextmanager
 def served(folder: pathlib.Path, port: int):
     """Start a server whose data outlive it in the folder, and kill it at the end."""
-    argv = (
-        f"{MLFLOW} -m mlflow server --port {port} --backend-store-uri sqlite:///mlflow.db --artifacts-destination files"
-    )
+    argv = f"{MLFLOW} -m mlflow server --port {port} --backend-store-uri sqlite:///mlflow.db --artifacts-destination files"
     env = {**os.environ, "PYTHONPATH": "", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (folder / "log").open("a") as log:
         argv += " --workers 1 --uvicorn-opts --no-access-log"
-        server = subprocess.Popen(argv.split(), cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(
+            argv.split(), cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         yield
     finally:
@@ -56,18 +56,26 @@ def test_nothing_is_lost_when_the_server_is_killed_in_each_of_two_attempts(
 
     def history(name: str) -> dict[int, float]:
         note = run_dir / "tracking.json"
-        found = client.get_metric_history(json.loads(note.read_text())["run_id"], name) if note.exists() else []
+        found = (
+            client.get_metric_history(json.loads(note.read_text())["run_id"], name)
+            if note.exists()
+            else []
+        )
         assert len({m.step for m in found}) == len(found), "a record counts once"
         return {m.step: m.value for m in found}
 
     def recorded() -> set[int]:
-        return {r["step"] for r in files.read_records(run_dir / "metrics.jsonl") if r["kind"] == "step"}
+        return {
+            r["step"] for r in files.read_records(run_dir / "metrics.jsonl") if r["kind"] == "step"
+        }
 
     with contextlib.ExitStack() as running, concurrent.futures.ThreadPoolExecutor(1) as pool:
         for attempt in range(2):
             stop.unlink(missing_ok=True)
             at = len(recorded())
-            job = pool.submit(ranks.trained, 2, data, run_dir, SMALL, *more, RUN_ATTEMPT_ID=f"7.r{attempt}", **env)
+            job = pool.submit(
+                ranks.trained, 2, data, run_dir, SMALL, *more, RUN_ATTEMPT_ID=f"7.r{attempt}", **env
+            )
             with served(tmp_path, port):
                 while len(history("loss")) < at + 20 and not job.done():
                     time.sleep(0.1)
@@ -85,7 +93,11 @@ def test_nothing_is_lost_when_the_server_is_killed_in_each_of_two_attempts(
         assert history("loss") == conftest.losses(run_dir)
         assert history("val_loss") == conftest.val_losses(run_dir)
         (run,) = client.search_runs(["1"])
-        assert (run.info.status, run.data.params["batch"], run.data.tags["run_dir"]) == ("SCHEDULED", "8", str(run_dir))
+        assert (run.info.status, run.data.params["batch"], run.data.tags["run_dir"]) == (
+            "SCHEDULED",
+            "8",
+            str(run_dir),
+        )
         for name in ("config.json", "summary.json", "loss.png"):
             path = client.download_artifacts(run.info.run_id, name, str(tmp_path))
             assert pathlib.Path(path).read_bytes() == (run_dir / name).read_bytes()

@@ -51,7 +51,11 @@ class Result:
 
     def fatal(self) -> list[str]:
         """Return the texts of the [FATAL] lines; torchrun's own summary, which quotes the error file, is none."""
-        return [line.split(":[FATAL] ", 1)[1] for line in self.output.splitlines() if ":[FATAL] " in line]
+        return [
+            line.split(":[FATAL] ", 1)[1]
+            for line in self.output.splitlines()
+            if ":[FATAL] " in line
+        ]
 
 
 SCRIPT = "accident_script"  # the accident that runs the script which the arguments begin with
@@ -70,7 +74,9 @@ def free_port() -> int:
                 return port
 
 
-def run(ranks: int, *args: object, timeout: float = _LIMIT_S, accident: str | None = None, **env: str) -> Result:
+def run(
+    ranks: int, *args: object, timeout: float = _LIMIT_S, accident: str | None = None, **env: str
+) -> Result:
     """Run the command on so many ranks.
 
     `accident` names a module of this folder to import in each first, and may add variables of its own: `name A=1`.
@@ -85,8 +91,13 @@ def run(ranks: int, *args: object, timeout: float = _LIMIT_S, accident: str | No
         processes = []
         for rank in range(ranks):
             place = {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-            own = {name: value.replace("{rank}", str(rank)) for name, value in {**variables, **env}.items()}
-            process = CONTEXT.Process(target=_rank, args=(words(args), {**place, **own}, log.name, accident))
+            own = {
+                name: value.replace("{rank}", str(rank))
+                for name, value in {**variables, **env}.items()
+            }
+            process = CONTEXT.Process(
+                target=_rank, args=(words(args), {**place, **own}, log.name, accident)
+            )
             process.start()
             processes.append(process)
         late = []
@@ -116,12 +127,16 @@ def succeed(ranks: int, *args: object, accident: str | None = None, **env: str) 
     return result
 
 
-def train(size: int, data: pathlib.Path, run_dir: pathlib.Path, *args: object, **more: typing.Any) -> Result:
+def train(
+    size: int, data: pathlib.Path, run_dir: pathlib.Path, *args: object, **more: typing.Any
+) -> Result:
     """Run a training."""
     return run(size, "train --data", data, "--run-dir", run_dir, *args, **more)
 
 
-def trained(size: int, data: pathlib.Path, run_dir: pathlib.Path, *args: object, **more: typing.Any) -> Result:
+def trained(
+    size: int, data: pathlib.Path, run_dir: pathlib.Path, *args: object, **more: typing.Any
+) -> Result:
     """Run a training that must end well."""
     return succeed(size, "train --data", data, "--run-dir", run_dir, *args, **more)
 
@@ -129,7 +144,9 @@ def trained(size: int, data: pathlib.Path, run_dir: pathlib.Path, *args: object,
 def parse(accident: str | None) -> tuple[str | None, dict[str, str]]:
     """Return the module and the variables of an accident."""
     name, *settings = (accident or "").split() or [""]
-    return name or None, dict(typing.cast(tuple[str, str], setting.split("=", 1)) for setting in settings)
+    return name or None, dict(
+        typing.cast(tuple[str, str], setting.split("=", 1)) for setting in settings
+    )
 
 
 def words(args: tuple[object, ...]) -> list[str]:
@@ -138,7 +155,9 @@ def words(args: tuple[object, ...]) -> list[str]:
 
 
 def _rank(argv: list[str], env: dict[str, str], log: str, accident: str | None) -> None:
-    for name in [n for n in os.environ if n.startswith(("SLURM", "RANK", "WORLD", "MASTER", "RUN_", "STOP_"))]:
+    for name in [
+        n for n in os.environ if n.startswith(("SLURM", "RANK", "WORLD", "MASTER", "RUN_", "STOP_"))
+    ]:
         del os.environ[name]
     os.environ.update(env)
     fd = os.open(log, os.O_WRONLY | os.O_APPEND)

@@ -26,7 +26,10 @@ SHAPES = ((64, 256), (256,), (512, 64))
 
 def state(step: int) -> dict[str, dict]:
     """Return a model and moments that hold their step's number in every element."""
-    weights, moments = ({f"weight{i}": torch.full(shape, float(step)) for i, shape in enumerate(SHAPES)} for _ in "wm")
+    weights, moments = (
+        {f"weight{i}": torch.full(shape, float(step)) for i, shape in enumerate(SHAPES)}
+        for _ in "wm"
+    )
     return {"model": weights, "optimizer": {"moments": moments}}
 
 
@@ -59,7 +62,9 @@ def save_forever(run_dir: pathlib.Path, first: int, acknowledge: int) -> None:
         step += 1
 
 
-def save(run_dir: pathlib.Path, *steps: int, keep: int = 5, best: tuple[int, ...] = ()) -> list[dict]:
+def save(
+    run_dir: pathlib.Path, *steps: int, keep: int = 5, best: tuple[int, ...] = ()
+) -> list[dict]:
     """Save steps one after the other, and return the records of what became complete."""
     records: list[dict] = []
     writer = saver.Saver(run_dir, keep=keep, attempt="test", on_saved=records.append)
@@ -90,7 +95,9 @@ def test_a_save_is_a_folder_with_a_manifest_and_two_links(tmp_path: pathlib.Path
     assert names(tmp_path) == ["best", "epoch-0001", "epoch-0002", "latest"]
     assert (tmp_path / "latest").readlink().name == "epoch-0002"
     assert (tmp_path / "best").readlink().name == "epoch-0001"
-    listed = {entry["file"] for entry in files.read_json(tmp_path / "latest" / "manifest.json")["files"]}
+    listed = {
+        entry["file"] for entry in files.read_json(tmp_path / "latest" / "manifest.json")["files"]
+    }
     assert listed == {"dcp/.metadata", "dcp/__0_0.distcp"}
     found = checkpoint.verify(tmp_path / "epoch-0002")
     assert found.step == 2
@@ -101,9 +108,15 @@ def test_a_save_is_a_folder_with_a_manifest_and_two_links(tmp_path: pathlib.Path
 def test_sigkill_at_random_moments_loses_at_most_the_last_save(tmp_path: pathlib.Path, kills: int):
     """A process of the fork server plays it through: it forks the victims cheaply."""
     report = tmp_path / "report.json"
-    memory = pathlib.Path("/dev/shm")  # SIGKILL leaves the page cache alone: a disk would only make the test slow
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as folder:
-        process = ranks.CONTEXT.Process(target=_kill_often, args=(kills, pathlib.Path(folder) / "run", report))
+    memory = pathlib.Path(
+        "/dev/shm"
+    )  # SIGKILL leaves the page cache alone: a disk would only make the test slow
+    with tempfile.TemporaryDirectory(
+        dir=memory if os.access(memory, os.W_OK) else tmp_path
+    ) as folder:
+        process = ranks.CONTEXT.Process(
+            target=_kill_often, args=(kills, pathlib.Path(folder) / "run", report)
+        )
         process.start()
         process.join(280)
         process.kill()
@@ -112,7 +125,9 @@ def test_sigkill_at_random_moments_loses_at_most_the_last_save(tmp_path: pathlib
     result = json.loads(report.read_text())
     assert result["kills"] == kills
     assert result["saved"] > kills // 2
-    assert result["amid"] >= kills // 5, "too few kills came in the middle of a save: the test is too tame"
+    assert result["amid"] >= kills // 5, (
+        "too few kills came in the middle of a save: the test is too tame"
+    )
 
 
 def _kill_often(times: int, run_dir: pathlib.Path, report: pathlib.Path) -> None:
@@ -131,7 +146,10 @@ def _kill_often(times: int, run_dir: pathlib.Path, report: pathlib.Path) -> None
             save_forever(run_dir, known + 1, write)
         os.close(write)
         assert os.read(read, 2) == b"0\n"  # it is ready
-        printed, saves = b"", chance.choice((0, 1, 1, 2))  # however long they take on a machine with much else to do
+        printed, saves = (
+            b"",
+            chance.choice((0, 1, 1, 2)),
+        )  # however long they take on a machine with much else to do
         while printed.count(b"\n") < saves:
             more = os.read(read, 4096)
             assert more, "it ended by itself"
@@ -156,7 +174,9 @@ def _kill_often(times: int, run_dir: pathlib.Path, report: pathlib.Path) -> None
     report.write_text(json.dumps({"kills": kills, "saved": known, "amid": amid}))
 
 
-def test_everything_is_durable_before_it_gets_its_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_everything_is_durable_before_it_gets_its_name(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     """No kill shows it, only a lost power does: what was synced, and what was renamed, in which order."""
     done: list[tuple[str, pathlib.Path]] = []
     sync = os.fsync
@@ -180,18 +200,28 @@ def test_everything_is_durable_before_it_gets_its_name(tmp_path: pathlib.Path, m
     held = [path.relative_to(final) for path in final.rglob("*") if path.name != "manifest.json"]
     assert len(held) == 3  # tensors, their index and a folder
     for path in (*held, pathlib.Path()):
-        assert ("sync", draft / path) in done[:committed], f"{path} was not synced before the commit"
+        assert ("sync", draft / path) in done[:committed], (
+            f"{path} was not synced before the commit"
+        )
     manifest = done.index(("name", draft / "manifest.json"))
-    assert any(what == "sync" and path.name.startswith(".manifest.json") for what, path in done[:manifest])
-    assert all(done.index(("sync", draft / path)) < manifest for path in held if path.suffix), "the manifest is last"
+    assert any(
+        what == "sync" and path.name.startswith(".manifest.json") for what, path in done[:manifest]
+    )
+    assert all(done.index(("sync", draft / path)) < manifest for path in held if path.suffix), (
+        "the manifest is last"
+    )
     linked = done.index(("name", tmp_path / "latest"))
-    assert ("sync", tmp_path) in done[committed:linked], "the name was not made durable before `latest` points at it"
+    assert ("sync", tmp_path) in done[committed:linked], (
+        "the name was not made durable before `latest` points at it"
+    )
     assert ("sync", tmp_path) in done[linked:]
 
 
 @pytest.mark.parametrize("name", ["dcp/__0_0.distcp", "dcp/.metadata", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damage_is_found_and_named_and_the_previous_checkpoint_taken(tmp_path: pathlib.Path, name: str, damage: str):
+def test_damage_is_found_and_named_and_the_previous_checkpoint_taken(
+    tmp_path: pathlib.Path, name: str, damage: str
+):
     save(tmp_path, 1, 2)
     path = tmp_path / "epoch-0002" / name
     if damage == "flip":
@@ -204,17 +234,22 @@ def test_damage_is_found_and_named_and_the_previous_checkpoint_taken(tmp_path: p
         path.unlink()
 
     with pytest.raises(
-        checkpoint.CheckpointError, match=str(path.parent if (name, damage) == ("manifest.json", "remove") else path)
+        checkpoint.CheckpointError,
+        match=str(path.parent if (name, damage) == ("manifest.json", "remove") else path),
     ):
         checkpoint.verify(tmp_path / "epoch-0002")
     found = checkpoint.choose(tmp_path, "auto")
     assert found is not None
     assert found.step == 1
     with pytest.raises(checkpoint.CheckpointError, match="epoch-0002"):
-        checkpoint.choose(tmp_path, str(tmp_path / "epoch-0002"))  # asked for by name, it is not replaced by another
+        checkpoint.choose(
+            tmp_path, str(tmp_path / "epoch-0002")
+        )  # asked for by name, it is not replaced by another
 
 
-def test_the_next_save_raises_the_error_of_the_one_before(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_next_save_raises_the_error_of_the_one_before(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     def broken(self: checkpoint.Draft, state: checkpoint.State) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -228,7 +263,8 @@ def test_the_next_save_raises_the_error_of_the_one_before(tmp_path: pathlib.Path
 
 
 @pytest.mark.parametrize(
-    ("number", "fails", "tried"), [(errno.EIO, 2, 3), (errno.ESTALE, 1, 2), (errno.EIO, 3, 3), (errno.ENOENT, 1, 1)]
+    ("number", "fails", "tried"),
+    [(errno.EIO, 2, 3), (errno.ESTALE, 1, 2), (errno.EIO, 3, 3), (errno.ENOENT, 1, 1)],
 )
 def test_what_a_network_filesystem_gets_over_is_tried_again(number: int, fails: int, tried: int):
     calls: list[int] = []
@@ -239,7 +275,11 @@ def test_what_a_network_filesystem_gets_over_is_tried_again(number: int, fails: 
             raise OSError(number, os.strerror(number))
         return "read"
 
-    with pytest.raises(OSError, match=os.strerror(number)) if tried == fails else contextlib.nullcontext():
+    with (
+        pytest.raises(OSError, match=os.strerror(number))
+        if tried == fails
+        else contextlib.nullcontext()
+    ):
         assert files.retried(action, pause_s=0.001) == "read"
     assert len(calls) == tried
 
@@ -251,7 +291,8 @@ def test_when_none_is_whole_it_says_so_instead_of_starting_over(tmp_path: pathli
     save(tmp_path, 1)
     (tmp_path / "epoch-0001" / "dcp" / "__0_0.distcp").unlink()
     with pytest.raises(
-        checkpoint.CheckpointError, match=r"no checkpoint .* is whole .*distcp is missing.*--resume never"
+        checkpoint.CheckpointError,
+        match=r"no checkpoint .* is whole .*distcp is missing.*--resume never",
     ):
         checkpoint.choose(tmp_path, "auto")
     assert checkpoint.choose(tmp_path, "never") is None
@@ -282,10 +323,14 @@ def test_leftovers_of_a_killed_attempt_go_away(tmp_path: pathlib.Path):
     assert not (tmp_path / "epoch-0003" / "stray").exists(), "the same step again replaces it whole"
 
 
-def test_the_copy_is_of_the_moment_of_the_call(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_copy_is_of_the_moment_of_the_call(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     """Training goes on while the thread writes; a second save waits for it."""
     write, gate = saver.Saver._write, threading.Event()
-    monkeypatch.setattr(saver.Saver, "_write", lambda self, job: gate.wait(120) and write(self, job))
+    monkeypatch.setattr(
+        saver.Saver, "_write", lambda self, job: gate.wait(120) and write(self, job)
+    )
     writer = saver.Saver(tmp_path, keep=5, attempt="test")
     live = state(0)
 
@@ -334,7 +379,9 @@ def test_an_update_waits_for_the_copy(tmp_path: pathlib.Path, monkeypatch: pytes
 def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A model with tied weights and a buffer, and its optimiser, after a step."""
     torch.manual_seed(5)
-    core = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64))
+    core = torch.nn.Sequential(
+        torch.nn.Linear(64, 64, bias=False), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64)
+    )
     core[2].weight = core[0].weight
     optimizer = torch.optim.AdamW(core.parameters(), lr=0.1)
     core(torch.randn(8, 64)).square().sum().backward()
@@ -343,10 +390,15 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def parts(core: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [*core.state_dict().values(), *(t for p in core.parameters() for t in optimizer.state[p].values())]
+    return [
+        *core.state_dict().values(),
+        *(t for p in core.parameters() for t in optimizer.state[p].values()),
+    ]
 
 
-def restored(found: checkpoint.Checkpoint, trained: tuple[torch.nn.Module, torch.optim.Optimizer]) -> None:
+def restored(
+    found: checkpoint.Checkpoint, trained: tuple[torch.nn.Module, torch.optim.Optimizer]
+) -> None:
     """A checkpoint read into a copy that trained on gives the weights and moments, and leaves the settings alone."""
     core, optimizer = copy.deepcopy(trained)
     core(torch.randn(8, 64)).square().sum().backward()
@@ -354,7 +406,9 @@ def restored(found: checkpoint.Checkpoint, trained: tuple[torch.nn.Module, torch
     optimizer.param_groups[0]["lr"] = 0.25
     assert not torch.equal(parts(core, optimizer)[0], parts(*trained)[0])
     checkpoint.restore(found, core, optimizer)
-    assert all(torch.equal(a, b) for a, b in zip(parts(core, optimizer), parts(*trained), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(parts(core, optimizer), parts(*trained), strict=True)
+    )
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 

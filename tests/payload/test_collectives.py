@@ -34,7 +34,10 @@ def test_the_table_has_nccl_tests_columns(measured: tuple[ranks.Result, dict]):
         size, time, algbw = int(row[0]), float(row[5]), float(row[6])
         assert algbw == pytest.approx(size / time / 1e3, abs=0.006 + 0.01 * algbw)
     gather = found[3]
-    assert (gather[0], gather[1]) == ("1024", "128")  # all_gather: size is of all ranks, count of one
+    assert (gather[0], gather[1]) == (
+        "1024",
+        "128",
+    )  # all_gather: size is of all ranks, count of one
     alltoall = found[12]
     assert alltoall[9:] == ["N/A"] * 4
     output = measured[0].output
@@ -52,7 +55,9 @@ def test_the_json_says_the_same(measured: tuple[ranks.Result, dict]):
     assert [c["collective"] for c in report["collectives"]] == list(collectives.COLLECTIVES)
     for entry in report["collectives"]:
         factor = collectives.COLLECTIVES[entry["collective"]].bus_factor(2)
-        placed = [row[p] for row in entry["results"] for p in ("out_of_place", "in_place") if row[p]]
+        placed = [
+            row[p] for row in entry["results"] for p in ("out_of_place", "in_place") if row[p]
+        ]
         assert all(p["bus_bw"] == pytest.approx(p["alg_bw"] * factor) for p in placed)
         assert entry["average_bus_bandwidth"]["bandwidth"] == pytest.approx(
             sum(p["bus_bw"] for p in placed) / len(placed)
@@ -62,7 +67,10 @@ def test_the_json_says_the_same(measured: tuple[ranks.Result, dict]):
 
 def test_bus_factors_are_nccl_tests():
     ring = 15 / 16
-    expected = dict.fromkeys(collectives.COLLECTIVES, ring) | {"all_reduce": 2 * ring, "broadcast": 1}
+    expected = dict.fromkeys(collectives.COLLECTIVES, ring) | {
+        "all_reduce": 2 * ring,
+        "broadcast": 1,
+    }
     assert {name: c.bus_factor(16) for name, c in collectives.COLLECTIVES.items()} == expected
 
 
@@ -75,7 +83,9 @@ def test_a_size_that_does_not_fit_is_one_line():
 
 @pytest.mark.parametrize("name", list(collectives.COLLECTIVES))
 def test_a_corrupted_buffer_is_counted_and_fails_on_every_rank(name: str):
-    result = ranks.run(2, "collectives --collective", name, *QUICK, accident="accident_corrupt", CORRUPT=name)
+    result = ranks.run(
+        2, "collectives --collective", name, *QUICK, accident="accident_corrupt", CORRUPT=name
+    )
     assert result.codes == [2, 2]
     assert [row[8] for row in rows(result.output)] == ["1", "1", "1"]
     assert "# Out of bounds values : 3 FAILED" in result.output
@@ -90,7 +100,9 @@ def test_the_expected_values_are_exact_in_every_dtype(datatype: str, size: int):
     reduced = sent.sum(0)
     assert torch.equal(coder.reduced(0, 200).to(torch.int64), reduced)
     assert torch.equal(coder.reduced(77, 100).to(torch.int64), reduced[77:177])
-    assert len({tuple(coder.reducible(rank, 61).tolist()) for rank in range(2)}) == 2 or coder.top == 1
+    assert (
+        len({tuple(coder.reducible(rank, 61).tolist()) for rank in range(2)}) == 2 or coder.top == 1
+    )
     code = coder.coded(1, 0, 500)
     assert torch.equal(code.to(torch.int64).to(coder.dtype), code)
     assert not torch.equal(code, coder.coded(0, 0, 500))
@@ -99,7 +111,11 @@ def test_the_expected_values_are_exact_in_every_dtype(datatype: str, size: int):
 def test_values_tell_whence_whither_and_where():
     """A part that arrives from or for another rank, or at another place, is wrong in every element."""
     coder = collectives.Coder("float", 4, torch.device("cpu"))
-    parts = {(source, target): coder.coded(source, target, 1000) for source in range(4) for target in range(4)}
+    parts = {
+        (source, target): coder.coded(source, target, 1000)
+        for source in range(4)
+        for target in range(4)
+    }
     for one, values in parts.items():
         assert int((values[1:] != values[:-1]).sum()) == 999
         for other, others in parts.items():

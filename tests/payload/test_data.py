@@ -14,16 +14,22 @@ from ddptrain import errors, files
 from ddptrain.data import reader, sampler, shards, tokenizers
 
 
-def make_dataset(root: pathlib.Path, counts: list[int], *, vocab: int = 60000, masked: bool = False) -> shards.Dataset:
+def make_dataset(
+    root: pathlib.Path, counts: list[int], *, vocab: int = 60000, masked: bool = False
+) -> shards.Dataset:
     """Write a dataset whose tokens count up, so that each row tells where it is from."""
     dtype = shards.dtype_for(vocab, masked=masked)
     entries, start = [], 0
     for number, count in enumerate(counts):
         tokens = (np.arange(start, start + count) % vocab).astype(dtype)
         facts = shards.write(
-            root / f"train/shard-{number:05d}.bin", [tokens[: count // 3], tokens[count // 3 :]], dtype
+            root / f"train/shard-{number:05d}.bin",
+            [tokens[: count // 3], tokens[count // 3 :]],
+            dtype,
         )
-        entries.append({"split": "train", "file": f"train/shard-{number:05d}.bin", "docs": 1, **facts})
+        entries.append(
+            {"split": "train", "file": f"train/shard-{number:05d}.bin", "docs": 1, **facts}
+        )
         start += count
     facts = shards.write(root / "val/shard-00000.bin", [np.arange(500).astype(dtype)], dtype)
     val = [{"split": "val", "file": "val/shard-00000.bin", "docs": 1, **facts}]
@@ -40,16 +46,22 @@ def make_dataset(root: pathlib.Path, counts: list[int], *, vocab: int = 60000, m
     return shards.open_dataset(root)
 
 
-def read_all(dataset: shards.Dataset, plan: sampler.Plan, size: int, start: int, stop: int) -> list[list[list[int]]]:
+def read_all(
+    dataset: shards.Dataset, plan: sampler.Plan, size: int, start: int, stop: int
+) -> list[list[list[int]]]:
     """Return each step's rows, of all ranks in rank order, as first token of the row."""
     readers = [
-        reader.Reader(dataset, plan, rank=rank, size=size, start=start, stop=stop, device=torch.device("cpu"))
+        reader.Reader(
+            dataset, plan, rank=rank, size=size, start=start, stop=stop, device=torch.device("cpu")
+        )
         for rank in range(size)
     ]
     steps = []
     for _ in range(start, stop):
         found = torch.cat([one.next() for one in readers])
-        assert torch.equal(found[:, :1] + torch.arange(found.shape[1]), found), "with the token that follows each row"
+        assert torch.equal(found[:, :1] + torch.arange(found.shape[1]), found), (
+            "with the token that follows each row"
+        )
         steps.append(found[:, :-1].tolist())
     for one in readers:
         one.__exit__()
@@ -74,7 +86,10 @@ def test_a_dataset_is_known_by_what_its_manifest_says(tmp_path: pathlib.Path):
     """The trainer reckons the same from dataset.json (ddp/submit/manifests.py), where the shards are not opened."""
     dataset = make_dataset(tmp_path, [3000, 2000])
     first, second, val = (shard.crc32 for split in shards.SPLITS for shard in dataset.splits[split])
-    assert dataset.fingerprint == f"{zlib.crc32(f'0 train {first} train {second} val {val}'.encode()):08x}"
+    assert (
+        dataset.fingerprint
+        == f"{zlib.crc32(f'0 train {first} train {second} val {val}'.encode()):08x}"
+    )
 
 
 @pytest.mark.parametrize("damage", ["cut", "grow", "magic", "version", "empty"])
@@ -83,7 +98,13 @@ def test_a_shard_that_is_none_is_named(tmp_path: pathlib.Path, damage: str):
     path = dataset.splits["train"][0].path
     data = path.read_bytes()
     version = data[:4] + b"\2" + data[5:]
-    damaged = {"cut": data[:-2], "grow": data + b"xx", "magic": b"\0" * 4 + data[4:], "version": version, "empty": b""}
+    damaged = {
+        "cut": data[:-2],
+        "grow": data + b"xx",
+        "magic": b"\0" * 4 + data[4:],
+        "version": version,
+        "empty": b"",
+    }
     path.write_bytes(damaged[damage])
     with pytest.raises(shards.ShardError, match=f"{path}.*prepare"):
         shards.open_dataset(tmp_path)
@@ -95,7 +116,11 @@ def test_a_shard_that_is_none_is_named(tmp_path: pathlib.Path, damage: str):
         ('"format": 1', '"format": 9', "format 9"),
         ('"splits"', '"parts"', "is damaged"),
         ("{", "", "is not JSON"),
-        ('"tokens": 3000', '"tokens": 2999', "holds 3000 tokens (<u2), dataset.json records 2999 tokens (<u2)"),
+        (
+            '"tokens": 3000',
+            '"tokens": 2999',
+            "holds 3000 tokens (<u2), dataset.json records 2999 tokens (<u2)",
+        ),
         ('"<u2"', '"<u4"', "holds 3000 tokens (<u2), dataset.json records 3000 tokens (<u4)"),
         ("train/shard-00000.bin", "/etc/passwd", "outside"),
         ("train/shard-00000.bin", "../other/shard.bin", "outside"),
@@ -138,28 +163,49 @@ def test_a_step_takes_the_next_rows_of_each_lane_from_the_first_on(dataset: shar
     lane, share, expected = index.rows // 4, 12 // 4, []
     for number in range(2):
         stream: list[int] = []
-        for window in np.random.default_rng([plan.seed, number]).permutation(len(index.window_rows)):
-            inside = np.random.default_rng([plan.seed, number, window]).permutation(int(index.window_rows[window]))
+        for window in np.random.default_rng([plan.seed, number]).permutation(
+            len(index.window_rows)
+        ):
+            inside = np.random.default_rng([plan.seed, number, window]).permutation(
+                int(index.window_rows[window])
+            )
             rows = inside + index.window_first_row[window]
             stream += (starts[index.window_shard[window]] + 16 * rows).tolist()
         expected += [
-            [place for n in range(4) for place in stream[n * lane + step * share : n * lane + (step + 1) * share]]
+            [
+                place
+                for n in range(4)
+                for place in stream[n * lane + step * share : n * lane + (step + 1) * share]
+            ]
             for step in range(index.steps_per_pass)
         ]
     steps = read_all(dataset, plan, 1, 0, 2 * index.steps_per_pass)
     assert [[row[0] for row in step] for step in steps] == expected
 
 
-@pytest.mark.parametrize(("size", "start"), [(1, 29), (2, 0), (2, 1), (3, 117), (4, 0), (6, 250), (12, 0)])
-def test_any_number_of_ranks_sees_the_same_samples_wherever_it_starts(dataset: shards.Dataset, size: int, start: int):
+@pytest.mark.parametrize(
+    ("size", "start"), [(1, 29), (2, 0), (2, 1), (3, 117), (4, 0), (6, 250), (12, 0)]
+)
+def test_any_number_of_ranks_sees_the_same_samples_wherever_it_starts(
+    dataset: shards.Dataset, size: int, start: int
+):
     plan = small_plan()
-    assert read_all(dataset, plan, size, start, start + 30) == read_all(dataset, plan, 1, 0, start + 30)[start:]
+    assert (
+        read_all(dataset, plan, size, start, start + 30)
+        == read_all(dataset, plan, 1, 0, start + 30)[start:]
+    )
 
 
 @pytest.mark.parametrize(
     ("seq_len", "batch", "tokens", "lanes", "window_rows"),
     [
-        (1024, 480, 9 << 30, 60, 2048),  # the largest divisor up to 64; 4 MiB of 16-bit tokens are read in one go
+        (
+            1024,
+            480,
+            9 << 30,
+            60,
+            2048,
+        ),  # the largest divisor up to 64; 4 MiB of 16-bit tokens are read in one go
         (1024, 48, 9 << 30, 48, 2048),
         (1024, 8000, 9 << 40, 500, 2048),  # ranks share few lanes, whose windows each of them reads
         (1024, 128_000, 9 << 40, 8000, 2048),
@@ -170,8 +216,12 @@ def test_any_number_of_ranks_sees_the_same_samples_wherever_it_starts(dataset: s
         (4 << 20, 2, 9 << 30, 2, 1),  # a row longer than any window
     ],
 )
-def test_the_plan_fits_the_data(seq_len: int, batch: int, tokens: int, lanes: int, window_rows: int):
-    assert sampler.make_plan(3, seq_len, batch, tokens) == sampler.Plan(3, seq_len, batch, lanes, window_rows)
+def test_the_plan_fits_the_data(
+    seq_len: int, batch: int, tokens: int, lanes: int, window_rows: int
+):
+    assert sampler.make_plan(3, seq_len, batch, tokens) == sampler.Plan(
+        3, seq_len, batch, lanes, window_rows
+    )
 
 
 def test_masked_tokens_are_read_but_not_learned(tmp_path: pathlib.Path):
@@ -189,7 +239,9 @@ def test_masked_tokens_are_read_but_not_learned(tmp_path: pathlib.Path):
 
 def test_the_reader_passes_on_what_it_meets(dataset: shards.Dataset):
     path = dataset.splits["train"][2].path
-    with reader.Reader(dataset, small_plan(), rank=0, size=1, start=0, stop=10**6, device=torch.device("cpu")) as one:
+    with reader.Reader(
+        dataset, small_plan(), rank=0, size=1, start=0, stop=10**6, device=torch.device("cpu")
+    ) as one:
         one.next()
         os.truncate(path, 1100)
         with pytest.raises(errors.UserError, match=str(path)):

@@ -18,7 +18,11 @@ TORCH = "2.13.0+cpu"
 def is_same_machine() -> bool:
     """Whether this processor and torch are those that made the folders."""
     about = pathlib.Path("/proc/cpuinfo").read_text()
-    return MADE_BY in about and torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.__version__ == TORCH
+    return (
+        MADE_BY in about
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and torch.__version__ == TORCH
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,9 @@ def is_same_machine() -> bool:
         ("20261129", "yes"),  # with dropout
     ],
 )
-def test_a_run_of_an_earlier_release_goes_on_as_it_was(made: str, exact: str, tmp_path: pathlib.Path):
+def test_a_run_of_an_earlier_release_goes_on_as_it_was(
+    made: str, exact: str, tmp_path: pathlib.Path
+):
     """Nothing is given but the data: model, batch, rate, warm-up and length are those of the record."""
     folder = tmp_path / made
     shutil.copytree(EARLIER / made, folder, symlinks=True)
@@ -38,7 +44,9 @@ def test_a_run_of_an_earlier_release_goes_on_as_it_was(made: str, exact: str, tm
 
     result = ranks.trained(1, folder / "data", folder / "run")
 
-    wanted = {int(step): loss for step, loss in json.loads((folder / "next.json").read_text()).items()}
+    wanted = {
+        int(step): loss for step, loss in json.loads((folder / "next.json").read_text()).items()
+    }
     found = {step: loss for step, loss in conftest.losses(folder / "run").items() if step > 10}
     resumed = next(line for line in result.marked("CKPT") if "resumed" in line)
     assert resumed["exact"] == exact

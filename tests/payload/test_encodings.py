@@ -26,9 +26,13 @@ def text_in(data: bytes) -> str | None:
     return None
 
 
-ENCODED = st.builds(lambda t, e: t.encode(e), st.text(), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]))
+ENCODED = st.builds(
+    lambda t, e: t.encode(e), st.text(), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+)
 BYTES = st.one_of(
-    st.binary(), ENCODED, st.builds(lambda m, b: m + b, st.sampled_from([b"\xff\xfe", b"\xef\xbb\xbf"]), st.binary())
+    st.binary(),
+    ENCODED,
+    st.builds(lambda m, b: m + b, st.sampled_from([b"\xff\xfe", b"\xef\xbb\xbf"]), st.binary()),
 )
 
 
@@ -38,12 +42,15 @@ def test_any_bytes_are_the_right_text_or_refused_with_file_and_offset(data: byte
     hypothesis.assume(b"git-lfs" not in data)  # it tries the texts that it finds in our code
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, name)
-        packed = {".gz": gzip.compress, ".tar": lambda d: tar({"in.txt": d})}.get(path.suffix, bytes)(data)
+        packed = {".gz": gzip.compress, ".tar": lambda d: tar({"in.txt": d})}.get(
+            path.suffix, bytes
+        )(data)
         path.write_bytes(packed)
         right = text_in(data)
         if right is None:
             with pytest.raises(
-                errors.UserError, match=rf"{path}.* is no text in utf-\S+ at byte \d+; .* --errors replace"
+                errors.UserError,
+                match=rf"{path}.* is no text in utf-\S+ at byte \d+; .* --errors replace",
             ):
                 read(path)
         else:
@@ -60,7 +67,9 @@ def test_utf_16_of_a_windows_shell_is_read(tmp_path: pathlib.Path):
 
 def test_utf_32_is_refused_and_never_text_with_zeros(tmp_path: pathlib.Path):
     (tmp_path / "x.txt").write_bytes("text".encode("utf-32"))
-    with pytest.raises(errors.UserError, match=r"x\.txt is no text in utf-16-le at byte 2; convert it to UTF-8"):
+    with pytest.raises(
+        errors.UserError, match=r"x\.txt is no text in utf-16-le at byte 2; convert it to UTF-8"
+    ):
         read(tmp_path / "x.txt")
 
 

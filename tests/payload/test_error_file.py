@@ -21,11 +21,16 @@ def test_a_mistake_and_a_bug_are_left_for_the_launcher(
 ):
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    assert cli.main(["train", "--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]) == 2
+    assert (
+        cli.main(["train", "--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")])
+        == 2
+    )
     error = json.loads(path.read_text())["message"]
     fatal = next(line for line in capsys.readouterr().out.splitlines() if "[FATAL] " in line)
     assert fatal.endswith(f"[FATAL] {error['message']}")
-    assert error["extraInfo"]["py_callstack"] == f"[FATAL] {error['message']}\n", "a mistake needs no stack"
+    assert error["extraInfo"]["py_callstack"] == f"[FATAL] {error['message']}\n", (
+        "a mistake needs no stack"
+    )
     assert int(error["extraInfo"]["timestamp"]) > 0
     monkeypatch.setattr(cli, "_parser", lambda argv: {}["bug"])
     assert cli.main(["train"]) == 1
@@ -34,13 +39,20 @@ def test_a_mistake_and_a_bug_are_left_for_the_launcher(
     assert stack.endswith("[FATAL] KeyError: 'bug'\n")
 
 
-def fail(folder: pathlib.Path, data: pathlib.Path, accident: str, **env: str) -> list[dict[str, typing.Any]]:
+def fail(
+    folder: pathlib.Path, data: pathlib.Path, accident: str, **env: str
+) -> list[dict[str, typing.Any]]:
     """Return the error files of two ranks after a training that fails, {} for a rank that left none."""
     places = {"RUN_ATTEMPT_ID": "3.r0", "TORCHELASTIC_ERROR_FILE": f"{folder}/{{rank}}.json"}
-    result = ranks.train(2, data, folder / "run", TINY, "--steps 4", accident=accident, **places, **env)
+    result = ranks.train(
+        2, data, folder / "run", TINY, "--steps 4", accident=accident, **places, **env
+    )
     assert all(result.codes), result.output
     paths = [folder / f"{rank}.json" for rank in range(2)]
-    return [json.loads(path.read_text())["message"]["extraInfo"] if path.exists() else {} for path in paths]
+    return [
+        json.loads(path.read_text())["message"]["extraInfo"] if path.exists() else {}
+        for path in paths
+    ]
 
 
 def outcome(folder: pathlib.Path) -> dict[str, typing.Any]:
@@ -48,7 +60,8 @@ def outcome(folder: pathlib.Path) -> dict[str, typing.Any]:
 
 
 @pytest.mark.parametrize(
-    ("where", "number"), [("run/.summary.json", "ENOTCONN"), ("epoch-0001.tmp-3.r0/dcp/__0_0.distcp", "EBADF")]
+    ("where", "number"),
+    [("run/.summary.json", "ENOTCONN"), ("epoch-0001.tmp-3.r0/dcp/__0_0.distcp", "EBADF")],
 )
 def test_what_the_system_refused_is_in_the_file_as_data(
     dataset: pathlib.Path, tmp_path: pathlib.Path, where: str, number: str
@@ -59,12 +72,18 @@ def test_what_the_system_refused_is_in_the_file_as_data(
     assert own["path"].startswith(f"{tmp_path}/run/")
     assert outcome(tmp_path)["retry"], "a filesystem that has failed comes back"
     if peers:  # which passes it on
-        assert (peers["errno"], peers["path"], peers["node"]) == (own["errno"], own["path"], "slurmd-0")
+        assert (peers["errno"], peers["path"], peers["node"]) == (
+            own["errno"],
+            own["path"],
+            "slurmd-0",
+        )
         assert peers["of_peer"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_only_lost_another_one_says_so(dataset: pathlib.Path, tmp_path: pathlib.Path, rank: int):
+def test_a_rank_that_only_lost_another_one_says_so(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, rank: int
+):
     found = fail(tmp_path, dataset, f"accident_step DO=kill AT=3 OF={rank}")
     assert found[rank] == {}
     assert found[1 - rank]["of_peer"] is True
@@ -86,7 +105,9 @@ def raised(e: Exception, causes: list[Exception], *, is_cause: bool) -> Exceptio
         return whole
 
 
-CAUSES = st.sampled_from([errno.ENOTCONN, errno.EBADF, errno.ESTALE, errno.ENOENT, errno.ENOSPC, None])
+CAUSES = st.sampled_from(
+    [errno.ENOTCONN, errno.EBADF, errno.ESTALE, errno.ENOENT, errno.ENOSPC, None]
+)
 
 
 @hypothesis.given(st.lists(CAUSES, max_size=4), st.booleans(), st.booleans())

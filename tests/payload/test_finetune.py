@@ -13,8 +13,12 @@ import torch
 from ddptrain import checkpoint, config, errors, finetune, prepare
 from ddptrain.data import tokenizers as payload_tokenizers
 
-tokenizers = pytest.importorskip("tokenizers", reason="the optional extra transformers is not installed")
-transformers = pytest.importorskip("transformers", reason="the optional extra transformers is not installed")
+tokenizers = pytest.importorskip(
+    "tokenizers", reason="the optional extra transformers is not installed"
+)
+transformers = pytest.importorskip(
+    "transformers", reason="the optional extra transformers is not installed"
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     fast.save_pretrained(folder)
     torch.manual_seed(3)
     described = transformers.GPT2Config(
-        vocab_size=len(fast), n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        vocab_size=len(fast),
+        n_positions=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     transformers.GPT2LMHeadModel(described).save_pretrained(folder)
     return folder
@@ -50,7 +60,11 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
             asked, answer = f"repeat {word}: ", f"{word} {word}"
             spoken = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
             records.append(
-                [{"text": asked + answer}, {"prompt": asked, "completion": answer}, {"messages": spoken}][n % 3]
+                [
+                    {"text": asked + answer},
+                    {"prompt": asked, "completion": answer},
+                    {"messages": spoken},
+                ][n % 3]
             )
         (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
@@ -64,7 +78,9 @@ def tuned(
     model_dir: pathlib.Path, conversations: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[pathlib.Path, ranks.Result]:
     run_dir = tmp_path_factory.mktemp("tuned") / "run"
-    result = ranks.trained(2, conversations, run_dir, "--model-local-dir", model_dir, *FLAGS, "--steps 30")
+    result = ranks.trained(
+        2, conversations, run_dir, "--model-local-dir", model_dir, *FLAGS, "--steps 30"
+    )
     return run_dir, result
 
 
@@ -82,14 +98,18 @@ def test_it_learns_from_json_lines_in_three_shapes(tuned: tuple[pathlib.Path, ra
 def test_the_tuned_model_loads_in_transformers_and_is_the_last_checkpoint(
     tuned: tuple[pathlib.Path, ranks.Result], model_dir: pathlib.Path
 ):
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tuned[0] / "model", local_files_only=True)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        tuned[0] / "model", local_files_only=True
+    )
     before = transformers.AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
     name = "transformer.h.0.attn.c_attn.weight"
     saved = torch.empty_like(loaded.state_dict()[name])
     checkpoint.read_into(tuned[0] / "latest", {"model": {f"core.{name}": saved}})
     assert torch.equal(loaded.state_dict()[name], saved)
     assert not torch.equal(loaded.state_dict()[name], before.state_dict()[name])
-    assert transformers.AutoTokenizer.from_pretrained(tuned[0] / "model", local_files_only=True)("again").input_ids
+    assert transformers.AutoTokenizer.from_pretrained(tuned[0] / "model", local_files_only=True)(
+        "again"
+    ).input_ids
 
 
 def test_it_resumes(
@@ -109,12 +129,19 @@ def test_it_resumes(
     ("flags", "words"),
     [
         (["--seq-len", "128"], "--seq-len 128: the model in"),
-        (["--tokenizer-local-dir", "/nonexistent"], "--tokenizer-local-dir /nonexistent: no such folder"),
+        (
+            ["--tokenizer-local-dir", "/nonexistent"],
+            "--tokenizer-local-dir /nonexistent: no such folder",
+        ),
         (["--no-local-files-only"], "models come from --model-local-dir only"),
     ],
 )
 def test_what_cannot_be_is_one_line(
-    model_dir: pathlib.Path, conversations: pathlib.Path, tmp_path: pathlib.Path, flags: list[str], words: str
+    model_dir: pathlib.Path,
+    conversations: pathlib.Path,
+    tmp_path: pathlib.Path,
+    flags: list[str],
+    words: str,
 ):
     more = ("--model-local-dir", model_dir, *FLAGS, "--steps 3", *flags)
     result = ranks.train(2, conversations, tmp_path / "run", *more)
@@ -127,8 +154,19 @@ def test_what_cannot_be_is_one_line(
 def test_a_dataset_of_another_tokenizer_is_refused(
     model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path, kind: str, ids: int
 ):
-    ranks.succeed(1, "prepare --source", text_dir, "--output", tmp_path / "d", "--tokenizer", kind, "--workers 1")
-    result = ranks.train(1, tmp_path / "d", tmp_path / "run", "--model-local-dir", model_dir, *FLAGS)
+    ranks.succeed(
+        1,
+        "prepare --source",
+        text_dir,
+        "--output",
+        tmp_path / "d",
+        "--tokenizer",
+        kind,
+        "--workers 1",
+    )
+    result = ranks.train(
+        1, tmp_path / "d", tmp_path / "run", "--model-local-dir", model_dir, *FLAGS
+    )
     (line,) = result.fatal()
     assert f"was tokenised with {kind} ({ids} ids)" in line
     assert f"--tokenizer-local-dir {model_dir}" in line
@@ -137,7 +175,9 @@ def test_a_dataset_of_another_tokenizer_is_refused(
 def test_a_dataset_of_the_models_own_tokenizer_is_taken_as_it_is(
     model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path
 ):
-    prepare.run(prepare.Options((str(text_dir),), tmp_path / "d", tokenizer_local_dir=model_dir, workers=1))
+    prepare.run(
+        prepare.Options((str(text_dir),), tmp_path / "d", tokenizer_local_dir=model_dir, workers=1)
+    )
     asked = config.Config(data=tmp_path / "d", run_dir=tmp_path / "run", model_local_dir=model_dir)
     assert finetune.prepare_data(asked) == tmp_path / "d"
 
@@ -145,23 +185,36 @@ def test_a_dataset_of_the_models_own_tokenizer_is_taken_as_it_is(
 def test_gpt2_tokens_go_to_a_model_with_gpt2s_own_vocabulary(
     model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path
 ):
-    merges = [tuple(line.split()) for line in payload_tokenizers._gpt2_merges().splitlines()[1:] if line]
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())  # printable bytes first, as GPT-2 counts
-    vocabulary = {token: n for n, token in enumerate([*alphabet, *(left + right for left, right in merges)])}
+    merges = [
+        tuple(line.split()) for line in payload_tokenizers._gpt2_merges().splitlines()[1:] if line
+    ]
+    alphabet = sorted(
+        tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    )  # printable bytes first, as GPT-2 counts
+    vocabulary = {
+        token: n for n, token in enumerate([*alphabet, *(left + right for left, right in merges)])
+    }
     core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
     core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>")
     fast.save_pretrained(tmp_path / "gpt2")
     prepare.run(prepare.Options((str(text_dir),), tmp_path / "d", tokenizer="gpt2", workers=1))
     asked = config.Config(
-        data=tmp_path / "d", run_dir=tmp_path / "run", model_local_dir=model_dir, tokenizer_local_dir=tmp_path / "gpt2"
+        data=tmp_path / "d",
+        run_dir=tmp_path / "run",
+        model_local_dir=model_dir,
+        tokenizer_local_dir=tmp_path / "gpt2",
     )
     assert finetune.prepare_data(asked) == tmp_path / "d"
 
 
 @pytest.mark.parametrize("end", ["<|endoftext|>", "<odd>"])
-def test_what_tokenizers_alone_saved_is_read(end: str, text_dir: pathlib.Path, tmp_path: pathlib.Path):
-    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "?": 1, end: 5}, unk_token="?"))
+def test_what_tokenizers_alone_saved_is_read(
+    end: str, text_dir: pathlib.Path, tmp_path: pathlib.Path
+):
+    core = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"the": 0, "?": 1, end: 5}, unk_token="?")
+    )
     core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     core.enable_truncation(1)
     core.enable_padding(length=4)
@@ -169,15 +222,24 @@ def test_what_tokenizers_alone_saved_is_read(end: str, text_dir: pathlib.Path, t
     for saved in (tmp_path, tmp_path / "tokenizer.json"):
         mine = payload_tokenizers.HfTokenizer(saved)
         assert mine.encode("the cat").tolist() == [0, 1]
-        assert (mine.identity.eot_id, mine.identity.vocab) == ((5, 6) if end == "<|endoftext|>" else (6, 7))
+        assert (mine.identity.eot_id, mine.identity.vocab) == (
+            (5, 6) if end == "<|endoftext|>" else (6, 7)
+        )
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(errors.UserError, match="holds no tokenizer"):
         payload_tokenizers.HfTokenizer(tmp_path)
 
 
-def test_bytes_that_are_no_text_are_refused_or_replaced(model_dir: pathlib.Path, tmp_path: pathlib.Path):
+def test_bytes_that_are_no_text_are_refused_or_replaced(
+    model_dir: pathlib.Path, tmp_path: pathlib.Path
+):
     (tmp_path / "chat.jsonl").write_bytes(b'{"text": "caf\xe9 au lait"}\n' * 20)
-    asked = config.Config(data=tmp_path / "chat.jsonl", run_dir=tmp_path / "run", model_local_dir=model_dir)
+    asked = config.Config(
+        data=tmp_path / "chat.jsonl", run_dir=tmp_path / "run", model_local_dir=model_dir
+    )
     with pytest.raises(errors.UserError, match=rf"^{asked.data} line 1 is not JSON: .*byte 0xe9"):
         finetune.prepare_data(asked)
-    assert finetune.prepare_data(dataclasses.replace(asked, errors="replace")) == tmp_path / "run" / "tokens"
+    assert (
+        finetune.prepare_data(dataclasses.replace(asked, errors="replace"))
+        == tmp_path / "run" / "tokens"
+    )

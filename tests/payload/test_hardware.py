@@ -13,7 +13,9 @@ from ddptrain import config, distributed, errors, hardware, planning, rendezvous
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 
-def test_the_disk_is_checked_before_anything_is_built(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_disk_is_checked_before_anything_is_built(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("ddptrain.files.free_bytes", lambda _: 10)
     with pytest.raises(errors.UserError, match=r"too little space in .* make room"):
         hardware.need_disk(tmp_path, 1000)
@@ -23,7 +25,9 @@ def test_a_rank_takes_its_gpu_by_its_number(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [str(hardware.choose_device("auto", rank)) for rank in range(2)] == ["cuda:0", "cuda:1"]
-    with pytest.raises(errors.UserError, match="local rank 2 has no GPU: 2 visible; ask for as many GPUs per node"):
+    with pytest.raises(
+        errors.UserError, match="local rank 2 has no GPU: 2 visible; ask for as many GPUs per node"
+    ):
         hardware.choose_device("cuda", 2)
 
 
@@ -35,7 +39,9 @@ def test_the_peak_that_mfu_is_measured_against(name: str, tflops: float | None):
     assert shapes.peak_flops(name) == (None if tflops is None else pytest.approx(tflops * 1e12))
 
 
-def test_what_compiling_needs_is_looked_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_compiling_needs_is_looked_for(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/cc")
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     assert "no Python.h" in (hardware.can_compile() or "")
@@ -47,7 +53,11 @@ def test_what_compiling_needs_is_looked_for(tmp_path: pathlib.Path, monkeypatch:
 
 @pytest.mark.parametrize(
     ("flags", "wanted"),
-    [("fpu avx512f avx512_bf16", True), ("fpu amx_tile amx_bf16", True), ("fpu avx2 avx512f avx512_bf16x", False)],
+    [
+        ("fpu avx512f avx512_bf16", True),
+        ("fpu amx_tile amx_bf16", True),
+        ("fpu avx2 avx512f avx512_bf16x", False),
+    ],
 )
 def test_a_processor_has_bf16_by_its_flags(
     flags: str, wanted: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

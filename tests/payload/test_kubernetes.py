@@ -27,13 +27,18 @@ def test_two_pods_meet_and_train(tmp_path: pathlib.Path):
     )
     _, job = yaml.safe_load_all(kubernetes.render(run))
     container = job["spec"]["template"]["spec"]["containers"][0]
-    env = {one["name"]: one.get("value", "8f0c").replace("$(RUN_ATTEMPT_ID)", "8f0c") for one in container["env"]}
+    env = {
+        one["name"]: one.get("value", "8f0c").replace("$(RUN_ATTEMPT_ID)", "8f0c")
+        for one in container["env"]
+    }
     # The names of the headless Service resolve in a cluster only
     env |= {"PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
     argv = [word.replace("$$", "$") for word in (*container["command"], *container["args"])]
     pods = [
-        subprocess.Popen(argv, env=env | {"JOB_COMPLETION_INDEX": str(index)}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            argv, env=env | {"JOB_COMPLETION_INDEX": str(index)}, stdout=subprocess.PIPE, text=True
+        )
         for index in range(2)
     ]
     outputs = [pod.communicate(timeout=200)[0] for pod in pods]

@@ -32,12 +32,30 @@ class Spiteful:
 
 NUMBERS = st.one_of(st.floats(), st.integers(), st.booleans())
 WRAPPED = st.sampled_from(
-    (lambda x: x, torch.tensor, lambda x: torch.tensor([[x]], requires_grad=True), np.float32, np.array)
+    (
+        lambda x: x,
+        torch.tensor,
+        lambda x: torch.tensor([[x]], requires_grad=True),
+        np.float32,
+        np.array,
+    )
 )
 REFUSED = st.sampled_from(
-    (Spiteful(), object(), [1], {}, 1j, torch.ones(2), np.zeros(3), 10**400, torch.ones(1, device="meta"))
+    (
+        Spiteful(),
+        object(),
+        [1],
+        {},
+        1j,
+        torch.ones(2),
+        np.zeros(3),
+        10**400,
+        torch.ones(1, device="meta"),
+    )
 )
-NAMES = st.one_of(st.sampled_from(("loss", "val_loss", "time", "kind", "best", "lr")), st.text(max_size=8))
+NAMES = st.one_of(
+    st.sampled_from(("loss", "val_loss", "time", "kind", "best", "lr")), st.text(max_size=8)
+)
 
 
 @settings(max_examples=40)
@@ -59,7 +77,9 @@ def test_whatever_is_logged_each_line_is_a_record_and_none_is_raised(
     book.end()
     records = [json.loads(line) for line in path.read_text().splitlines()]
     counted = [
-        step for step, _ in lines if isinstance(step, int | float) and not isinstance(step, bool) and abs(step) < 2**53
+        step
+        for step, _ in lines
+        if isinstance(step, int | float) and not isinstance(step, bool) and abs(step) < 2**53
     ]
     assert [record["kind"] for record in records] == ["start"] + ["step"] * len(counted)
     assert [record["step"] for record in records[1:]] == [pytest.approx(step) for step in counted]
@@ -68,7 +88,9 @@ def test_whatever_is_logged_each_line_is_a_record_and_none_is_raised(
 
 @settings(max_examples=60)
 @given(value=st.floats(width=32), wrap=WRAPPED)
-def test_a_number_is_the_same_in_whatever_it_comes(value: float, wrap, tmp_path_factory: pytest.TempPathFactory):
+def test_a_number_is_the_same_in_whatever_it_comes(
+    value: float, wrap, tmp_path_factory: pytest.TempPathFactory
+):
     path = tmp_path_factory.mktemp("number") / "metrics.jsonl"
     book = logbook.Logbook(path, {"step": 0})
     book.add(np.int64(3), {"loss": wrap(value)})
@@ -81,7 +103,9 @@ def test_a_number_is_the_same_in_whatever_it_comes(value: float, wrap, tmp_path_
         assert found.lost_step == 3
 
 
-def test_a_restart_goes_on_behind_a_torn_line_and_the_lowest_loss_stays_known(tmp_path: pathlib.Path):
+def test_a_restart_goes_on_behind_a_torn_line_and_the_lowest_loss_stays_known(
+    tmp_path: pathlib.Path,
+):
     path = tmp_path / "metrics.jsonl"
     for attempt, (first, last) in enumerate(((1, 2000), (1001, 3000))):
         book = logbook.Logbook(path, {"step": first - 1, "attempt": f"7.r{attempt}"})
@@ -130,18 +154,33 @@ if __name__ == "__main__":
 
 
 def losses(folder: pathlib.Path) -> list[object]:
-    return [json.loads(line).get("loss") for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line).get("loss") for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def test_rank_0_alone_writes(tmp_path: pathlib.Path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(start="rank('run.done(step=1)')"))
-    ranks.run(2, script, accident=ranks.SCRIPT, DO="nothing", AT="0", RUN_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    ranks.run(
+        2,
+        script,
+        accident=ranks.SCRIPT,
+        DO="nothing",
+        AT="0",
+        RUN_DIR=str(tmp_path),
+        CUDA_VISIBLE_DEVICES="",
+    )
     assert losses(tmp_path) == [None, 0.5]
 
 
 @pytest.mark.parametrize(
-    "start", ["rank('')", "rank('sys.exit(3)')", "multiprocessing.Process(target=rank, args=('1 / 0',)).start()"]
+    "start",
+    [
+        "rank('')",
+        "rank('sys.exit(3)')",
+        "multiprocessing.Process(target=rank, args=('1 / 0',)).start()",
+    ],
 )
 def test_the_last_lines_arrive_however_the_script_ends(start: str, tmp_path: pathlib.Path):
     script = tmp_path / "train.py"
@@ -159,7 +198,9 @@ class Lightning(types.ModuleType):
             pass
 
 
-def logged_by(kind: str, run: resume.Run, values: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def logged_by(
+    kind: str, run: resume.Run, values: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if kind == "lightning":
         monkeypatch.setitem(sys.modules, "lightning", types.ModuleType("lightning"))
         monkeypatch.setitem(sys.modules, "lightning.pytorch", Lightning("lightning.pytorch"))

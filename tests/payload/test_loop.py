@@ -15,7 +15,18 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import checkpoint, config, distributed, engine, model, planning, resume, saver, shapes, train
+from ddptrain import (
+    checkpoint,
+    config,
+    distributed,
+    engine,
+    model,
+    planning,
+    resume,
+    saver,
+    shapes,
+    train,
+)
 from ddptrain.data import reader, sampler, shards
 
 STEPS = (
@@ -36,7 +47,11 @@ def unlike(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     lines = []
     for n in range(400):
         prompt = conftest.prose(1, seed=n)[: (7 * n) % 150]
-        lines.append(json.dumps({"prompt": prompt, "completion": conftest.prose(1, seed=n + 1)[: (11 * n) % 60]}))
+        lines.append(
+            json.dumps(
+                {"prompt": prompt, "completion": conftest.prose(1, seed=n + 1)[: (11 * n) % 60]}
+            )
+        )
     (folder / "train.jsonl").write_text("\n".join(lines))
     flags = ("--tokenizer", "byte", "--workers", 1, "--mask-prompts", "--val-share", 0.1)
     ranks.succeed(1, "prepare --source", folder / "train.jsonl", "--output", folder / "d", *flags)
@@ -62,10 +77,15 @@ def test_a_step_is_the_mean_over_its_tokens_however_it_is_spread(
 
 def test_a_step_with_nothing_to_learn_has_no_loss_and_breaks_nothing(tmp_path: pathlib.Path):
     """A prompt far longer than a step."""
-    prompts = [{"prompt": conftest.prose(4, seed=n), "completion": conftest.prose(1, seed=n)[:40]} for n in range(40)]
+    prompts = [
+        {"prompt": conftest.prose(4, seed=n), "completion": conftest.prose(1, seed=n)[:40]}
+        for n in range(40)
+    ]
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(prompt) for prompt in prompts))
     flags = ("--tokenizer", "byte", "--workers", 1, "--mask-prompts", "--val-share", 0.1)
-    ranks.succeed(1, "prepare --source", tmp_path / "train.jsonl", "--output", tmp_path / "d", *flags)
+    ranks.succeed(
+        1, "prepare --source", tmp_path / "train.jsonl", "--output", tmp_path / "d", *flags
+    )
     result = ranks.trained(2, tmp_path / "d", tmp_path / "run", *STEPS, "--batch 1 --steps 40")
     losses = conftest.losses(tmp_path / "run")
     learned = [loss for loss in losses.values() if loss is not None]
@@ -88,9 +108,13 @@ def build(
     opened = shards.open_dataset(dataset)
     with distributed.joined("cpu") as world, contextlib.ExitStack() as stack:
 
-        def make(*, steps: int = 4, epoch_steps: int = 4, accumulate: int = 1, **more: object) -> train.Training:
+        def make(
+            *, steps: int = 4, epoch_steps: int = 4, accumulate: int = 1, **more: object
+        ) -> train.Training:
             shape = shapes.Shape(1, 2, 16, 16, 320, float(str(more.get("dropout", 0.0))))
-            given = config.Config(run_dir=tmp_path, data=dataset, precision="fp32", lr=0.01, seq_len=16, eval_rows=8)
+            given = config.Config(
+                run_dir=tmp_path, data=dataset, precision="fp32", lr=0.01, seq_len=16, eval_rows=8
+            )
             settings = config.complete(dataclasses.replace(given, **more), "cpu", {})  # pyright: ignore[reportArgumentType]
             decided = planning.Decided(
                 settings=settings,
@@ -122,7 +146,9 @@ def test_clipping_bounds_what_the_optimiser_gets(
     got: list[float] = []
     training.optimizer.register_step_pre_hook(
         lambda *_: got.append(
-            math.hypot(*(p.grad.norm().item() for p in training.core.parameters() if p.grad is not None))
+            math.hypot(
+                *(p.grad.norm().item() for p in training.core.parameters() if p.grad is not None)
+            )
         )
     )
     _, norm, _ = training._step(rows(training), lr=0.0)
@@ -130,22 +156,32 @@ def test_clipping_bounds_what_the_optimiser_gets(
     assert got == [pytest.approx(min(norm.item(), bound), rel=1e-4)]
 
 
-def test_the_rate_of_the_step_is_the_schedules(build: collections.abc.Callable[..., train.Training]):
+def test_the_rate_of_the_step_is_the_schedules(
+    build: collections.abc.Callable[..., train.Training],
+):
     training = build()
     before = [p.detach().clone() for p in training.core.parameters()]
     training._step(rows(training), lr=0.5)
-    moved = max((a - b).abs().max().item() for a, b in zip(before, training.core.parameters(), strict=True))
+    moved = max(
+        (a - b).abs().max().item() for a, b in zip(before, training.core.parameters(), strict=True)
+    )
     assert 0.4 < moved < 0.7  # AdamW moves by about the rate
-    assert all(p.grad is None for p in training.core.parameters()), "the next step would add to them"
+    assert all(p.grad is None for p in training.core.parameters()), (
+        "the next step would add to them"
+    )
 
 
 def test_each_step_takes_its_own_rate_and_says_it(
-    build: collections.abc.Callable[..., train.Training], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    build: collections.abc.Callable[..., train.Training],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     training = build(steps=5, epoch_steps=5)
     step, taken = train.Training._step, list[float]()
     monkeypatch.setattr(
-        train.Training, "_step", lambda self, rows, *, lr: (taken.append(lr), step(self, rows, lr=lr))[1]
+        train.Training,
+        "_step",
+        lambda self, rows, *, lr: (taken.append(lr), step(self, rows, lr=lr))[1],
     )
     training.run(0.0)
     assert taken == [training.schedule.lr(step) for step in range(5)]
@@ -165,7 +201,9 @@ def test_an_evaluation_changes_nothing(build: collections.abc.Callable[..., trai
 
 
 def test_only_an_improvement_is_the_best(
-    build: collections.abc.Callable[..., train.Training], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    build: collections.abc.Callable[..., train.Training],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     training = build(steps=6, epoch_steps=1)
     losses = iter([3.0, 2.5, 2.5, 2.75, 2.25, 9.0])
@@ -177,7 +215,9 @@ def test_only_an_improvement_is_the_best(
     assert (summary["best_loss"], summary["best_step"], summary["val_loss"]) == (2.25, 5, 9.0)
 
 
-def test_the_last_epoch_may_be_short(build: collections.abc.Callable[..., train.Training], tmp_path: pathlib.Path):
+def test_the_last_epoch_may_be_short(
+    build: collections.abc.Callable[..., train.Training], tmp_path: pathlib.Path
+):
     training = build(steps=7, epoch_steps=3)
     assert training.run(0.0) == resume.DONE
     assert list(conftest.val_losses(tmp_path)) == [3, 6, 7]
@@ -187,7 +227,9 @@ def test_the_last_epoch_may_be_short(build: collections.abc.Callable[..., train.
 
 def test_the_schedule_at_its_edges():
     def rates(steps: int, warmup: int, floor: float = 0.1) -> list[float]:
-        schedule = planning.Schedule(steps=steps, epoch_steps=steps, peak=1.0, floor=floor, warmup=warmup)
+        schedule = planning.Schedule(
+            steps=steps, epoch_steps=steps, peak=1.0, floor=floor, warmup=warmup
+        )
         return [schedule.lr(step) for step in range(steps)]
 
     assert rates(1, 0) == [1.0]
@@ -197,7 +239,12 @@ def test_the_schedule_at_its_edges():
     assert rates(5, 1)[3] == pytest.approx(0.1 + 0.45)  # half-way down the cosine
     late = planning.Schedule(steps=4, epoch_steps=4, peak=1.0, floor=0.1, warmup=0)
     assert late.lr(4) == late.lr(400) == pytest.approx(0.1)
-    assert (late.epoch(0), late.epoch(4), late.ends_epoch(3), late.ends_epoch(4)) == (1, 1, False, True)
+    assert (late.epoch(0), late.epoch(4), late.ends_epoch(3), late.ends_epoch(4)) == (
+        1,
+        1,
+        False,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +259,9 @@ def test_the_schedule_at_its_edges():
         ({"steps": 10_000}, "cuda", (10_000, 80, 700)),
     ],
 )
-def test_a_schedules_gaps_are_filled_from_the_data(given: dict[str, int], device: str, wanted: tuple[int, int, int]):
+def test_a_schedules_gaps_are_filled_from_the_data(
+    given: dict[str, int], device: str, wanted: tuple[int, int, int]
+):
     asked = config.Config(**given)  # pyright: ignore[reportArgumentType]
     settings = planning.with_length(config.complete(asked, device, {}), 80, device)
     found = planning.make_schedule(settings)
@@ -222,9 +271,15 @@ def test_a_schedules_gaps_are_filled_from_the_data(given: dict[str, int], device
     assert found.floor == pytest.approx(0.1 * found.peak)
 
 
-def test_the_optimiser_decays_matrices_and_nothing_else(build: collections.abc.Callable[..., train.Training]):
+def test_the_optimiser_decays_matrices_and_nothing_else(
+    build: collections.abc.Callable[..., train.Training],
+):
     training = build(weight_decay=0.3, beta2=0.77)
-    decays = {id(p): group["weight_decay"] for group in training.optimizer.param_groups for p in group["params"]}
+    decays = {
+        id(p): group["weight_decay"]
+        for group in training.optimizer.param_groups
+        for p in group["params"]
+    }
     assert decays == {id(p): 0.3 if p.dim() >= 2 else 0.0 for p in training.core.parameters()}
     assert set(decays.values()) == {0.0, 0.3}
     assert {group["betas"] for group in training.optimizer.param_groups} == {(0.9, 0.77)}

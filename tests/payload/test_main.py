@@ -17,12 +17,17 @@ sys.kept = Last()
 def test_it_ends_with_its_code_before_the_interpreter_is_finalized(tmp_path: pathlib.Path):
     """In the finalization a thread of torch that still wants the interpreter would end the process by SIGABRT."""
     (tmp_path / "sitecustomize.py").write_text(CUSTOMIZE)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    }
     argv = [sys.executable, "-m", "ddptrain", "inspect", str(tmp_path / "none")]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "[FATAL] " in done.stdout + done.stderr
     assert "finalized" not in done.stdout
 
-    other = subprocess.run([sys.executable, "-m", "this"], env=env, capture_output=True, text=True, check=False)
+    other = subprocess.run(
+        [sys.executable, "-m", "this"], env=env, capture_output=True, text=True, check=False
+    )
     assert other.stdout.endswith("finalized"), "the test sees a finalization"

@@ -36,19 +36,40 @@ class Job:
     """One agent with two ranks, started as a job's first node starts it."""
 
     def __init__(
-        self, folder: pathlib.Path, *, imports: str = "", before: str = "", connect: str = "", after: str = ""
+        self,
+        folder: pathlib.Path,
+        *,
+        imports: str = "",
+        before: str = "",
+        connect: str = "",
+        after: str = "",
     ):
         self.script, self.remark = folder / "train.py", folder / "9.r0.remark"
         connect = connect.format(port=ranks.free_port())
-        self.script.write_text(SCRIPT.format(imports=imports, before=before, connect=connect, after=after))
+        self.script.write_text(
+            SCRIPT.format(imports=imports, before=before, connect=connect, after=after)
+        )
         port = self.port = ranks.free_port()
         self.watch = meeting.Watch(str(self.remark), 1, 2, [str(self.script)], port)
         place = ["--nnodes=1", "--nproc-per-node=2", "--node-rank=0", "--rdzv-backend=static"]
         place += ["--master-addr=127.0.0.1", f"--master-port={port}"]
-        argv = [sys.executable, "-c", node.agent(self.watch.pipe), *place, str(self.script), f"{folder}/started."]
+        argv = [
+            sys.executable,
+            "-c",
+            node.agent(self.watch.pipe),
+            *place,
+            str(self.script),
+            f"{folder}/started.",
+        ]
         pipe = (self.watch.pipe,)
-        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "OMP_NUM_THREADS")}
-        self.agent = subprocess.Popen(argv, cwd=folder, pass_fds=pipe, env={**kept, "TORCH_GLOO_LAZY_INIT": "1"})
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in ("PATH", "HOME", "OMP_NUM_THREADS")
+        }
+        self.agent = subprocess.Popen(
+            argv, cwd=folder, pass_fds=pipe, env={**kept, "TORCH_GLOO_LAZY_INIT": "1"}
+        )
         self.watch.start(self.agent.pid)
 
     def end(self) -> str:
@@ -80,7 +101,9 @@ def test_ranks_that_never_meet_are_named_at_once_and_at_the_end(
     seen = f"until({str(tmp_path / '9.r0.remark')!r})"
     job = Job(tmp_path, imports="if 0:\n    import lightning", after=seen)
     after = job.end()
-    remedy = "unless the program connects them itself; in Trainer(...) or Fabric(...) give num_nodes=1, "
+    remedy = (
+        "unless the program connects them itself; in Trainer(...) or Fabric(...) give num_nodes=1, "
+    )
     assert after == f"the 2 ranks never connected: each trained alone, {remedy}devices=2\n"
     lines = [line for line in capfd.readouterr().out.splitlines() if "[ENV]" in line]
     assert lines == [
@@ -91,11 +114,16 @@ def test_ranks_that_never_meet_are_named_at_once_and_at_the_end(
 
 def test_a_rendezvous_of_the_program_s_own_is_remarked_and_no_failure(tmp_path: pathlib.Path):
     job = Job(tmp_path, connect=OWN, after="dist.barrier(); dist.destroy_process_group()")
-    assert "unless the program connects them itself; the program has to call init_process_group" in job.end()
+    assert (
+        "unless the program connects them itself; the program has to call init_process_group"
+        in job.end()
+    )
 
 
 @pytest.mark.usefixtures("impatient")
-def test_ranks_that_meet_late_take_the_remark_back(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]):
+def test_ranks_that_meet_late_take_the_remark_back(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+):
     job = Job(tmp_path, before=f"until({str(tmp_path / '9.r0.remark')!r})", connect=MEET)
     assert job.end() == ""
     out = capfd.readouterr().out
@@ -104,7 +132,9 @@ def test_ranks_that_meet_late_take_the_remark_back(tmp_path: pathlib.Path, capfd
     assert "never" not in out
 
 
-def test_a_group_that_has_communicated_nothing_yet_counts(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]):
+def test_a_group_that_has_communicated_nothing_yet_counts(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+):
     """NCCL writes its first key at the first collective: the ranks' connections to the agent's store tell before."""
     connected, looked = tmp_path / "connected", tmp_path / "looked"
     note = f"open({str(connected)!r} + os.environ['RANK'], 'w').close()"

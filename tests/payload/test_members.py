@@ -45,14 +45,24 @@ def flip(data: bytes, at: float, bit: int) -> bytes:
 
 
 DAMAGES = st.one_of(
-    st.builds(lambda at, bit: lambda data: flip(data, at, bit), st.floats(0, 1, exclude_max=True), st.integers(0, 7)),
-    st.builds(lambda at: lambda data: data[: int(at * len(data))], st.floats(0, 1, exclude_max=True)),
+    st.builds(
+        lambda at, bit: lambda data: flip(data, at, bit),
+        st.floats(0, 1, exclude_max=True),
+        st.integers(0, 7),
+    ),
+    st.builds(
+        lambda at: lambda data: data[: int(at * len(data))], st.floats(0, 1, exclude_max=True)
+    ),
 )
 
 
 @hypothesis.settings(max_examples=1000)
-@hypothesis.given(st.sampled_from(sorted(ARCHIVES)), DAMAGES, st.sampled_from(["strict", "replace"]))
-def test_a_flipped_bit_or_a_cut_gives_the_right_text_or_one_line_that_names_the_file(name: str, damage, how: str):
+@hypothesis.given(
+    st.sampled_from(sorted(ARCHIVES)), DAMAGES, st.sampled_from(["strict", "replace"])
+)
+def test_a_flipped_bit_or_a_cut_gives_the_right_text_or_one_line_that_names_the_file(
+    name: str, damage, how: str
+):
     with tempfile.TemporaryDirectory() as root:
         path = pathlib.Path(root, name)
         path.write_bytes(ARCHIVES[name])
@@ -85,13 +95,24 @@ SKIPPED = st.builds(
     st.integers(0, 15),
     st.binary(max_size=40),
 )
-FRAMES = {data: [zstd(data, *flags) for flags in ((), ("--no-check",), ("--long=27",))] for data in (b"ab\n", LINES)}
-FRAME = st.builds(lambda data, form: (data, FRAMES[data][form]), st.sampled_from([b"ab\n", LINES]), st.integers(0, 2))
+FRAMES = {
+    data: [zstd(data, *flags) for flags in ((), ("--no-check",), ("--long=27",))]
+    for data in (b"ab\n", LINES)
+}
+FRAME = st.builds(
+    lambda data, form: (data, FRAMES[data][form]),
+    st.sampled_from([b"ab\n", LINES]),
+    st.integers(0, 2),
+)
 
 
 @hypothesis.settings(max_examples=300)
-@hypothesis.given(st.lists(st.one_of(FRAME, SKIPPED.map(lambda frame: (b"", frame))), min_size=1, max_size=6))
-def test_every_frame_of_zstandard_is_read_and_those_to_be_skipped_are_skipped(frames: list[tuple[bytes, bytes]]):
+@hypothesis.given(
+    st.lists(st.one_of(FRAME, SKIPPED.map(lambda frame: (b"", frame))), min_size=1, max_size=6)
+)
+def test_every_frame_of_zstandard_is_read_and_those_to_be_skipped_are_skipped(
+    frames: list[tuple[bytes, bytes]],
+):
     """As pzstd and seekable formats write them, without a checksum, too."""
     text = b"".join(data for data, _ in frames).decode()
     with tempfile.TemporaryDirectory() as root:
@@ -107,7 +128,9 @@ def test_a_gz_may_be_padded_with_zeros(tmp_path: pathlib.Path):
 
 @pytest.mark.parametrize("inside", ["", "in a tar"])
 def test_a_large_window_is_named_with_what_to_type(inside: str, tmp_path: pathlib.Path):
-    path = pathlib.Path(__file__).parent / "cases" / "forum.jsonl.zst"  # zstd -t --long=31 calls it whole
+    path = (
+        pathlib.Path(__file__).parent / "cases" / "forum.jsonl.zst"
+    )  # zstd -t --long=31 calls it whole
     if inside:
         data = path.read_bytes()
         path = tmp_path / "x.tar"
@@ -130,7 +153,9 @@ PLAIN = {".txt": b"text", ".jsonl": LINES, ".tar": ARCHIVES["x.tar"]}
 
 
 @hypothesis.given(
-    st.sampled_from(sorted(PLAIN)), st.sampled_from([".gz", ".bz2", ".zst"]), st.sampled_from(["file", "member"])
+    st.sampled_from(sorted(PLAIN)),
+    st.sampled_from([".gz", ".bz2", ".zst"]),
+    st.sampled_from(["file", "member"]),
 )
 def test_what_a_browser_decompressed_is_read_as_it_is(suffix: str, compression: str, where: str):
     hypothesis.assume(where == "file" or suffix != ".tar")
@@ -145,7 +170,9 @@ def test_what_a_browser_decompressed_is_read_as_it_is(suffix: str, compression: 
         assert read(path) == read(plain)
 
 
-@hypothesis.given(st.binary(min_size=1, max_size=40), st.sampled_from([".gz", ".bz2", ".zst"]), st.booleans())
+@hypothesis.given(
+    st.binary(min_size=1, max_size=40), st.sampled_from([".gz", ".bz2", ".zst"]), st.booleans()
+)
 def test_what_is_neither_compressed_nor_text_is_refused_whatever_errors_says(
     data: bytes, compression: str, is_short: bool
 ):

@@ -26,13 +26,22 @@ def test_neither_torch_nor_numpy_is_needed():
         "lines": [["--steps", "3"], ["--run-dir", "r", "--data", "d"]],
     }
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code], input=json.dumps(request), capture_output=True, text=True, check=True
+        [sys.executable, "-I", "-c", code],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert json.loads(done.stdout) == ["--run-dir is missing; see `python -m ddptrain train --help`", None]
+    assert json.loads(done.stdout) == [
+        "--run-dir is missing; see `python -m ddptrain train --help`",
+        None,
+    ]
 
 
 @pytest.mark.parametrize(("line", "words"), CASES["mistakes"])
-def test_a_mistake_is_one_line_on_all_ranks_and_known_before_they_start(tmp_path: pathlib.Path, line: str, words: str):
+def test_a_mistake_is_one_line_on_all_ranks_and_known_before_they_start(
+    tmp_path: pathlib.Path, line: str, words: str
+):
     command, *rest = line.format(tmp=tmp_path).split()
     result = ranks.run(2, command, *rest)
     assert result.codes == [2, 2]

@@ -43,7 +43,9 @@ def whole(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pa
     return run_dir
 
 
-def test_what_nobody_gives_is_the_run_s_own(whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path):
+def test_what_nobody_gives_is_the_run_s_own(
+    whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
+):
     killed(dataset, tmp_path / "run", TINY, at=13)
     result = ranks.trained(1, dataset, tmp_path / "run")
     assert resumed(result)["exact"] == "yes"
@@ -58,7 +60,12 @@ def test_a_run_without_a_checkpoint_begins_again_with_its_own_settings(
     ranks.trained(1, dataset, tmp_path / "run")
     assert conftest.losses(tmp_path / "run") == conftest.losses(whole)
     killed(dataset, tmp_path / "new", TINY, at=3)
-    ranks.trained(1, dataset, tmp_path / "new", "--resume never --steps 2 --eval-rows 0 --seq-len 32 --batch 4")
+    ranks.trained(
+        1,
+        dataset,
+        tmp_path / "new",
+        "--resume never --steps 2 --eval-rows 0 --seq-len 32 --batch 4",
+    )
     assert record(tmp_path / "new")["lr"] == 0.002, "whoever starts over has today's defaults"
 
 
@@ -75,7 +82,9 @@ def test_a_setting_that_is_given_holds_from_there_on_and_stays_in_the_record(
     assert resumed(result)["why"] == '"lr 0.01 -> 0.001 from step 10"'
     assert (record(run_dir)["lr"], record(run_dir)["changes"]) == (0.001, [kept])
 
-    result = killed(dataset, run_dir, at=17)  # the change is the run's own, though no checkpoint has it yet
+    result = killed(
+        dataset, run_dir, at=17
+    )  # the change is the run's own, though no checkpoint has it yet
     assert resumed(result) | {"step": "10", "exact": "no"} == resumed(result)
     assert record(run_dir)["changes"] == [kept]
 
@@ -92,7 +101,9 @@ def test_more_steps_are_named_and_the_warm_up_stays(dataset: pathlib.Path, tmp_p
     run_dir = tmp_path / "run"
     ranks.trained(1, dataset, run_dir, TINY, "--steps 10")
     result = ranks.trained(1, dataset, run_dir, "--epochs 3 --keep-checkpoints 4")
-    lines = [line for line in result.output.splitlines() if " -> " in line and "resumed" not in line]
+    lines = [
+        line for line in result.output.splitlines() if " -> " in line and "resumed" not in line
+    ]
     assert [line.split("] ")[1] for line in lines] == [
         "steps 10 -> 15 from step 10",
         "keep-checkpoints 2 -> 4 from step 10",
@@ -115,7 +126,9 @@ VALUES: dict[str, st.SearchStrategy[typing.Any]] = {
     "steps": st.integers(1, 3),
     "epochs": st.integers(1, 3),
 }
-SETTINGS = st.fixed_dictionaries({}, optional=VALUES).filter(lambda chosen: not {"steps", "epochs"} <= chosen.keys())
+SETTINGS = st.fixed_dictionaries({}, optional=VALUES).filter(
+    lambda chosen: not {"steps", "epochs"} <= chosen.keys()
+)
 
 
 @given(before=SETTINGS, typed=SETTINGS)
@@ -123,7 +136,9 @@ def test_a_value_is_the_typed_one_or_the_recorded_one_never_a_default(
     before: dict[str, typing.Any], typed: dict[str, typing.Any]
 ):
     """A typed default is typed, too: `--dropout 0` ends dropout."""
-    first = config.complete(parse(" ".join(f"--{name}={value}" for name, value in before.items())), "cpu", {})
+    first = config.complete(
+        parse(" ".join(f"--{name}={value}" for name, value in before.items())), "cpu", {}
+    )
     recorded = recipe.as_record(first)
     asked = parse(" ".join(f"--{name}={value}" for name, value in typed.items()))
     after = config.complete(asked, "cpu", recipe.settings_of(recorded, is_own=True))
@@ -136,7 +151,9 @@ def test_a_value_is_the_typed_one_or_the_recorded_one_never_a_default(
         assert (change.before, change.after) == (recorded[change.setting], typed[change.setting])
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "gpt2"}', '{"run_dir": "r", "lr": "x", "changes": 7}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"model_type": "gpt2"}', '{"run_dir": "r", "lr": "x", "changes": 7}']
+)
 def test_a_record_that_cannot_be_read_gives_nothing(text: str, tmp_path: pathlib.Path):
     (tmp_path / "config.json").write_text(text)
     found = recipe.read(tmp_path)
@@ -144,15 +161,27 @@ def test_a_record_that_cannot_be_read_gives_nothing(text: str, tmp_path: pathlib
     assert recipe.history(found) == []
 
 
-def test_a_submission_knows_the_changes_before_the_job(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_submission_knows_the_changes_before_the_job(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     words = "--run-dir run --data data --lr 0.001 --epochs 60".split()
     assert precheck.changes(words) == [], "a new run has no record"
     asked = argparse.Namespace(lr=0.003, steps=218)
-    before = config.as_record(config.Config(run_dir=pathlib.Path("run"), lr=asked.lr, steps=asked.steps, epoch_steps=9))
+    before = config.as_record(
+        config.Config(run_dir=pathlib.Path("run"), lr=asked.lr, steps=asked.steps, epoch_steps=9)
+    )
     (tmp_path / "config.json").write_text(json.dumps(before))
-    assert precheck.changes(words) == ["steps 218 -> 540 from step 0", "lr 0.003 -> 0.001 from step 0"]
+    assert precheck.changes(words) == [
+        "steps 218 -> 540 from step 0",
+        "lr 0.003 -> 0.001 from step 0",
+    ]
     (tmp_path / "latest").mkdir()
-    (tmp_path / "latest" / "manifest.json").write_text(json.dumps({"meta": {"step": 100, "config": before}}))
-    assert precheck.changes(words) == ["steps 218 -> 540 from step 100", "lr 0.003 -> 0.001 from step 100"]
+    (tmp_path / "latest" / "manifest.json").write_text(
+        json.dumps({"meta": {"step": 100, "config": before}})
+    )
+    assert precheck.changes(words) == [
+        "steps 218 -> 540 from step 100",
+        "lr 0.003 -> 0.001 from step 100",
+    ]
     assert precheck.changes([*words[:4], "--lr", "0.003"]) == []

@@ -29,7 +29,9 @@ def ending(run_dir: pathlib.Path) -> list[dict]:
     found = checkpoint.verify(run_dir / "epoch-0004")
     assert found.step == 20
     listed = json.loads((found.path / "manifest.json").read_text())["files"]
-    return [entry for entry in listed if entry["file"] != "dcp/.metadata"]  # torch writes the folder's path into it
+    return [
+        entry for entry in listed if entry["file"] != "dcp/.metadata"
+    ]  # torch writes the folder's path into it
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,9 @@ def test_twenty_steps_equal_ten_a_kill_and_ten_bit_for_bit(
     rank: int, whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
     run_dir = tmp_path / "run"
-    died = ranks.run(2, *arguments(dataset, run_dir), accident=f"accident_step DO=kill AT=13 OF={rank}")
+    died = ranks.run(
+        2, *arguments(dataset, run_dir), accident=f"accident_step DO=kill AT=13 OF={rank}"
+    )
     assert died.returncode != 0
     path = run_dir / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"kind": "step", "step": 13, "lo')
@@ -61,7 +65,9 @@ def test_twenty_steps_equal_ten_a_kill_and_ten_bit_for_bit(
     # The lines of steps 11 and 12 and the one cut short were removed, those of both starts are there.
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [r["step"] for r in records if r["kind"] == "step"] == list(range(1, 21))
-    assert [r["tokens"] for r in records if r["kind"] == "step"] == [step * 8 * 32 for step in range(1, 21)]
+    assert [r["tokens"] for r in records if r["kind"] == "step"] == [
+        step * 8 * 32 for step in range(1, 21)
+    ]
     assert {r["total_steps"] for r in records if r["kind"] in ("start", "step")} == {20}
     assert [r["step"] for r in records if r["kind"] == "eval"] == [5, 10, 15, 20]
     saved = [(r["step"], r["name"]) for r in records if r["kind"] == "checkpoint"]
@@ -103,7 +109,11 @@ def test_torchrun_starts_the_ranks_again_and_they_go_on_bit_for_bit(
     """`--max-restarts` of the real launcher: the second attempt meets again and resumes."""
     run_dir = tmp_path / "run"
     result = conftest.torchrun(
-        2, *arguments(dataset, run_dir), flags=("--max-restarts=1",), accident=KILLED, RUN_ATTEMPT_ID="9.r0"
+        2,
+        *arguments(dataset, run_dir),
+        flags=("--max-restarts=1",),
+        accident=KILLED,
+        RUN_ATTEMPT_ID="9.r0",
     )
     assert result.returncode == 0, result.output
     resumed = next(line for line in result.marked("CKPT") if "resumed" in line)

@@ -19,7 +19,9 @@ import ranks
 from ddp.run import metrics
 from ddptrain import checkpoint, resume
 
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", (conftest.ROOT / "docs/howto/resume.md").read_text(), re.M | re.S)
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```$", (conftest.ROOT / "docs/howto/resume.md").read_text(), re.M | re.S
+)
 SCRIPTS = {"plain": BLOCKS[0], "trainer": BLOCKS[1]}
 STEPS = {"plain": 200, "trainer": 60}
 SAVE_EVERY = {"plain": 50, "trainer": 20}
@@ -36,7 +38,11 @@ class Job:
     def start(self, attempt: str, *, launched: bool = False, **env: typing.Any) -> ranks.Result:
         """Run the script to its end, `DO=` with an accident, under torchrun or as forked ranks, which is quicker."""
         self.stop_file.unlink(missing_ok=True)
-        job = {"RUN_DIR": str(self.run_dir), "RUN_ATTEMPT_ID": attempt, "STOP_FILE": str(self.stop_file)}
+        job = {
+            "RUN_DIR": str(self.run_dir),
+            "RUN_ATTEMPT_ID": attempt,
+            "STOP_FILE": str(self.stop_file),
+        }
         run = conftest.torchrun if launched else ranks.run
         env = {"DO": "nothing", "AT": "0", "CUDA_VISIBLE_DEVICES": "", **job, **env}
         return run(2, self.script, accident=ranks.SCRIPT, **env)
@@ -57,12 +63,18 @@ class Job:
         found = checkpoint.verify((self.run_dir / "latest").resolve())
         assert found.step == STEPS[self.kind]
         listed = json.loads((found.path / checkpoint.MANIFEST).read_text())["files"]
-        return [entry for entry in listed if not entry["file"].endswith(("trainer_state.json", "training_args.bin"))]
+        return [
+            entry
+            for entry in listed
+            if not entry["file"].endswith(("trainer_state.json", "training_args.bin"))
+        ]
 
     def losses(self) -> object:
         """Return the last loss of the plain script; of the Trainer those of all steps."""
         if self.kind == "plain":
-            return self.outcome(max(path.stem for path in (self.run_dir / "control").glob("*.outcome")))["loss"]
+            return self.outcome(
+                max(path.stem for path in (self.run_dir / "control").glob("*.outcome"))
+            )["loss"]
         state = json.loads((self.run_dir / "latest" / "trainer_state.json").read_text())
         return [(entry["step"], entry["loss"]) for entry in state["log_history"] if "loss" in entry]
 
@@ -90,7 +102,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Callable[
     ],
 )
 def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
-    kind: str, do: str, rank: str, whole: collections.abc.Callable[[str], Job], tmp_path: pathlib.Path
+    kind: str,
+    do: str,
+    rank: str,
+    whole: collections.abc.Callable[[str], Job],
+    tmp_path: pathlib.Path,
 ):
     job = Job(kind, tmp_path)
     stopped = job.start("7.r0", launched=rank == "1", DO=do, AT="5", AT_RANK=rank)
@@ -117,7 +133,11 @@ def test_killed_while_it_saves_it_resumes_from_the_checkpoint_before(
 ):
     job = Job(kind, tmp_path)
     assert job.start("7.r0", DO="torn", AT="2").returncode != 0
-    torn = [path for path in job.run_dir.iterdir() if path.is_dir() and str(2 * SAVE_EVERY[kind]) in path.name]
+    torn = [
+        path
+        for path in job.run_dir.iterdir()
+        if path.is_dir() and str(2 * SAVE_EVERY[kind]) in path.name
+    ]
     assert torn, "the kill came before the second checkpoint was written"
 
     result = job.finish("7.r0t1")
@@ -129,7 +149,9 @@ def test_killed_while_it_saves_it_resumes_from_the_checkpoint_before(
     assert not list(job.run_dir.glob("*.tmp-*"))
 
 
-def test_a_rank_that_fails_while_it_saves_leaves_no_checkpoint_and_none_waiting(tmp_path: pathlib.Path):
+def test_a_rank_that_fails_while_it_saves_leaves_no_checkpoint_and_none_waiting(
+    tmp_path: pathlib.Path,
+):
     job = Job("plain", tmp_path)
     changed = SCRIPTS["plain"].replace(
         "            if run.rank == 0:", "            assert run.rank == 0\n            if 1:"
@@ -168,7 +190,9 @@ run.done(step=3)
 
 def alone(script: pathlib.Path, code: str, **env: typing.Any) -> ranks.Result:
     script.write_text(code)
-    return ranks.run(1, script, accident=ranks.SCRIPT, DO="nothing", AT="0", RANK="0", WORLD_SIZE="1", **env)
+    return ranks.run(
+        1, script, accident=ranks.SCRIPT, DO="nothing", AT="0", RANK="0", WORLD_SIZE="1", **env
+    )
 
 
 def test_outside_of_a_job_one_process_saves_below_the_current_directory(tmp_path: pathlib.Path):
@@ -178,17 +202,24 @@ def test_outside_of_a_job_one_process_saves_below_the_current_directory(tmp_path
     assert (tmp_path / "run" / "latest" / "rank-0000" / "notes" / "step").read_text() == "3"
     assert len(list((tmp_path / "run").glob("epoch-*"))) == 2
     for path in ("run", "run/latest"):
-        assert ranks.succeed(1, "inspect", tmp_path / path).output.splitlines()[-1] == "verified: whole"
+        assert (
+            ranks.succeed(1, "inspect", tmp_path / path).output.splitlines()[-1]
+            == "verified: whole"
+        )
     for manifest in tmp_path.glob("run/epoch-*/manifest.json"):
         manifest.unlink()
     refused = alone(tmp_path / "train.py", ALONE.format(folder=tmp_path))
     assert refused.returncode != 0
-    assert "is no checkpoint: it has no manifest.json); move them away to start over" in refused.output
+    assert (
+        "is no checkpoint: it has no manifest.json); move them away to start over" in refused.output
+    )
 
 
 def test_it_is_imported_without_torch(tmp_path: pathlib.Path):
     code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from ddptrain import resume; print(resume.folder())"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.stdout.strip() == str(tmp_path / "run")
 
 
@@ -198,7 +229,9 @@ def test_quick_steps_agree_seldom_and_slow_ones_each_time(
 ):
     monkeypatch.delenv(resume.STOP_FILE, raising=False)
     sums: list[object] = []
-    world = types.SimpleNamespace(is_main=True, stop_requested=threading.Event(), sum=lambda v: sums.append(v) or v)
+    world = types.SimpleNamespace(
+        is_main=True, stop_requested=threading.Event(), sum=lambda v: sums.append(v) or v
+    )
     agreement, since = resume.Agreement(world), 0  # pyright: ignore[reportArgumentType]
     for step in range(1, 102):
         if agreement.is_due():

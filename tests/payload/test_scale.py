@@ -18,15 +18,25 @@ SIZE = 4
 
 
 @pytest.fixture(scope="module")
-def opened(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[list[str]]]:
+def opened(
+    dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[pathlib.Path, list[list[str]]]:
     """A training's folder, and the files that each of its ranks opened."""
     folder = tmp_path_factory.mktemp("scale")
     (folder / "opens").mkdir()
     run_dir = folder / "run"
     ranks.trained(
-        SIZE, dataset, run_dir, *TINY, accident="accident_opens", OPENS=str(folder / "opens"), RUN_ATTEMPT_ID="1.r0"
+        SIZE,
+        dataset,
+        run_dir,
+        *TINY,
+        accident="accident_opens",
+        OPENS=str(folder / "opens"),
+        RUN_ATTEMPT_ID="1.r0",
     )
-    return run_dir, [(folder / "opens" / str(rank)).read_text().splitlines() for rank in range(SIZE)]
+    return run_dir, [
+        (folder / "opens" / str(rank)).read_text().splitlines() for rank in range(SIZE)
+    ]
 
 
 def test_a_rank_but_the_first_opens_nothing_but_its_own_share_of_the_data(
@@ -36,14 +46,20 @@ def test_a_rank_but_the_first_opens_nothing_but_its_own_share_of_the_data(
     assert opens[0].count(f"{dataset}/dataset.json") == 1
     for paths in opens[1:]:
         assert not [path for path in paths if path.startswith(str(run_dir))]
-        found = collections.Counter(path.removeprefix(f"{dataset}/") for path in paths if path.startswith(str(dataset)))
+        found = collections.Counter(
+            path.removeprefix(f"{dataset}/") for path in paths if path.startswith(str(dataset))
+        )
         assert found, "the hook saw nothing"
         assert all(name.endswith(".bin") for name in found), found
         assert all(count == 1 for name, count in found.items() if name.startswith("train/")), found
-        assert sum(count for name, count in found.items() if name.startswith("val/")) == 2 * 8 // SIZE
+        assert (
+            sum(count for name, count in found.items() if name.startswith("val/")) == 2 * 8 // SIZE
+        )
 
 
-def test_a_checkpoint_has_as_many_files_on_any_number_of_ranks(opened: tuple[pathlib.Path, list[list[str]]]):
+def test_a_checkpoint_has_as_many_files_on_any_number_of_ranks(
+    opened: tuple[pathlib.Path, list[list[str]]],
+):
     last = opened[0] / "latest"
     found = sorted(str(path.relative_to(last)) for path in last.rglob("*") if path.is_file())
     assert found == ["dcp/.metadata", "dcp/__0_0.distcp", "manifest.json"]
@@ -56,7 +72,9 @@ def test_the_tree_holds_each_rank_once_and_is_low(size: int):
         for below in tree.children(rank, size):
             assert tree.parent(below[0]) == rank
             assert len(below) > 0
-    assert sorted(below[0] for rank in range(size) for below in tree.children(rank, size)) == list(range(1, size))
+    assert sorted(below[0] for rank in range(size) for below in tree.children(rank, size)) == list(
+        range(1, size)
+    )
 
 
 def _agree(rank: int, size: int, folder: str) -> None:
@@ -70,7 +88,10 @@ def _agree(rank: int, size: int, folder: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_ranks_agree_along_the_tree(size: int, tmp_path: pathlib.Path):
-    processes = [ranks.CONTEXT.Process(target=_agree, args=(rank, size, str(tmp_path))) for rank in range(size)]
+    processes = [
+        ranks.CONTEXT.Process(target=_agree, args=(rank, size, str(tmp_path)))
+        for rank in range(size)
+    ]
     for process in processes:
         process.start()
     for process in processes:

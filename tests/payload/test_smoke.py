@@ -20,20 +20,44 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, ranks
     run_dir = tmp_path_factory.mktemp("smoke") / "run"
     flags = "--epochs 2 --batch 256 --samples 4096 --features 128 --classes 4 --lr 3e-3 --seed 42".split()
     result = conftest.torchrun(
-        2, "smoke", *flags, "--run-dir", run_dir, "--report-json", run_dir / "report.json", RUN_ATTEMPT_ID="1.r0"
+        2,
+        "smoke",
+        *flags,
+        "--run-dir",
+        run_dir,
+        "--report-json",
+        run_dir / "report.json",
+        RUN_ATTEMPT_ID="1.r0",
     )
     assert result.returncode == 0, result.output
     return run_dir, result
 
 
-def test_the_guides_command_line_works_and_prints_its_markers(smoke: tuple[pathlib.Path, ranks.Result]):
+def test_the_guides_command_line_works_and_prints_its_markers(
+    smoke: tuple[pathlib.Path, ranks.Result],
+):
     output = smoke[1].output
     seen = re.findall(r"^INFO:ddptrain:\[([A-Z]+)\]", output, re.MULTILINE)
-    assert set(seen) == {"STEP", "DDP", "ENV", "RANK", "DATA", "MODEL", "TRAIN", "BATCH", "EPOCH", "RESULT", "DONE"}
+    assert set(seen) == {
+        "STEP",
+        "DDP",
+        "ENV",
+        "RANK",
+        "DATA",
+        "MODEL",
+        "TRAIN",
+        "BATCH",
+        "EPOCH",
+        "RESULT",
+        "DONE",
+    }
     assert seen.count("RANK") == 2
     assert seen.count("EPOCH") == 2
     (plan,) = smoke[1].marked("TRAIN")
-    assert (plan["global_batch"], plan["steps_per_epoch"]) == ("512", "8")  # the batch is per process
+    assert (plan["global_batch"], plan["steps_per_epoch"]) == (
+        "512",
+        "8",
+    )  # the batch is per process
 
 
 def test_it_learns_and_says_so(smoke: tuple[pathlib.Path, ranks.Result]):
@@ -59,12 +83,21 @@ def test_two_ranks_get_the_message_that_one_alone_gets_by_torchrun_too():
 def test_tasks_of_srun_without_torchrun_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    with pytest.raises(errors.UserError, match="would each train alone; start me with torchrun, one for each node"):
+    with pytest.raises(
+        errors.UserError, match="would each train alone; start me with torchrun, one for each node"
+    ):
         rendezvous.place()
 
 
-def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(monkeypatch: pytest.MonkeyPatch):
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "HEAD_NODE": "slurmd-0", "SLURMD_NODENAME": "slurmd-1"}
+def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    given = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "9",
+        "HEAD_NODE": "slurmd-0",
+        "SLURMD_NODENAME": "slurmd-1",
+    }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
 
@@ -75,7 +108,9 @@ def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(monke
     with pytest.raises(errors.UserError) as caught:
         rendezvous.connect(rendezvous.Place(1, 2, 0, 1))
     where = "the rendezvous at 127.0.0.1:9 (slurmd-0) failed on slurmd-1"
-    assert str(caught.value).startswith(f"{where}: The client socket has timed out after 120000ms; is the port")
+    assert str(caught.value).startswith(
+        f"{where}: The client socket has timed out after 120000ms; is the port"
+    )
 
 
 def test_rank_0_keeps_the_store_until_all_have_read_why_none_enters():
@@ -94,7 +129,12 @@ def test_rank_0_keeps_the_store_until_all_have_read_why_none_enters():
 
     def join(rank: int, view: object) -> None:
         with pytest.raises(errors.SharedError) as caught:
-            rendezvous.meet(view, rendezvous.Place(rank, 2, rank, 2), {"rank": rank, "host": "a", "device": ""}, "bad")
+            rendezvous.meet(
+                view,
+                rendezvous.Place(rank, 2, rank, 2),
+                {"rank": rank, "host": "a", "device": ""},
+                "bad",
+            )
         failures.append(str(caught.value))
 
     other = threading.Thread(target=join, args=(1, SlowReader()))

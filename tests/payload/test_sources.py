@@ -36,7 +36,9 @@ def test_json_in_files_of_any_suffix_is_read(name: str, right: list[str]):
 
 
 def test_an_archive_whose_checksum_is_wrong_is_named():
-    with pytest.raises(errors.UserError, match=f"{CASES}/x.tar.gz cannot be read: CRC check failed"):
+    with pytest.raises(
+        errors.UserError, match=f"{CASES}/x.tar.gz cannot be read: CRC check failed"
+    ):
         read(CASES / "x.tar.gz")
 
 
@@ -106,7 +108,9 @@ def test_folders_and_archives_read_the_same_files_and_list_all_others(files: lis
         root = pathlib.Path(name)
         path = packed(files, form, root)
         if num_bytes(missed) > num_bytes(read_files):
-            with pytest.raises(errors.UserError, match=f"{path}: (most of it is not read|no text found)"):
+            with pytest.raises(
+                errors.UserError, match=f"{path}: (most of it is not read|no text found)"
+            ):
                 run(path, output=root / "d", val_share=0.0)
             return
         dataset = run(path, output=root / "d", val_share=0.0)
@@ -117,7 +121,9 @@ def test_folders_and_archives_read_the_same_files_and_list_all_others(files: lis
 
 
 @pytest.mark.parametrize("form", ["tar", "folder"])
-def test_captions_of_a_webdataset_are_read_and_its_metadata_listed(form: str, tmp_path: pathlib.Path):
+def test_captions_of_a_webdataset_are_read_and_its_metadata_listed(
+    form: str, tmp_path: pathlib.Path
+):
     path = CASES / "00000.tar"
     if form == "folder":
         with tarfile.open(path) as archive:
@@ -131,7 +137,9 @@ def test_captions_of_a_webdataset_are_read_and_its_metadata_listed(form: str, tm
 
 @pytest.mark.parametrize("form", ["tar", "folder"])
 @pytest.mark.parametrize("name", ["metadata.json", "00000_stats.json", "dataset_info.json"])
-def test_one_description_larger_than_all_texts_is_listed(name: str, form: str, tmp_path: pathlib.Path):
+def test_one_description_larger_than_all_texts_is_listed(
+    name: str, form: str, tmp_path: pathlib.Path
+):
     files = {"a.txt": b"text", name: json.dumps({"count": 1, "urls": ["u"] * 99}).encode()}
     path = folder(tmp_path / "x", files)
     if form == "tar":
@@ -152,13 +160,17 @@ def test_the_images_of_a_webdataset_are_listed_too(tmp_path: pathlib.Path):
     dataset = run(tmp_path, output=tmp_path / "d", val_share=0.0)
     assert len(dataset.splits["train"]) == 2  # an archive is a part
     samples = [f"{n}{s}" for n in range(2) for s in range(3)]
-    assert decoded(dataset) == [f"{kind} {one}".encode() for one in samples for kind in ("text", "json")]
+    assert decoded(dataset) == [
+        f"{kind} {one}".encode() for one in samples for kind in ("text", "json")
+    ]
     assert not_read(dataset) == {".jpg beside texts": [6, 6000]}
 
 
 def test_archives_in_archives_are_refused_with_what_to_do(tmp_path: pathlib.Path):
     """As OpenWebText has them."""
-    (tmp_path / "x.tar").write_bytes(tar({f"{n}.tar.gz": gzip.compress(tar({"a.txt": b"page"})) for n in range(2)}))
+    (tmp_path / "x.tar").write_bytes(
+        tar({f"{n}.tar.gz": gzip.compress(tar({"a.txt": b"page"})) for n in range(2)})
+    )
     words = r"x\.tar: no text found: \.tar\.gz 2 \(\d+ bytes\); extract it, and give the files or folders"
     with pytest.raises(errors.UserError, match=words):
         run(tmp_path / "x.tar", output=tmp_path / "d")
@@ -189,17 +201,24 @@ def saved(root: pathlib.Path, files: typing.Mapping[str, str | None]) -> pathlib
 
 
 def test_splits_are_kept_apart_and_what_is_not_read_is_counted(tmp_path: pathlib.Path):
-    root = saved(tmp_path / "set", SAVED | {"notes.csv": "1,2\n", "noted": "?", ".cache/a.txt": "h"})
+    root = saved(
+        tmp_path / "set", SAVED | {"notes.csv": "1,2\n", "noted": "?", ".cache/a.txt": "h"}
+    )
     saved(tmp_path / "linked", {"b.txt": "l" * 10})
     (root / "link").symlink_to(tmp_path / "linked")
     (root / "loop").symlink_to(root)
     dataset = run(root, output=root / "d")
-    assert (decoded(dataset), decoded(dataset, "val")) == ([b"train"], [b"held out, too", b"held out"])
+    assert (decoded(dataset), decoded(dataset, "val")) == (
+        [b"train"],
+        [b"held out, too", b"held out"],
+    )
     counted = {what: count for what, (count, _) in not_read(dataset).items()}
     kinds = ".csv,.git,hidden file,hidden folder,linked folder,no suffix".split(",")
     assert counted == {"dataset card": 2, "other split": 2, **dict.fromkeys(kinds, 1)}
     assert not_read(dataset)["linked folder"] == [1, 10]
-    assert decoded(run(root / "more_test.jsonl", output=tmp_path / "asked", val_share=0.0)) == [b"never"]
+    assert decoded(run(root / "more_test.jsonl", output=tmp_path / "asked", val_share=0.0)) == [
+        b"never"
+    ]
 
 
 def test_links_of_the_hubs_cache_are_read_and_counted_once(tmp_path: pathlib.Path):
@@ -215,7 +234,11 @@ def test_links_of_the_hubs_cache_are_read_and_counted_once(tmp_path: pathlib.Pat
 @pytest.mark.parametrize(
     ("files", "named", "words"),
     [
-        ({"a.txt": "a", "b.csv": "bb"}, "", r"most of it is not read: \.csv 1 \(2 bytes\); give the files"),
+        (
+            {"a.txt": "a", "b.csv": "bb"},
+            "",
+            r"most of it is not read: \.csv 1 \(2 bytes\); give the files",
+        ),
         ({"b.csv.gz": "b"}, "", r"no text found: \.csv\.gz 1 \(1 bytes\)"),
         ({"b.csv": "b"}, "b.csv", r"b\.csv: \.csv is not read; convert it, or name it \.txt"),
         ({"b.safetensors": "b"}, "b.safetensors", r"\.safetensors is not read"),
@@ -227,13 +250,17 @@ def test_links_of_the_hubs_cache_are_read_and_counted_once(tmp_path: pathlib.Pat
         ({"a.txt": "a\0"}, "", r"a\.txt is no text in utf-8 at byte 1"),
     ],
 )
-def test_what_is_not_text_is_refused(files: dict[str, str | None], named: str, words: str, tmp_path: pathlib.Path):
+def test_what_is_not_text_is_refused(
+    files: dict[str, str | None], named: str, words: str, tmp_path: pathlib.Path
+):
     with pytest.raises(errors.UserError, match=words):
         run(saved(tmp_path / "set", files) / named, output=tmp_path / "d")
 
 
 @pytest.mark.parametrize("make", [tar, zipped])
-def test_members_that_are_no_text_are_counted_or_refused(make: typing.Callable[..., bytes], tmp_path: pathlib.Path):
+def test_members_that_are_no_text_are_counted_or_refused(
+    make: typing.Callable[..., bytes], tmp_path: pathlib.Path
+):
     path = tmp_path / f"x.{'tar' if make is tar else 'zip'}"
     others = {"._a.txt": b"\0\5\x16\7" * 99, "set/test/c.txt": b"never", "p.jpg": b"\xff\xd8"}
     path.write_bytes(make({"a.txt": b"text", "l.jsonl.zst": zstd(b'{"text": "packed"}'), **others}))
@@ -241,7 +268,9 @@ def test_members_that_are_no_text_are_counted_or_refused(make: typing.Callable[.
     assert decoded(dataset) == [b"text", b"packed"]
     assert not_read(dataset) == {"hidden file": [1, 396], "other split": [1, 5], ".jpg": [1, 2]}
     path.write_bytes(make({"a.txt": b"text", "p.jpg": b"\xff\xd8\xff\xd8\xff"}))
-    with pytest.raises(errors.UserError, match=rf"{path}: most of it is not read: \.jpg 1 \(5 bytes\)"):
+    with pytest.raises(
+        errors.UserError, match=rf"{path}: most of it is not read: \.jpg 1 \(5 bytes\)"
+    ):
         run(path, output=tmp_path / "d")
 
 

@@ -11,7 +11,9 @@ BEGIN = "import ddptrain.startup\n"
 
 def python(code: str, *folders: pathlib.Path) -> str:
     code = f"import sys; sys.path[:0] = {list(map(str, folders))!r}\n{code}"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+    ).stdout
 
 
 def package(folder: pathlib.Path, code: str) -> pathlib.Path:
@@ -40,7 +42,9 @@ began.wait()
 
 
 @pytest.mark.parametrize(("name", "printed"), [("pt_gloo_runloop", "finished"), ("another", "")])
-def test_the_end_waits_until_gloos_threads_are_idle(tmp_path: pathlib.Path, name: str, printed: str):
+def test_the_end_waits_until_gloos_threads_are_idle(
+    tmp_path: pathlib.Path, name: str, printed: str
+):
     place = package(tmp_path, "")
     assert python(f"{BEGIN}import torch\n{BUSY.format(name=name)}", place) == printed
 

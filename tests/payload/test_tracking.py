@@ -88,7 +88,12 @@ def test_a_tracker_that_hangs_fills_the_queue_and_is_left_behind_at_the_end():
 def test_the_environment_decides_what_is_tracked(tmp_path: pathlib.Path):
     assert tracking.targets(tmp_path, {}) == []
     found = tracking.targets(
-        tmp_path, {"MLFLOW_TRACKING_URI": "http://m:5000/", "DDPTRAIN_TENSORBOARD": "1", "DDPTRAIN_WANDB": "1"}
+        tmp_path,
+        {
+            "MLFLOW_TRACKING_URI": "http://m:5000/",
+            "DDPTRAIN_TENSORBOARD": "1",
+            "DDPTRAIN_WANDB": "1",
+        },
     )
     assert [type(target).__name__ for target in found] == ["MLflow", "WandB", "TensorBoard"]
 
@@ -105,7 +110,11 @@ def read_mlflow(run_dir: pathlib.Path) -> list[int]:
     """Return the steps that MLflow has a loss of."""
     mlflow = pytest.importorskip("mlflow.tracking").MlflowClient(tracking.store_uri(str(run_dir)))
     (run,) = mlflow.search_runs([mlflow.get_experiment_by_name("slurm-ddp").experiment_id])
-    assert (run.info.status, run.data.params, run.data.metrics["final_best_loss"]) == ("FINISHED", {"lr": "0.1"}, 0.5)
+    assert (run.info.status, run.data.params, run.data.metrics["final_best_loss"]) == (
+        "FINISHED",
+        {"lr": "0.1"},
+        0.5,
+    )
     assert [file.path for file in mlflow.list_artifacts(run.info.run_id)] == ["config.json"]
     return [m.step for m in mlflow.get_metric_history(run.info.run_id, "loss")]
 
@@ -123,7 +132,11 @@ def read_wandb(run_dir: pathlib.Path) -> list[int]:
             if kind in (1, 4):  # whole, or the last piece
                 found, record = protocol.Record.FromString(record), b""
                 ids |= {found.run.run_id} - {""}
-                row = {item.nested_key[0]: item.value_json for item in found.history.item if item.nested_key}
+                row = {
+                    item.nested_key[0]: item.value_json
+                    for item in found.history.item
+                    if item.nested_key
+                }
                 steps += [int(row["step"])] if "loss" in row else []
     assert len(ids) == 1
     return steps
@@ -134,13 +147,17 @@ def read_wandb(run_dir: pathlib.Path) -> list[int]:
 def test_a_resumed_run_is_one_run_with_every_step(
     read: typing.Callable[[pathlib.Path], list[int]], tmp_path: pathlib.Path
 ):
-    pytest.importorskip(read.__name__.removeprefix("read_"), reason="needs payload/tracking/requirements.txt")
+    pytest.importorskip(
+        read.__name__.removeprefix("read_"), reason="needs payload/tracking/requirements.txt"
+    )
     (tmp_path / "config.json").write_text(json.dumps({"lr": 0.1, "model": None}))
     env = {"MLFLOW_TRACKING_URI": str(tmp_path)} if read is read_mlflow else {"DDPTRAIN_WANDB": "1"}
     for attempt, state in enumerate(("preempted", "done")):
         sink = tracking.Background(*tracking.targets(tmp_path, env), close_s=120)
         for step in range(1, 101):
-            sink.record({"kind": "step", "step": step + 100 * attempt, "loss": 1 / step, "note": "text"})
+            sink.record(
+                {"kind": "step", "step": step + 100 * attempt, "loss": 1 / step, "note": "text"}
+            )
         sink.close({"state": state, "steps": 200, "best_loss": 0.5})
         assert sink.dropped == 0
     assert read(tmp_path) == list(range(1, 201))

@@ -106,7 +106,9 @@ class FolderHost:
         assert argv[1].endswith("agent.py")
         code = f"import pathlib, sandbox.guest.agent as a; juju = pathlib.Path({str(self.root)!r}, 'var/lib/juju');"
         code += "a.AGENTS, a.STORAGE = juju / 'agents', juju / 'storage'; a.main()"
-        process = typing.cast("subprocess.Popen[bytes]", subprocess.Popen([sys.executable, "-c", code], **options))
+        process = typing.cast(
+            "subprocess.Popen[bytes]", subprocess.Popen([sys.executable, "-c", code], **options)
+        )
         self.agents.append(process)
         return process
 
@@ -146,7 +148,9 @@ class FolderHosts:
 class Bench:
     """A model with a small charm, and as many commands at work on it as a test starts."""
 
-    def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, juju: str | None = None) -> None:
+    def __init__(
+        self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, juju: str | None = None
+    ) -> None:
         self.room = folder / "room"
         self.room.mkdir()
         self.store = Store("t", folder / "state", juju=juju)
@@ -180,7 +184,9 @@ class Bench:
         (source / "src").mkdir(parents=True)
         (source / "src" / "charm.py").write_text(CHARM.format(room=str(self.room)))
         (source / "charmcraft.yaml").write_text(yaml.safe_dump(metadata))
-        rules.add_application(model, Application(name=name, charm=name, source=str(source), metadata=metadata))
+        rules.add_application(
+            model, Application(name=name, charm=name, source=str(source), metadata=metadata)
+        )
 
     def hooks(self) -> list[str]:
         path = self.room / "hooks"

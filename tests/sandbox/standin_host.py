@@ -71,14 +71,20 @@ class FakeHost:
         monkeypatch.setattr(service, "VAR", root)
         monkeypatch.setattr(service, "DEFAULTS", self.defaults)
         monkeypatch.setattr(service, "LIMITS", root / "limits")
-        monkeypatch.setattr(slurm_controller, "_CLUSTER_NAMES", (root / "checkpoint" / "clustername",))
+        monkeypatch.setattr(
+            slurm_controller, "_CLUSTER_NAMES", (root / "checkpoint" / "clustername",)
+        )
         for module in (service, slurmd_node):
             monkeypatch.setattr(module, "run", self.run)
         monkeypatch.setattr(service.apt, "ensure_packages", self.install)
         monkeypatch.setattr(service.apt, "is_installed", lambda name: name in self.installed)
         monkeypatch.setattr(service.systemd, "is_active", lambda name: name in self.active)
-        monkeypatch.setattr(service.systemd, "ensure_dropin", lambda unit, *_: self.do(f"dropin {unit}"))
-        monkeypatch.setattr(service.shutil, "chown", lambda path, user=None, group=None: self.own(path, user))
+        monkeypatch.setattr(
+            service.systemd, "ensure_dropin", lambda unit, *_: self.do(f"dropin {unit}")
+        )
+        monkeypatch.setattr(
+            service.shutil, "chown", lambda path, user=None, group=None: self.own(path, user)
+        )
 
     def own(self, path: pathlib.Path, user: object) -> None:
         self.owners[pathlib.Path(path).name.removeprefix(".").removesuffix(".swp")] = str(user)
@@ -118,7 +124,9 @@ class FakeHost:
             return "" if name in self.nodes else None
         if arguments[:3] == ("--json", "show", "node"):
             state, reason = self.nodes[name]
-            return json.dumps({"nodes": [{"state": [*state.split("+"), "DYNAMIC_NORM"], "reason": reason}]})
+            return json.dumps(
+                {"nodes": [{"state": [*state.split("+"), "DYNAMIC_NORM"], "reason": reason}]}
+            )
         if arguments == ("ping", "--json"):
             ping = {"hostname": "juju-1234-0", "pinged": "UP", "mode": "primary"}
             return json.dumps({"pings": [ping]})
@@ -173,7 +181,9 @@ def metadata(name: str) -> dict[str, typing.Any]:
 
 def charm(name: str) -> types.ModuleType:
     """Return src/charm.py of a stand-in; all of them call their module `charm`."""
-    spec = importlib.util.spec_from_file_location(f"standin_{name}", STANDINS / name / "src" / "charm.py")
+    spec = importlib.util.spec_from_file_location(
+        f"standin_{name}", STANDINS / name / "src" / "charm.py"
+    )
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -196,23 +206,34 @@ class Standin:
         classes = [
             item
             for item in vars(self.module).values()
-            if isinstance(item, type) and issubclass(item, ops.CharmBase) and item.__module__ == self.module.__name__
+            if isinstance(item, type)
+            and issubclass(item, ops.CharmBase)
+            and item.__module__ == self.module.__name__
         ]
         app = "compute" if name == "slurmd" else name
-        self.ctx = testing.Context(classes[0], meta=declared, config=config, actions=actions, app_name=app, unit_id=0)
+        self.ctx = testing.Context(
+            classes[0], meta=declared, config=config, actions=actions, app_name=app, unit_id=0
+        )
         self.relations: dict[str, testing.RelationBase] = {}
         self.state = testing.State(leader=name in ("slurmctld", "slurmdbd", "mysql"))
         host.installed.add(name)
         if name in ("slurmctld", "slurmdbd"):
             monkeypatch.setattr(
-                self.module.socket, "gethostname", lambda: f"juju-1234-{0 if name == 'slurmctld' else 3}"
+                self.module.socket,
+                "gethostname",
+                lambda: f"juju-1234-{0 if name == 'slurmctld' else 3}",
             )
         if name == "slurmctld":
             slurm_controller.SERVICE.set_auth_key("a2V5", "1")
             self.secrets(AUTH_ID, {"key": "a2V5", "keyid": "1"}, label=wire.AUTH_LABEL, owner="app")
             self.secrets(JWT_ID, {"key": "pem"}, label=wire.JWT_LABEL, owner="app")
-            self.relate("peer", testing.PeerRelation("slurmctld-peer", local_app_data={"cluster_name": '"ddp"'}))
-            self.update(networks={testing.Network("slurmctld-peer", ingress_addresses=["10.0.0.5"])})
+            self.relate(
+                "peer",
+                testing.PeerRelation("slurmctld-peer", local_app_data={"cluster_name": '"ddp"'}),
+            )
+            self.update(
+                networks={testing.Network("slurmctld-peer", ingress_addresses=["10.0.0.5"])}
+            )
         else:
             self.secrets(AUTH_ID, {"key": "a2V5", "keyid": "1"})
         if name == "slurmd":
@@ -231,12 +252,18 @@ class Standin:
 
     def relate(self, name: str, relation: testing.RelationBase) -> None:
         self.relations[name] = relation
-        others = {other for other in self.state.relations if other.endpoint != relation.endpoint or name != "peer"}
+        others = {
+            other
+            for other in self.state.relations
+            if other.endpoint != relation.endpoint or name != "peer"
+        }
         self.update(relations={*others, relation})
 
     def share(self, data: dict[str, str], **fields: typing.Any) -> None:
         """Replace the application's data in the peer relation, and other fields of it."""
-        self.relate("peer", dataclasses.replace(self.relation("peer"), local_app_data=data, **fields))
+        self.relate(
+            "peer", dataclasses.replace(self.relation("peer"), local_app_data=data, **fields)
+        )
 
     def join(self, name: str, values: dict[str, typing.Any]) -> None:
         """Relate the charm as a scenario writes it."""
@@ -250,11 +277,18 @@ class Standin:
             name = app if app != "compute" else name
         elif name in ("controller", "keys"):
             app, endpoint = app or "slurmctld", "slurmctld"
-            data = {} if values.pop("empty", False) else (CONTROLLER if name == "controller" else KEYS) | values
+            data = (
+                {}
+                if values.pop("empty", False)
+                else (CONTROLLER if name == "controller" else KEYS) | values
+            )
         elif name == "database":
             endpoint = "slurmdbd"
         elif name == "mysql":
-            endpoint, data = "database", {key: DATABASE.get(key, text) for key, text in values.items()}
+            endpoint, data = (
+                "database",
+                {key: DATABASE.get(key, text) for key, text in values.items()},
+            )
         relation = testing.Relation(endpoint, remote_app_name=app or endpoint, remote_app_data=data)
         self.relate(name, relation)
 
@@ -276,7 +310,9 @@ class Standin:
         """Run an event as a scenario writes it."""
         if isinstance(event, str):
             return self.run(event)
-        return self.run(f"action {event['action']}", **{key: event[key] for key in event if key != "action"})
+        return self.run(
+            f"action {event['action']}", **{key: event[key] for key in event if key != "action"}
+        )
 
     def relation(self, name: str = "") -> testing.RelationBase:
         """Return a relation as it is now; the last one if it is not named."""

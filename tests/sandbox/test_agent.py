@@ -96,12 +96,19 @@ class Agent:
         self.world.add("thing", yaml.safe_load(METADATA), units=2)
         self.state: Json = {}  # overrides the model's
 
-    def run(self, kind: str, *, unit: str = "thing/0", **event: typing.Any) -> tuple[Json, list[Json]]:
+    def run(
+        self, kind: str, *, unit: str = "thing/0", **event: typing.Any
+    ) -> tuple[Json, list[Json]]:
         """Return the result and the messages before it."""
         described = Event(kind=kind, sequence=0, **event)
         target = self.world.model.units[unit]
         request = hook.describe(
-            self.world.model, target, described, source=str(self.source), cidr="10.0.0.0/24", resources={}
+            self.world.model,
+            target,
+            described,
+            source=str(self.source),
+            cidr="10.0.0.0/24",
+            resources={},
         )
         request["state"] |= self.state
         messages: list[Json] = []
@@ -124,10 +131,15 @@ def test_stored_state_and_deferred_events_come_back(agent: Agent):
     assert len(first["state"]["deferred"]) == 1
     agent.keep(first)
     second, _ = agent.run("update-status")
-    assert second["error"] == "ValueError: as asked", "the deferred start runs first, then update-status fails"
+    assert second["error"] == "ValueError: as asked", (
+        "the deferred start runs first, then update-status fails"
+    )
     assert "Traceback" in second["trace"]
     third, messages = agent.run("start")
-    assert [line["message"] for line in messages if line["kind"] == "status"] == ["started", "started"]
+    assert [line["message"] for line in messages if line["kind"] == "status"] == [
+        "started",
+        "started",
+    ]
     assert third["state"]["deferred"] == []
 
 
@@ -142,7 +154,9 @@ def test_events_share_the_import_of_their_unit_s_charm_and_nothing_else(agent: A
 def test_a_unit_reads_which_unit_leaves_be_it_itself(agent: Agent, departing: str):
     agent.world.add("web", {"name": "web", "provides": {"api": {"interface": "http"}}}, units=2)
     relation = rules.relate(agent.world.model, "thing:server", "web:api")
-    result, _ = agent.run("relation-departed", relation=relation.id, remote="web/1", departing=departing)
+    result, _ = agent.run(
+        "relation-departed", relation=relation.id, remote="web/1", departing=departing
+    )
     assert result["ok"], result
     assert result["state"]["status"] == ["active", f"web/1: {departing} leaves"]
 
@@ -161,7 +175,11 @@ def test_what_an_application_wrote_comes_from_no_unit(agent: Agent):
 def test_equal_content_makes_no_revision(agent: Agent):
     contents = {2: {"key": "old"}, 3: {"key": "new"}}
     secret = Secret(
-        id="secret:" + "a" * 20, owner="application:thing", latest=3, contents=contents, tracked={"thing/0": 2}
+        id="secret:" + "a" * 20,
+        owner="application:thing",
+        latest=3,
+        contents=contents,
+        tracked={"thing/0": 2},
     )
     agent.world.model.secrets[secret.id] = secret
     result, _ = agent.run("secret-changed", secret=secret.id)
@@ -172,9 +190,13 @@ def test_equal_content_makes_no_revision(agent: Agent):
 
 
 def test_an_action_that_fails_streams_its_log_finds_its_storage_and_keeps_its_results(agent: Agent):
-    result, messages = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": "hi"}})
+    result, messages = agent.run(
+        "action", action={"name": "talk", "id": "1", "params": {"text": "hi"}}
+    )
     assert [line["message"] for line in messages if line["kind"] == "action-log"] == ["first"]
     assert (result["ok"], result["action"]["failure"]) == (True, "as asked")
     assert result["action"]["results"]["text"] == "hi"
-    assert result["action"]["results"]["place"] == str(agent.host.root / "var/lib/juju/storage/data-0")
+    assert result["action"]["results"]["place"] == str(
+        agent.host.root / "var/lib/juju/storage/data-0"
+    )
     assert "tool" in result["action"]["results"]["resource"]

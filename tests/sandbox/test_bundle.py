@@ -23,7 +23,10 @@ SERVER: dict[str, typing.Any] = {
 METADATA: dict[str, dict[str, typing.Any]] = {
     "server": SERVER,
     "client": {"requires": {"api": {"interface": "http"}, "db": {"interface": "sql"}}},
-    "agent": {"subordinate": True, "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}}},
+    "agent": {
+        "subordinate": True,
+        "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}},
+    },
 }
 BUNDLE = pathlib.Path(__file__).with_suffix(".yaml").read_text()
 
@@ -45,7 +48,9 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path: pathlib.Path):
     bundles.check(bundle, METADATA)
 
 
-MISTAKES: list[dict[str, str]] = yaml.safe_load((pathlib.Path(__file__).parent / "mistakes.yaml").read_text())
+MISTAKES: list[dict[str, str]] = yaml.safe_load(
+    (pathlib.Path(__file__).parent / "mistakes.yaml").read_text()
+)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["new"])
@@ -63,6 +68,8 @@ def test_a_mistake_is_named(tmp_path: pathlib.Path, mistake: dict[str, str]):
         ("{num_units: 2}", "application 'sever' has no charm, and the bundle lacks it"),
     ],
 )
-def test_an_application_that_an_overlay_misspells_is_named(tmp_path: pathlib.Path, body: str, message: str):
+def test_an_application_that_an_overlay_misspells_is_named(
+    tmp_path: pathlib.Path, body: str, message: str
+):
     with pytest.raises(SandboxError, match=f"overlay.yaml: {message}: did you mean 'server'"):
         load(tmp_path, BUNDLE, f"applications:\n  sever: {body}\n")

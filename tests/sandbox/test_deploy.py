@@ -48,7 +48,11 @@ class Bench:
     def deploy(self) -> list[str]:
         """Deploy; return what is queued then, and forget it."""
         deployment.apply(self.engine, bundles.load(self.folder / "bundle.yaml"))
-        queued = [f"{unit.name} {event.label}" for unit in self.model.units.values() for event in unit.events]
+        queued = [
+            f"{unit.name} {event.label}"
+            for unit in self.model.units.values()
+            for event in unit.events
+        ]
         for unit in self.model.units.values():
             unit.events.clear()
         return queued
@@ -62,7 +66,11 @@ def bench(tmp_path: pathlib.Path) -> Bench:
 def test_units_relations_options_and_resources_come_from_the_bundle(bench: Bench):
     queued = bench.deploy()
     assert list(bench.model.units) == ["thing/0", "other/0", "other/1"]
-    assert queued[:3] == ["thing/0 install", "thing/0 api-relation-created", "thing/0 leader-elected"]
+    assert queued[:3] == [
+        "thing/0 install",
+        "thing/0 api-relation-created",
+        "thing/0 leader-elected",
+    ]
     thing = bench.model.applications["thing"]
     assert settings.options(thing) == {"port": 81}
     assert pathlib.Path(thing.resources["tool"]).read_text() == "tool 1"
@@ -74,11 +82,17 @@ def test_units_relations_options_and_resources_come_from_the_bundle(bench: Bench
 
 def test_what_changed_is_brought_up_to_date(bench: Bench):
     bench.deploy()
-    bench.folder.joinpath("bundle.yaml").write_text(BUNDLE.replace("81", "82").replace("num_units: 2", "num_units: 3"))
+    bench.folder.joinpath("bundle.yaml").write_text(
+        BUNDLE.replace("81", "82").replace("num_units: 2", "num_units: 3")
+    )
     bench.folder.joinpath("thing", "src", "charm.py").write_text("two")
     bench.folder.joinpath("tool").write_text("tool 2")
     queued = bench.deploy()
-    assert queued[:3] == ["thing/0 config-changed", "thing/0 upgrade-charm", "other/0 upgrade-charm"]
+    assert queued[:3] == [
+        "thing/0 config-changed",
+        "thing/0 upgrade-charm",
+        "other/0 upgrade-charm",
+    ]
     assert "other/2 install" in queued
     thing = bench.model.applications["thing"]
     assert (thing.revision, settings.options(thing)["port"]) == (1, 82)
@@ -101,7 +115,10 @@ def test_a_wrong_bundle_changes_nothing(bench: Bench, old: str, new: str, messag
         ("", ()),
         ("0", ()),
         ("2 x Mock GPU", (Gpu("Mock GPU"), Gpu("Mock GPU"))),
-        ("NVIDIA L40S, Tesla T4, 1 x NVIDIA L40S", (Gpu("NVIDIA L40S"), Gpu("Tesla T4"), Gpu("NVIDIA L40S"))),
+        (
+            "NVIDIA L40S, Tesla T4, 1 x NVIDIA L40S",
+            (Gpu("NVIDIA L40S"), Gpu("Tesla T4"), Gpu("NVIDIA L40S")),
+        ),
         ("2 x H200 @ 0, empty,H200 @ 1", (Gpu("H200", 0), Gpu("H200", 0), Gpu(""), Gpu("H200", 1))),
         *((wrong, None) for wrong in ("2", "2 x", "0 x A", "A,", "A @ x", "A @ 12", "-1 x A")),
     ],
@@ -118,7 +135,9 @@ def test_juju_4_finds_no_local_charm_for_a_bundle_without_arch_once_it_is_deploy
     bench.model.juju = "4"
     bench.deploy()
     assert bench.model.applications["thing"].constraints == "arch=amd64", "Juju adds it"
-    with pytest.raises(SandboxError, match=r"^cannot deploy local charm at /.*/thing: file does not exist$"):
+    with pytest.raises(
+        SandboxError, match=r"^cannot deploy local charm at /.*/thing: file does not exist$"
+    ):
         bench.deploy()
     named = BUNDLE.replace("num_units:", "constraints: arch=amd64, num_units:")
     bench.folder.joinpath("bundle.yaml").write_text(named)

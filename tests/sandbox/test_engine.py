@@ -52,7 +52,10 @@ def test_a_units_own_hooks_and_actions_wait_for_its_action_even_a_parallel_one(b
     waiting = bench.act("server/0", "wait")
     bench.config("server", n="1")
     assert bench.hooks() == [], "the command ends, the hook waits for the action of the other one"
-    assert any("config-changed waits for the unit: server/0 runs action wait" in line for line in bench.lines)
+    assert any(
+        "config-changed waits for the unit: server/0 runs action wait" in line
+        for line in bench.lines
+    )
     second = bench.begin(lambda engine: engine.act("server/0", "wait", {}))
     time.sleep(0.5)
     assert not second.done()
@@ -75,10 +78,15 @@ def test_a_plain_action_holds_the_machine(bench: Bench):
 
 
 def test_two_commands_share_the_work_and_each_ends_when_all_is_done(bench: Bench):
-    commands = [bench.begin(lambda engine, n=n: bench.configure(engine, "server", n=str(n))) for n in range(3)]
+    commands = [
+        bench.begin(lambda engine, n=n: bench.configure(engine, "server", n=str(n)))
+        for n in range(3)
+    ]
     for command in commands:
         command.result(40)
-    assert {line for line in bench.hooks() if "config_changed" in line} == {"server/0 config_changed"}
+    assert {line for line in bench.hooks() if "config_changed" in line} == {
+        "server/0 config_changed"
+    }
     assert all(unit.agent.name == "idle" for unit in bench.store.load().units.values())
 
 
@@ -91,14 +99,19 @@ def test_a_unit_in_error_gets_its_hook_again_and_nothing_else(bench: Bench):
             rules.enqueue(model, model.units["server/0"], "update-status")
         engine.settle()
         (error,) = engine.errors()
-    assert error == 'server/0: hook failed: "config-changed": RuntimeError: as asked (each command tries it again)'
+    assert (
+        error
+        == 'server/0: hook failed: "config-changed": RuntimeError: as asked (each command tries it again)'
+    )
     tries = [line for line in bench.hooks() if line.startswith("server")]
     assert tries == ["server/0 config_changed"] * 4, "the first time and three times again"
     pauses = [line.rpartition("again in ")[2] for line in bench.lines if "again in" in line]
     assert pauses == ["0 s"] * 3
     (bench.room / "go").write_text("")
     with bench.engine() as engine:
-        assert engine.act("server/0", "hold", {})["results"] == {"done": "yes"}, "actions run on a unit in error"
+        assert engine.act("server/0", "hold", {})["results"] == {"done": "yes"}, (
+            "actions run on a unit in error"
+        )
         assert engine.model.units["server/0"].agent.name == "error"
     fault.unlink()
     with bench.engine() as engine:
@@ -138,7 +151,9 @@ def test_the_action_of_a_command_that_was_killed_is_dropped_and_its_hook_runs_ag
 
 def test_a_model_that_a_command_works_on_is_not_destroyed(bench: Bench):
     waiting = bench.act("server/0", "wait")
-    with pytest.raises(SandboxError, match=r"^another sandboxctl uses model 't'; wait for it, or end it$"):
+    with pytest.raises(
+        SandboxError, match=r"^another sandboxctl uses model 't'; wait for it, or end it$"
+    ):
         session.remove(bench.store, Progress(print))
     (bench.room / "go").write_text("")
     assert waiting.result(40)["results"] == {"done": "yes"}

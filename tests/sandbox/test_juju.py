@@ -58,7 +58,10 @@ def test_an_agent_tells_who_holds_the_lock_and_who_waits(juju4: Bench):
     assert ask(juju4, "server/0") == "silent", "while nothing runs"
     waiting = juju4.act("server/0", "wait")
     answer = answered(juju4, "server/0", "holder: server/0 uniter (run action 2), holding ")
-    assert answer.startswith("HTTP/1.0 200 OK\r\nContent-Type: text/plain") or "\nunit-server-0:\n" in answer
+    assert (
+        answer.startswith("HTTP/1.0 200 OK\r\nContent-Type: text/plain")
+        or "\nunit-server-0:\n" in answer
+    )
     juju4.config("agent", n="1")
     text = answered(juju4, "agent/0", "agent/0 uniter (run config-changed hook), waiting ")
     assert "unit-agent-0:\n  holder: none\n  waiting:\n  - agent/0 uniter" in text
@@ -159,7 +162,9 @@ def test_the_first_deployment_chooses_the_version(tmp_path: pathlib.Path):
     with Store("one", tmp_path, juju="4").change(create=True):
         pass
     assert Store("one", tmp_path).load().version is juju.VERSIONS["4"]
-    with pytest.raises(SandboxError, match=r"^model 'one' is on Juju 4 since its first deployment: "):
+    with pytest.raises(
+        SandboxError, match=r"^model 'one' is on Juju 4 since its first deployment: "
+    ):
         Store("one", tmp_path, juju="3.6").load()
     assert Model(name="x").juju == "3.6"
 

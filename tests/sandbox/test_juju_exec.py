@@ -67,7 +67,9 @@ def test_a_reboot_forgets_what_was_asked_for(bench: Bench):
             if is_taken:
                 with engine.change() as model:
                     engine._take_requests(model)
-                    assert [event.label for event in model.units["agent/0"].events] == ["update-status (juju-exec)"]
+                    assert [event.label for event in model.units["agent/0"].events] == [
+                        "update-status (juju-exec)"
+                    ]
             engine.reboot("server/0")
             engine.update_status = False
             engine.settle()

@@ -26,11 +26,21 @@ threading.Event().wait()
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="mounts a FUSE filesystem as root")
-@pytest.mark.skipif(pathlib.Path("/run/systemd/system").is_dir(), reason="systemd runs this computer, and its machines")
-def test_a_machine_whose_fuse_client_waits_for_itself_is_ended(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK),
+    reason="mounts a FUSE filesystem as root",
+)
+@pytest.mark.skipif(
+    pathlib.Path("/run/systemd/system").is_dir(),
+    reason="systemd runs this computer, and its machines",
+)
+def test_a_machine_whose_fuse_client_waits_for_itself_is_ended(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     nspawn, place, ready = tmp_path / "systemd-nspawn", tmp_path / "mnt", tmp_path / "ready"
-    nspawn.symlink_to("/usr/bin/unshare")  # a process of that name, with the machine's first process below it
+    nspawn.symlink_to(
+        "/usr/bin/unshare"
+    )  # a process of that name, with the machine's first process below it
     place.mkdir()
     monkeypatch.setattr(sandbox.machine, "NSPAWN", str(nspawn))
     machine = sandbox.machine.machine(f"test-{os.getpid()}", tmp_path)

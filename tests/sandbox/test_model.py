@@ -21,7 +21,9 @@ def test_only_the_first_unit_leads_and_peers_meet(world: World):
     assert "server/1 leader-elected" not in world.ran
     assert "server/0 cluster-relation-joined server/1" in world.ran
     assert "server/1 cluster-relation-joined server/0" in world.ran
-    assert world.ran.index("server/0 cluster-relation-joined server/1") > world.ran.index("server/1 start")
+    assert world.ran.index("server/0 cluster-relation-joined server/1") > world.ran.index(
+        "server/1 start"
+    )
 
 
 def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
@@ -46,14 +48,19 @@ def test_a_unit_is_met_between_its_install_and_relation_created_with_addresses_o
     seen: list[tuple[str, bool]] = []
 
     def write(event: Event, state: Json, result: Json) -> None:
-        assert bool(state["relations"]) == (event.kind not in ("storage-attached", "install")), event.label
+        assert bool(state["relations"]) == (event.kind not in ("storage-attached", "install")), (
+            event.label
+        )
         if event.kind == "relation-created":
             result["relations"][str(relation.id)]["unit"]["port"] = "80"
 
     def read(event: Event, state: Json, result: Json) -> None:
         seen.append((event.label, "port" in state["relations"][0]["remote_units_data"]["1"]))
 
-    server, client = rules.add_unit(world.model, world.model.applications["server"]), world.model.units["client/0"]
+    server, client = (
+        rules.add_unit(world.model, world.model.applications["server"]),
+        world.model.units["client/0"],
+    )
     world.answers |= {"server": write, "client": read}
     while server.events:
         world.step(server)
@@ -62,7 +69,9 @@ def test_a_unit_is_met_between_its_install_and_relation_created_with_addresses_o
     changed = "api-relation-changed server/1"
     assert seen == [("api-relation-joined server/1", False), (changed, False), (changed, True)]
     installed = world.ran.index("server/1 install")
-    assert world.ran[installed + 1 : installed + 3] == [f"client/0 {label}" for label, _ in seen[:2]]
+    assert world.ran[installed + 1 : installed + 3] == [
+        f"client/0 {label}" for label, _ in seen[:2]
+    ]
 
 
 def test_what_an_application_wrote_comes_before_any_of_its_units(world: World):
@@ -83,7 +92,9 @@ def test_what_an_application_wrote_comes_before_any_of_its_units(world: World):
     world.answers["server"] = write
     rules.enqueue(world.model, world.model.units["server/0"], "update-status")
     world.step(world.model.units["server/0"])
-    assert [event.label for event in late.events[1:]] == [changed, *met], "it comes before those that wait"
+    assert [event.label for event in late.events[1:]] == [changed, *met], (
+        "it comes before those that wait"
+    )
 
 
 def test_a_subordinate_is_born_with_its_principal_and_sees_only_that_one(world: World):
@@ -100,7 +111,10 @@ def test_a_subordinate_is_born_with_its_principal_and_sees_only_that_one(world: 
         world.step(world.model.units["server/0"])
     assert "agent/0" in world.model.units, "before its principal starts"
     world.settle()
-    assert {unit.principal for unit in world.model.units.values() if unit.app == "agent"} == {"server/0", "server/1"}
+    assert {unit.principal for unit in world.model.units.values() if unit.app == "agent"} == {
+        "server/0",
+        "server/1",
+    }
     assert set(seen) == {"0", "1"}
     assert not any(line.startswith("server") and "juju-info" in line for line in world.ran)
     assert "agent/0 juju-info-relation-joined server/0" in world.ran
@@ -133,7 +147,12 @@ def test_removing_a_relation_breaks_it_and_takes_its_subordinates(world: World):
     rules.remove_relation(world.model, relation)
     world.settle()
     kinds = [line.split(" ", 1)[1] for line in world.ran]
-    assert kinds == ["juju-info-relation-departed server/0", "juju-info-relation-broken", "stop", "remove"]
+    assert kinds == [
+        "juju-info-relation-departed server/0",
+        "juju-info-relation-broken",
+        "stop",
+        "remove",
+    ]
     assert not [unit for unit in world.model.units.values() if unit.app == "agent"]
     assert relation.id not in world.model.relations
 
@@ -176,7 +195,9 @@ def secret_world(world: World) -> tuple[Relation, dict[str, str]]:
             return
         own: list[Json] = [secret for secret in result["secrets"] if secret["owner"] == "app"]
         if not own:
-            own = [{"id": "secret:" + "a" * 20, "owner": "app", "label": "l", "tracked_revision": 1}]
+            own = [
+                {"id": "secret:" + "a" * 20, "owner": "app", "label": "l", "tracked_revision": 1}
+            ]
             result["secrets"] += own
         own[0] |= {"latest_content": dict(content), "grants": {str(relation.id): ["client"]}}
 
@@ -219,9 +240,15 @@ def test_what_others_changed_while_a_hook_ran_is_kept(world: World):
     hook.apply(world.model, follower, event, given, result)
     assert follower.status.message == "acted"
     assert relation.unit_data["server/1"]["up"] == "yes"
-    assert relation.app_data["server"] == {"port": "81", "host": "a"}, "what it did not write stays as it is now"
+    assert relation.app_data["server"] == {"port": "81", "host": "a"}, (
+        "what it did not write stays as it is now"
+    )
     assert (made.latest, made.contents[made.latest]) == (2, {"password": "two"})
-    assert set(world.model.secrets) == {made.id, new.id, settings.find_secret(world.model, "mine").id}
+    assert set(world.model.secrets) == {
+        made.id,
+        new.id,
+        settings.find_secret(world.model, "mine").id,
+    }
     del world.model.secrets[made.id]
     hook.apply(world.model, follower, event, given, result)
     assert made.id not in world.model.secrets, "what its owner removed does not come back"
@@ -247,7 +274,9 @@ def test_a_users_secret_reaches_the_application_it_was_granted_to(world: World):
     assert world.ran == ["server/0 secret-changed"]
 
 
-@pytest.mark.parametrize(("values", "reset", "message"), CASES["a_wrong_option_is_named_and_nothing_changes"])
+@pytest.mark.parametrize(
+    ("values", "reset", "message"), CASES["a_wrong_option_is_named_and_nothing_changes"]
+)
 def test_a_wrong_option_is_named_and_nothing_changes(
     world: World, values: dict[str, str], reset: list[str], message: str
 ):
@@ -272,7 +301,9 @@ def test_an_option_is_set_back_to_its_default_or_to_none(world: World):
     assert "token" not in settings.options(server)
 
 
-@pytest.mark.parametrize(("action", "values", "message"), CASES["the_controller_refuses_wrong_parameters_by_name"])
+@pytest.mark.parametrize(
+    ("action", "values", "message"), CASES["the_controller_refuses_wrong_parameters_by_name"]
+)
 def test_the_controller_refuses_wrong_parameters_by_name(
     world: World, action: str, values: dict[str, str], message: str
 ):

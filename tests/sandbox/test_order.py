@@ -68,7 +68,9 @@ def test_hooks_of_several_relations_come_in_any_order_but_joined_before_changed(
             created = hooks.index(f"{endpoint}-relation-created")
             joined = hooks.index(f"{endpoint}-relation-joined server/0")
             assert created < hooks.index("leader-elected")
-            assert hooks.index("start") < joined < hooks.index(f"{endpoint}-relation-changed server/0")
+            assert (
+                hooks.index("start") < joined < hooks.index(f"{endpoint}-relation-changed server/0")
+            )
         return " ".join(hook.split("-")[0] for hook in hooks)
 
     assert len(seeds(see)) > 4
@@ -98,9 +100,13 @@ def test_relation_departed_of_a_removed_unit_comes_at_once_or_late():
         assert "client/1" not in world.model.units
         if "api-relation-departed client/1" in world.of("server/0"):
             return "at once"
-        assert server.members[relation.id] == ["client/0", "client/1"], "the removed one is still there"
+        assert server.members[relation.id] == ["client/0", "client/1"], (
+            "the removed one is still there"
+        )
         (seen,) = [one for one in world.state(server)["relations"] if one["id"] == relation.id]
-        assert seen["remote_units_data"]["1"] == {"port": "80"}, "what it wrote is read until it departed"
+        assert seen["remote_units_data"]["1"] == {"port": "80"}, (
+            "what it wrote is read until it departed"
+        )
         for _ in range(4):
             rules.enqueue(world.model, server, "update-status")
             world.settle()
@@ -121,15 +127,29 @@ def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_tha
     settings.request_action(world.model, server, "dump", {"path": "/x"})
     world.settle()
     assert list(world.model.units) == ["server/0"]
-    assert world.of("server/0") == ["storage-detaching failed", "action dump", *["storage-detaching failed"] * 2]
+    assert world.of("server/0") == [
+        "storage-detaching failed",
+        "action dump",
+        *["storage-detaching failed"] * 2,
+    ]
     assert server.members[relation.id] == ["client/0"]
-    (seen,) = [seen for seen in world.state(server, server.events[0])["relations"] if seen["id"] == relation.id]
+    (seen,) = [
+        seen
+        for seen in world.state(server, server.events[0])["relations"]
+        if seen["id"] == relation.id
+    ]
     assert list(seen["remote_units_data"]) == ["0"], "relation.units does not shrink"
     world.fails.clear()
     world.ran.clear()
     server.events[0].attempts = 1
     world.settle()
-    last = ["storage-detaching", "api-relation-departed client/0", "api-relation-broken", "stop", "remove"]
+    last = [
+        "storage-detaching",
+        "api-relation-departed client/0",
+        "api-relation-broken",
+        "stop",
+        "remove",
+    ]
     assert world.of("server/0") == last
     assert world.model.applications == {}
     assert world.model.relations == {}

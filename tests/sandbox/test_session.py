@@ -21,7 +21,9 @@ def bundle(bench: Bench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sessions, "_DEPLOY_PAUSES_S", (0.05,) * 3)
     charms = bench.store.directory / "charms"
     path = tmp_path / "bundle.yaml"
-    path.write_text(f"applications:\n  server: {{charm: {charms}/server-0, num_units: 1, options: {{n: 1}}}}\n")
+    path.write_text(
+        f"applications:\n  server: {{charm: {charms}/server-0, num_units: 1, options: {{n: 1}}}}\n"
+    )
     return bundles.load(path)
 
 
@@ -39,7 +41,10 @@ def test_deploy_waits_for_a_unit_that_only_update_status_makes_active(
     (bench.room / "time-heals").touch()
     assert deploy(bench, bundle).units["server/0"].status.name == "active"
     assert bench.hooks()[-1] == "server/0 update_status"
-    assert any("server/0" in line and "has not settled: sending update-status" in line for line in bench.lines)
+    assert any(
+        "server/0" in line and "has not settled: sending update-status" in line
+        for line in bench.lines
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,11 @@ def test_deploy_waits_for_a_unit_that_only_update_status_makes_active(
             0,
             r'server/0: hook failed: "config-changed": .*; also not active: agent/0 \(blocked\)',
         ),
-        (["fail-agent-0-update_status", "waits-server-0"], 1, r"agent/0: .*; also not active: server/0 \(blocked\)"),
+        (
+            ["fail-agent-0-update_status", "waits-server-0"],
+            1,
+            r"agent/0: .*; also not active: server/0 \(blocked\)",
+        ),
     ],
 )
 def test_deploy_fails_and_names_all_units_that_never_become_active(
@@ -66,7 +75,9 @@ def test_deploy_fails_and_names_all_units_that_never_become_active(
     assert bench.hooks().count("server/0 update_status") >= tries
 
 
-def test_deploy_once_sends_no_update_status_and_does_not_judge(bench: Bench, bundle: bundles.Bundle):
+def test_deploy_once_sends_no_update_status_and_does_not_judge(
+    bench: Bench, bundle: bundles.Bundle
+):
     (bench.room / "waits-server-0").write_text("waiting")
     assert deploy(bench, bundle, once=True).units["server/0"].status.name == "waiting"
     assert "server/0 update_status" not in bench.hooks()
@@ -74,7 +85,11 @@ def test_deploy_once_sends_no_update_status_and_does_not_judge(bench: Bench, bun
 
 @pytest.mark.parametrize(
     ("verb", "removes"),
-    [("demo", True), (f"deploy {sessions.deployment.REPOSITORY}/bundle.yaml", True), ("reboot x/0", False)],
+    [
+        ("demo", True),
+        (f"deploy {sessions.deployment.REPOSITORY}/bundle.yaml", True),
+        ("reboot x/0", False),
+    ],
 )
 def test_what_a_deleted_clone_left_makes_room_for_a_deployment(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, verb: str, removes: bool
@@ -83,7 +98,9 @@ def test_what_a_deleted_clone_left_makes_room_for_a_deployment(
     host = root / "t" / "hosts" / "one"
     host.mkdir(parents=True)
     agent.touch()
-    (host / "host.json").write_text(f'{{"machine": "m", "binds": {{"/var/lib/agent.py": "{agent}"}}}}')
+    (host / "host.json").write_text(
+        f'{{"machine": "m", "binds": {{"/var/lib/agent.py": "{agent}"}}}}'
+    )
     store = Store("t", root)
     store.save(Model(name="t"))
     monkeypatch.setattr(sessions, "Hosts", lambda name: Hosts(name, root))

@@ -60,7 +60,9 @@ def test_endpoints_and_options_are_upstreams(name: str):
     assert {option: facts["type"] for option, facts in options.items()} == upstream["options"]
     ours, theirs = (
         {
-            (role, endpoint): {key: facts[key] for key in ("interface", "scope", "limit") if key in facts}
+            (role, endpoint): {
+                key: facts[key] for key in ("interface", "scope", "limit") if key in facts
+            }
             for role in ("provides", "requires")
             for endpoint, facts in side.get(role, {}).items()
         }
@@ -72,7 +74,11 @@ def test_endpoints_and_options_are_upstreams(name: str):
 def rows() -> list[list[str]]:
     """Return the rows of the table of behaviours: behaviour, source, the words at that line, test."""
     lines = (STANDINS / "README.md").read_text().splitlines()
-    table = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+    table = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in lines
+        if line.startswith("| ")
+    ]
     return [row for row in table if len(row) == 4 and row[0] != "behaviour"]
 
 
@@ -85,7 +91,12 @@ def test_each_row_of_the_table_has_its_source_and_a_test():
         assert name in SCENARIOS or callable(globals()[f"test_{name}"]), behaviour
 
 
-OFFERED = {"fsid": "f", "sharepoint": "cephfs:/team a", "monitor-hosts": "a:6789 b:6789", "auth-info": "u:AQB=="}
+OFFERED = {
+    "fsid": "f",
+    "sharepoint": "cephfs:/team a",
+    "monitor-hosts": "a:6789 b:6789",
+    "auth-info": "u:AQB==",
+}
 
 
 @pytest.mark.parametrize(
@@ -96,16 +107,24 @@ OFFERED = {"fsid": "f", "sharepoint": "cephfs:/team a", "monitor-hosts": "a:6789
         ({"sharepoint": "cephfs:"}, "Invalid sharepoint `cephfs:`"),
     ],
 )
-def test_cephfs_server_proxy_offers_what_is_configured(make: Make, changes: dict[str, str], status: str):
+def test_cephfs_server_proxy_offers_what_is_configured(
+    make: Make, changes: dict[str, str], status: str
+):
     context: testing.Context[typing.Any] = make("cephfs-server-proxy").ctx
-    peers, first, late = testing.PeerRelation("server-peers"), *(testing.Relation("filesystem") for _ in range(2))
+    peers, first, late = (
+        testing.PeerRelation("server-peers"),
+        *(testing.Relation("filesystem") for _ in range(2)),
+    )
     state = testing.State(leader=True, config=OFFERED | changes, relations=[peers, first])
     out = context.run(context.on.config_changed(), state)
     assert out.unit_status == (testing.BlockedStatus(status) if changes else testing.ActiveStatus())
     out = dataclasses.replace(out, relations=[*out.relations, late])
     out = context.run(context.on.relation_joined(late, remote_unit=0), out)
     published = [out.get_relation(one.id).local_app_data.get("endpoint") for one in (first, late)]
-    secrets = {one.id.replace(":", "%3A"): (one.latest_content, set(one.remote_grants)) for one in out.secrets}
+    secrets = {
+        one.id.replace(":", "%3A"): (one.latest_content, set(one.remote_grants))
+        for one in out.secrets
+    }
     assert list(secrets.values()) == ([] if changes else [({"key": "AQB=="}, {first.id, late.id})])
     uri = f"cephfs://u@(a%3A6789%2Cb%3A6789)/team%20a?fsid=f&name=cephfs&auth={next(iter(secrets), '')}&auth-rev=1"
     assert published == [None if changes else uri] * 2
@@ -117,12 +136,16 @@ def test_two_controllers_share_settings_and_state(
     shared = tmp_path / "shared"
     shared.mkdir()
     monkeypatch.setattr(slurm_controller, "SHARED", shared)
-    monkeypatch.setattr(pathlib.Path, "is_mount", lambda path: path == shared and bool(made.state.planned_units > 1))
+    monkeypatch.setattr(
+        pathlib.Path, "is_mount", lambda path: path == shared and bool(made.state.planned_units > 1)
+    )
     made = make("slurmctld")
     made.relate("mount", testing.SubordinateRelation("mount", remote_unit_data={"mounted": "true"}))
     made.run("relation-created mount")
     assert made.relation("mount").local_app_data["mountpoint"] == f'"{shared}"'
-    assert isinstance(made.run("start").unit_status, testing.BlockedStatus), "nothing is mounted yet"
+    assert isinstance(made.run("start").unit_status, testing.BlockedStatus), (
+        "nothing is mounted yet"
+    )
     other = {"hostname": '"juju-1234-1(10.0.0.6)"'}
     made.share({"cluster_name": '"ddp"'}, peers_data={1: other})
     made.update(planned_units=2)
@@ -145,7 +168,9 @@ def test_two_controllers_share_settings_and_state(
     assert f"StateSaveLocation={shared}/checkpoint".lower() in host.text("slurm.conf").lower()
     signal = made.relation("peer").local_app_data["restart_signal"]
     made.run("relation-changed peer")
-    assert made.relation("peer").local_app_data["restart_signal"] == signal, "its own signal makes no other one"
+    assert made.relation("peer").local_app_data["restart_signal"] == signal, (
+        "its own signal makes no other one"
+    )
     made.update(leader=False)
     host.since()
     made.share({"restart_signal": '"2"'})
@@ -159,7 +184,10 @@ def test_two_controllers_share_settings_and_state(
 # --- scenarios --------------------------------------------------------------------------------------------------------
 
 CASES = {
-    name + (f"-{number}" if number else ""): {key: value for key, value in one.items() if key != "cases"} | case
+    name + (f"-{number}" if number else ""): {
+        key: value for key, value in one.items() if key != "cases"
+    }
+    | case
     for name, one in SCENARIOS.items()
     for number, case in enumerate(one.get("cases", [{}]))
 }
@@ -175,7 +203,9 @@ def prepare(made: Standin, case: dict[str, typing.Any]) -> None:
         options = {"--conf": case["node"], "-Z": True, "-N": "compute-0"} if case["node"] else {}
         slurmd_node.SERVICE.set_options(options)
     for one in case.get("with", []):
-        ((name, values),) = one.items() if isinstance(one, dict) else ((one, DATABASE if one == "mysql" else {}),)
+        ((name, values),) = (
+            one.items() if isinstance(one, dict) else ((one, DATABASE if one == "mysql" else {}),)
+        )
         made.join(name, dict(values))
     host.nodes.update({name: tuple(node) for name, node in case.get("nodes", {}).items()})
     for event in case.get("first", []):
@@ -205,15 +235,23 @@ def check(made: Standin, case: dict[str, typing.Any]) -> None:
     for name, beginnings in case.get("absent", {}).items():
         assert not [line for line in host.lines(name) if line.startswith(tuple(beginnings))]
     if "includes" in case:  # the first and the last have their places
-        lines = [line.removeprefix("include ") for line in host.lines("slurm.conf") if line.startswith("include ")]
+        lines = [
+            line.removeprefix("include ")
+            for line in host.lines("slurm.conf")
+            if line.startswith("include ")
+        ]
         assert sorted(lines) == sorted(case["includes"])
         assert [lines[0], lines[-1]] == [case["includes"][0], case["includes"][-1]]
     if "options" in case:
         reset = SHORT.replace(" memspeclimit", " gres=gpu:nvidia_h200:8 memspeclimit")
-        wanted = case["options"].replace("CONF", CONF).replace("SHORT", SHORT).replace("RESET", reset)
+        wanted = (
+            case["options"].replace("CONF", CONF).replace("SHORT", SHORT).replace("RESET", reset)
+        )
         assert host.options(made.name) == f"{made.name.upper()}_OPTIONS={wanted}"
     if "published" in case:
-        wanted = {"controller": CONTROLLER, "keys": KEYS}.get(str(case["published"]), case["published"])
+        wanted = {"controller": CONTROLLER, "keys": KEYS}.get(
+            str(case["published"]), case["published"]
+        )
         assert made.relation().local_app_data == wanted
     for label in case.get("granted", []):
         assert list(out.get_secret(label=label).remote_grants) == [made.relation().id]
@@ -275,7 +313,9 @@ def test_the_options_file_is_upstreams_to_the_letter(host: FakeHost):
 
 def test_options_of_others_survive_until_a_comment(host: FakeHost):
     path = host.defaults / "slurmd"
-    path.write_text("SLURMD_OPTIONS=--conf 'cpus=2 gres=gpu:h200:8' -Z -N n-0 --parameters numa_node_as_socket -vv\n")
+    path.write_text(
+        "SLURMD_OPTIONS=--conf 'cpus=2 gres=gpu:h200:8' -Z -N n-0 --parameters numa_node_as_socket -vv\n"
+    )
     assert slurmd_node.SERVICE.options() == {
         "--conf": "cpus=2 gres=gpu:h200:8",
         "-Z": True,
@@ -296,7 +336,9 @@ def test_a_key_of_auth_slurm_has_2048_bytes_and_its_file_belongs_to_the_daemon(h
     assert first != second
     daemon = slurm_controller.SERVICE
     daemon.set_auth_key("b2xk", "1")
-    assert json.loads(host.text("slurm.jwks")) == {"keys": [{"alg": "HS256", "kty": "oct", "kid": "1", "k": "b2xk"}]}
+    assert json.loads(host.text("slurm.jwks")) == {
+        "keys": [{"alg": "HS256", "kty": "oct", "kid": "1", "k": "b2xk"}]
+    }
     assert host.owners["slurm.jwks"] == "slurm"
     assert (host.etc / "slurm.jwks").stat().st_mode & 0o777 == 0o600
     with pytest.raises(ValueError, match="is empty"):
@@ -306,7 +348,9 @@ def test_a_key_of_auth_slurm_has_2048_bytes_and_its_file_belongs_to_the_daemon(h
 # --- slurmctld --------------------------------------------------------------------------------------------------------
 
 
-def test_slurmctld_is_installed_stopped_and_with_its_keys_as_secrets_of_the_application(make: Make, host: FakeHost):
+def test_slurmctld_is_installed_stopped_and_with_its_keys_as_secrets_of_the_application(
+    make: Make, host: FakeHost
+):
     slurmctld = make("slurmctld")
     (host.etc / "slurm.jwks").unlink()
     slurmctld.update(secrets=set())
@@ -335,7 +379,9 @@ def test_the_clusters_name_is_latched_when_the_peer_relation_is_made(make: Make)
     unnamed = make("slurmctld")
     unnamed.share({})
     unnamed.run("relation-created peer")
-    assert json.loads(unnamed.relation("peer").local_app_data["cluster_name"]).startswith("charmed-hpc-")
+    assert json.loads(unnamed.relation("peer").local_app_data["cluster_name"]).startswith(
+        "charmed-hpc-"
+    )
 
 
 def test_slurmrestd_waits_for_slurmdbd_but_gets_the_settings_at_any_restart(make: Make):
@@ -343,7 +389,9 @@ def test_slurmrestd_waits_for_slurmdbd_but_gets_the_settings_at_any_restart(make
     slurmctld.join("database", {})
     slurmctld.join("slurmrestd", {})
     slurmctld.run("start")
-    assert slurmctld.run("relation-created").unit_status == testing.WaitingStatus("waiting for slurmdbd")
+    assert slurmctld.run("relation-created").unit_status == testing.WaitingStatus(
+        "waiting for slurmdbd"
+    )
     assert slurmctld.relation().local_app_data == {}
     slurmctld.update(deferred=[])
     slurmctld.run("config-changed")
@@ -358,13 +406,23 @@ def test_slurmrestd_waits_for_slurmdbd_but_gets_the_settings_at_any_restart(make
 
 
 def test_memory_and_cores_are_left_to_others(host: FakeHost, monkeypatch: pytest.MonkeyPatch):
-    for cpus, threads, left in ((2, 1, [[1], [0]]), (6, 2, [[2, 3, 4, 5], [0, 1]]), (2, 2, [None, None])):
-        report = f"NodeName=vm CPUs={cpus} ThreadsPerCore={threads} RealMemory=9000\nUpTime=0-00:01:00"
+    for cpus, threads, left in (
+        (2, 1, [[1], [0]]),
+        (6, 2, [[2, 3, 4, 5], [0, 1]]),
+        (2, 2, [None, None]),
+    ):
+        report = (
+            f"NodeName=vm CPUs={cpus} ThreadsPerCore={threads} RealMemory=9000\nUpTime=0-00:01:00"
+        )
         monkeypatch.setattr(host, "slurmd", lambda _, report=report: report)
         assert [slurmd_node.describe(f"a/{number}", []).cpu_spec_list for number in (2, 3)] == left
-    monkeypatch.setattr(host, "slurmd", lambda _: "NodeName=vm CPUs=1 RealMemory=900\nUpTime=0-00:01:00")
+    monkeypatch.setattr(
+        host, "slurmd", lambda _: "NodeName=vm CPUs=1 RealMemory=900\nUpTime=0-00:01:00"
+    )
     node = slurmd_node.describe("compute/0", ["gpu:tesla_t4:1"])
-    assert str(node) == "cpus=1 realmemory=900 memspeclimit=450 gres=gpu:tesla_t4:1 features=compute"
+    assert (
+        str(node) == "cpus=1 realmemory=900 memspeclimit=450 gres=gpu:tesla_t4:1 features=compute"
+    )
 
 
 def test_gpus_are_counted_by_model(monkeypatch: pytest.MonkeyPatch):
@@ -411,13 +469,20 @@ def test_slurmrestd_runs_as_an_account_of_its_own_on_port_6820(
 # --- mysql ------------------------------------------------------------------------------------------------------------
 
 
-def test_mysql_makes_a_database_once_and_publishes_where_it_is(make: Make, monkeypatch: pytest.MonkeyPatch):
+def test_mysql_makes_a_database_once_and_publishes_where_it_is(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+):
     made, done = make("mysql"), list[tuple[str, ...]]()
-    monkeypatch.setattr(made.module, "_create", lambda *arguments: done.append(("create", *arguments)))
+    monkeypatch.setattr(
+        made.module, "_create", lambda *arguments: done.append(("create", *arguments))
+    )
     monkeypatch.setattr(made.module, "_version", lambda: "10.11.18")
     monkeypatch.setattr(made.module.systemd, "is_active", lambda _: True)
     asked = {"database": "slurm_acct_db", "requested-secrets": '["username"]'}
-    made.relate("slurmdbd", testing.Relation("database", remote_app_name="slurmdbd", remote_app_data=asked, id=4))
+    made.relate(
+        "slurmdbd",
+        testing.Relation("database", remote_app_name="slurmdbd", remote_app_data=asked, id=4),
+    )
     made.update(networks={testing.Network("database", ingress_addresses=["10.0.0.9"])})
     out = made.run("relation-changed")
     given = made.relation().local_app_data

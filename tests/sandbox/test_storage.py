@@ -29,7 +29,11 @@ def test_storage_outlives_its_unit_and_goes_to_another_one(world: World, tmp_pat
     remove(world)
     kept = world.model.storage["volume/0"]
     assert (kept.unit, kept.machine) == (None, 0)
-    assert storage.as_text(world.model).splitlines()[1].split() == ["volume/0", "filesystem", "detached"]
+    assert storage.as_text(world.model).splitlines()[1].split() == [
+        "volume/0",
+        "filesystem",
+        "detached",
+    ]
 
     store, roots = Store("t", tmp_path), [tmp_path / "old", tmp_path / "new"]
     file = roots[0] / "var/lib/juju/storage/volume-0/file"

@@ -16,7 +16,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINES = pathlib.Path(__file__).with_name("juju-values.tsv").read_text().splitlines()
 MEASURED = [line.split("\t") for line in LINES if not line.startswith("# ")]
 NAMES = "str int float bool NoneType list dict".split()  # Python's, and JSON's
-TYPES: dict[str, str] = dict(zip(NAMES, "string integer number boolean null array object".split(), strict=True))
+TYPES: dict[str, str] = dict(
+    zip(NAMES, "string integer number boolean null array object".split(), strict=True)
+)
 
 
 def app(charm: str) -> Application:
@@ -41,9 +43,13 @@ def test_a_value_is_what_juju_measured(text: str, kind: str, value: str):
 digits = st.text("0123456789", min_size=1, max_size=15)
 amount = st.integers(1, 10**15)
 NOT_WORDS = "y n yes no on off true false null".split()
-quoted = st.text(st.characters(max_codepoint=126, min_codepoint=32)).map(lambda text: text.replace("'", "''"))
+quoted = st.text(st.characters(max_codepoint=126, min_codepoint=32)).map(
+    lambda text: text.replace("'", "''")
+)
 word = st.from_regex(r"[A-Za-z/][A-Za-z0-9._/+@-]{0,30}", fullmatch=True)
-RULES: dict[str, tuple[st.SearchStrategy[str], Callable[[str], object]]] = {  # what is typed, and what it means
+RULES: dict[
+    str, tuple[st.SearchStrategy[str], Callable[[str], object]]
+] = {  # what is typed, and what it means
     "an amount": (amount.map(str), int),
     "a negative amount": (amount.map(lambda n: str(-n)), int),
     "hexadecimal": (amount.map(hex), lambda text: int(text, 16)),
@@ -76,7 +82,9 @@ def test_what_people_type_follows_the_tables_rules(rule: str, data: st.DataObjec
 
 
 @hypothesis.given(
-    st.text() | st.text("[]{}:,-&*!|>'\"%@`#?<~ \n\tax10.") | st.text(st.characters(categories=["Cs", "Cc"]))
+    st.text()
+    | st.text("[]{}:,-&*!|>'\"%@`#?<~ \n\tax10.")
+    | st.text(st.characters(categories=["Cs", "Cc"]))
 )
 def test_any_text_is_a_value_or_one_line(text: str):
     try:
@@ -87,7 +95,9 @@ def test_any_text_is_a_value_or_one_line(text: str):
         json.dumps(found)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 30_000, "&x [*x]", "!!int x", "!!binary =", "{1: a}"])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "{a: " * 30_000, "&x [*x]", "!!int x", "!!binary =", "{1: a}"]
+)
 def test_what_juju_refuses_is_refused(text: str):
     with pytest.raises(SandboxError):
         values.parse(text)
@@ -96,16 +106,24 @@ def test_what_juju_refuses_is_refused(text: str):
 CALLS: list[tuple[str, str, dict[str, object]]] = [
     ("slurm-gpu upgrade-driver", "branch=580", {"branch": 580}),
     ("slurm-gpu set-mig", "gpu=all profiles=none", {"gpu": "all", "profiles": "none"}),
-    ("ddp-trainer submit-ddp", "time-limit=30 exclusive=true run=42", {"time-limit": 30, "exclusive": True, "run": 42}),
+    (
+        "ddp-trainer submit-ddp",
+        "time-limit=30 exclusive=true run=42",
+        {"time-limit": 30, "exclusive": True, "run": 42},
+    ),
     ("ddp-trainer list-runs", "since=2026-11-20 lines=0x10", {"since": "2026-11-20", "lines": 16}),
     ("ddp-trainer submit-ddp", "nodes=1e3 max-restarts=2.0", {"nodes": 1000, "max-restarts": 2}),
 ]
 
 
 @pytest.mark.parametrize(("action", "words", "wanted"), CALLS)
-def test_a_call_reaches_the_charm_with_juju_s_types(action: str, words: str, wanted: dict[str, object]):
+def test_a_call_reaches_the_charm_with_juju_s_types(
+    action: str, words: str, wanted: dict[str, object]
+):
     charm, name = action.split()
-    params = settings.action_params(app(charm), name, dict(word.split("=") for word in words.split()))
+    params = settings.action_params(
+        app(charm), name, dict(word.split("=") for word in words.split())
+    )
     assert {key: params[key] for key in wanted} == wanted
     assert not any(isinstance(value, float) for value in params.values())
 

@@ -10,7 +10,9 @@ from sandbox import hook
 from sandbox import model as rules
 from sandbox.store import Application, Event, Model, Relation, Unit
 
-_CHARMS: dict[str, dict[str, typing.Any]] = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
+_CHARMS: dict[str, dict[str, typing.Any]] = yaml.safe_load(
+    pathlib.Path(__file__).with_suffix(".yaml").read_text()
+)
 SERVER, CLIENT, AGENT = _CHARMS["server"], _CHARMS["client"], _CHARMS["agent"]
 
 
@@ -71,13 +73,21 @@ class World:
             answer(event, given, result)
         hook.apply(self.model, unit, event, given, result)
 
-    def begin(self, unit: Unit, event: Event) -> tuple[dict[str, typing.Any], dict[str, typing.Any]]:
+    def begin(
+        self, unit: Unit, event: Event
+    ) -> tuple[dict[str, typing.Any], dict[str, typing.Any]]:
         """Return a hook's view of the model, and the result of a hook that changes nothing."""
         given = copy.deepcopy(self.state(unit, event))
         state = copy.deepcopy(given)
         databags = {
-            str(relation["id"]): {"app": relation["local_app_data"], "unit": relation["local_unit_data"]}
+            str(relation["id"]): {
+                "app": relation["local_app_data"],
+                "unit": relation["local_unit_data"],
+            }
             for relation in state["relations"]
         }
-        unchanged = {key: state[key] for key in ("app_status", "version", "ports", "deferred", "stored", "secrets")}
+        unchanged = {
+            key: state[key]
+            for key in ("app_status", "version", "ports", "deferred", "stored", "secrets")
+        }
         return given, unchanged | {"status": ["active", ""], "relations": databags}

@@ -19,7 +19,10 @@ import uuid
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOME = pathlib.Path(os.environ["JUJU_STANDIN"])
 SHARED = "/mnt/shared"
-SUBORDINATES = {"sackd": ("shared-filesystem-client", "trainer"), "slurmd": ("shared-filesystem-client", "slurm-gpu")}
+SUBORDINATES = {
+    "sackd": ("shared-filesystem-client", "trainer"),
+    "slurmd": ("shared-filesystem-client", "slurm-gpu"),
+}
 State = dict[str, typing.Any]
 STATE: State = {}  # of the controller, between two commands in state.json
 
@@ -30,7 +33,9 @@ class JujuError(Exception):
 
 def show_controller(words: list[str]) -> str:
     _exactly(words, "--format", "json")
-    return json.dumps({"standin": {"details": {"agent-version": STATE["version"]}, "controller-machines": {}}})
+    return json.dumps(
+        {"standin": {"details": {"agent-version": STATE["version"]}, "controller-machines": {}}}
+    )
 
 
 def add_model(words: list[str]) -> str:
@@ -63,13 +68,21 @@ def deploy(model: State, words: list[str]) -> str:
             merged[name]["options"] = before.get("options", {}) | body.get("options", {})
     facts = _yaml("tests/bundle/upstream.yaml")["charms"]
     for name, body in merged.items():
-        if "juju < 4" in facts.get(body["charm"], {}).get("assumes", "") and not STATE["version"].startswith("3."):
-            raise JujuError(f'Charm feature requirements cannot be met: charm requires feature "juju" ({name})')
+        if "juju < 4" in facts.get(body["charm"], {}).get("assumes", "") and not STATE[
+            "version"
+        ].startswith("3."):
+            raise JujuError(
+                f'Charm feature requirements cannot be met: charm requires feature "juju" ({name})'
+            )
         if name in model["applications"]:
             _deploy_again(model["applications"][name], body)
             continue
         units = body.get("num_units", 0)
-        model["applications"][name] = {"units": list(range(units)), "next": units, "options": body["options"]}
+        model["applications"][name] = {
+            "units": list(range(units)),
+            "next": units,
+            "options": body["options"],
+        }
         model["lacks-database"] = model.get("lacks-database", False) or name == "mysql-proxy"
     return ""
 
@@ -77,8 +90,15 @@ def deploy(model: State, words: list[str]) -> str:
 def _deploy_again(application: State, body: State) -> None:
     """Set options; Juju 4, which gave the application arch=amd64, misses that in the bundle and looks for the charm."""
     is_local, has_units = body["charm"].startswith("."), bool(body.get("num_units"))
-    if is_local and has_units and STATE["version"].startswith("4.") and "arch=" not in body.get("constraints", ""):
-        raise JujuError(f"cannot deploy local charm at {body['charm'].removesuffix('.charm')}: file does not exist")
+    if (
+        is_local
+        and has_units
+        and STATE["version"].startswith("4.")
+        and "arch=" not in body.get("constraints", "")
+    ):
+        raise JujuError(
+            f"cannot deploy local charm at {body['charm'].removesuffix('.charm')}: file does not exist"
+        )
     application["options"].update(body["options"])
 
 
@@ -90,14 +110,19 @@ def status(model: State, words: list[str]) -> str:
         units = {}
         for number in application["units"]:
             units[f"{name}/{number}"] = _unit("waiting" if waits else "active") | {
-                "subordinates": {f"{sub}/{number}": _unit("active") for sub in SUBORDINATES.get(name, ())}
+                "subordinates": {
+                    f"{sub}/{number}": _unit("active") for sub in SUBORDINATES.get(name, ())
+                }
             }
         applications[name] = {"units": units, "charm-rev": application.get("revision", 0)}
     return json.dumps({"applications": applications})
 
 
 def _unit(workload: str) -> State:
-    return {"workload-status": {"current": workload, "message": ""}, "juju-status": {"current": "idle"}}
+    return {
+        "workload-status": {"current": workload, "message": ""},
+        "juju-status": {"current": "idle"},
+    }
 
 
 def add_unit(model: State, words: list[str]) -> str:
@@ -126,7 +151,11 @@ def refresh(model: State, words: list[str]) -> str:
 
 def add_secret(model: State, words: list[str]) -> str:
     name, pair = words
-    model["secrets"][name] = {"uri": f"secret:{uuid.uuid4().hex[:20]}", "content": pair, "granted": []}
+    model["secrets"][name] = {
+        "uri": f"secret:{uuid.uuid4().hex[:20]}",
+        "content": pair,
+        "granted": [],
+    }
     return model["secrets"][name]["uri"] + "\n"
 
 
@@ -145,9 +174,15 @@ def config(model: State, words: list[str]) -> str:
     if "=" not in pair:
         return f"{options[pair]}\n"
     option, _, value = pair.partition("=")
-    granted = [secret for secret in model["secrets"].values() if secret["uri"] == value and name in secret["granted"]]
+    granted = [
+        secret
+        for secret in model["secrets"].values()
+        if secret["uri"] == value and name in secret["granted"]
+    ]
     if (name, option) != ("mysql-proxy", "db-uri") or not granted or not model.get("mariadb"):
-        raise JujuError(f"{words}: no such option here, or no secret that {name} may read, or no database behind it")
+        raise JujuError(
+            f"{words}: no such option here, or no secret that {name} may read, or no database behind it"
+        )
     model["lacks-database"] = False
     return ""
 
@@ -160,11 +195,19 @@ def run(model: State, words: list[str]) -> str:
     declared = _yaml("charms/ddp-trainer/charmcraft.yaml")["actions"][action].get("params", {})
     for name, value in params.items():
         if name not in declared:
-            raise JujuError(f'validation failed: (root) : additional property "{name}" is not allowed, given {params}')
+            raise JujuError(
+                f'validation failed: (root) : additional property "{name}" is not allowed, given {params}'
+            )
         if declared[name]["type"] == "integer" and int(value) < declared[name].get("minimum", 0):
-            raise JujuError(f"validation failed: (root).{name} : must be greater than or equal to 1, given {value}")
+            raise JujuError(
+                f"validation failed: (root).{name} : must be greater than or equal to 1, given {value}"
+            )
     results, failure = _act(model, action, params)
-    answer = {"results": {**results, "return-code": 0}, "status": "failed" if failure else "completed", "id": "7"}
+    answer = {
+        "results": {**results, "return-code": 0},
+        "status": "failed" if failure else "completed",
+        "id": "7",
+    }
     text = json.dumps({unit: answer | ({"message": failure} if failure else {})})
     if failure:
         print(text)
@@ -190,11 +233,21 @@ def _act(model: State, action: str, params: dict[str, str]) -> tuple[dict[str, s
     folder.mkdir(parents=True)
     (folder / "checkpoint").touch()
     (folder / "log").write_text("[DONE] state=done\n")
-    summary = {"state": "done", "ranks": [{"host": f"juju-2586ad-{n}"} for n in have[:nodes]], "first_loss": 5.0}
+    summary = {
+        "state": "done",
+        "ranks": [{"host": f"juju-2586ad-{n}"} for n in have[:nodes]],
+        "first_loss": 5.0,
+    }
     summary |= {"last_loss": 2.0, "checkpoint": f"{SHARED}/runs/run-{job}/checkpoint"}
     (folder / "summary.json").write_text(json.dumps(summary))
     place, state = f"{SHARED}/runs/run-{job}", model["jobs"][job]
-    return {"job-id": job, "run": f"run-{job}", "state": state, "run-dir": place, "log": f"{place}/log"}, ""
+    return {
+        "job-id": job,
+        "run": f"run-{job}",
+        "state": state,
+        "run-dir": place,
+        "log": f"{place}/log",
+    }, ""
 
 
 def execute(model: State, words: list[str]) -> str:
@@ -203,18 +256,31 @@ def execute(model: State, words: list[str]) -> str:
     name, _, number = unit.partition("/")
     if int(number) not in model["applications"].get(name, {}).get("units", []):
         raise JujuError(f'unit "{unit}" not found')
-    if re.search(r"apt-get install --yes mariadb-server|mariadb -e \"CREATE DATABASE slurm_acct_db; ", command):
+    if re.search(
+        r"apt-get install --yes mariadb-server|mariadb -e \"CREATE DATABASE slurm_acct_db; ",
+        command,
+    ):
         model["mariadb"] = True
         command = "true"
     boot = HOME / f"boot-{unit.replace('/', '-')}"
     if not boot.exists():
         boot.write_text(uuid.uuid4().hex)
-    command = command.replace(SHARED, str(HOME / "shared")).replace("/proc/sys/kernel/random/boot_id", str(boot))
+    command = command.replace(SHARED, str(HOME / "shared")).replace(
+        "/proc/sys/kernel/random/boot_id", str(boot)
+    )
     (HOME / "shared").mkdir(exist_ok=True)
     _write()
-    environment = os.environ | {"PATH": f"{HOME / 'bin'}:{os.environ['PATH']}", "JUJU_STANDIN_UNIT": unit}
-    done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, text=True, env=environment)
-    results: State = {"return-code": done.returncode, "stdout": done.stdout.replace(str(HOME / "shared"), SHARED)}
+    environment = os.environ | {
+        "PATH": f"{HOME / 'bin'}:{os.environ['PATH']}",
+        "JUJU_STANDIN_UNIT": unit,
+    }
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], check=False, capture_output=True, text=True, env=environment
+    )
+    results: State = {
+        "return-code": done.returncode,
+        "stdout": done.stdout.replace(str(HOME / "shared"), SHARED),
+    }
     return json.dumps({unit: {"results": results, "status": "completed", "id": "8"}})
 
 
@@ -224,7 +290,9 @@ def host(command: str, words: list[str]) -> str:
     (model,) = STATE["models"].values()
     match command:
         case "sinfo":
-            return "".join(f"slurmd-{number} idle\n" for number in model["applications"]["slurmd"]["units"])
+            return "".join(
+                f"slurmd-{number} idle\n" for number in model["applications"]["slurmd"]["units"]
+            )
         case "squeue":
             found = model["jobs"].get(words[words.index("--job") + 1])
             return f"{found}\n" if found == "RUNNING" else ""
@@ -244,10 +312,23 @@ def host(command: str, words: list[str]) -> str:
 
 
 HOST_COMMANDS = ("sinfo", "squeue", "sacct", "hostname", "findmnt", "systemd-run", "chown")
-OF_CONTROLLER = {one.__name__.replace("_", "-"): one for one in (show_controller, add_model, destroy_model, show_model)}
+OF_CONTROLLER = {
+    one.__name__.replace("_", "-"): one
+    for one in (show_controller, add_model, destroy_model, show_model)
+}
 OF_MODEL: dict[str, collections.abc.Callable[[State, list[str]], str]] = {
     one.__name__.replace("_", "-"): one
-    for one in (deploy, status, add_unit, remove_unit, refresh, add_secret, grant_secret, config, run)
+    for one in (
+        deploy,
+        status,
+        add_unit,
+        remove_unit,
+        refresh,
+        add_secret,
+        grant_secret,
+        config,
+        run,
+    )
 } | {"exec": execute}
 
 

@@ -13,7 +13,15 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 LANE_FILES = standin.ROOT / "tests" / "integration"
-LANE = [sys.executable, "-m", "pytest", "--config-file", str(LANE_FILES / "pytest.ini"), "--rootdir", str(standin.ROOT)]
+LANE = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "--config-file",
+    str(LANE_FILES / "pytest.ini"),
+    "--rootdir",
+    str(standin.ROOT),
+]
 
 
 class Place:
@@ -24,9 +32,18 @@ class Place:
         shutil.rmtree(self.home, ignore_errors=True)
         for folder in ("bin", "dist"):
             (self.home / folder).mkdir(parents=True)
-        for name in ("ddp-trainer", "juicefs-server-proxy", "shared-filesystem-client", "slurm-gpu"):
-            (self.home / "dist" / f"{name}.charm").touch()  # the lane looks for them; what is in them plays no part
-        (self.home / "state.json").write_text(json.dumps({"version": version, "cloud": cloud, "models": {}}))
+        for name in (
+            "ddp-trainer",
+            "juicefs-server-proxy",
+            "shared-filesystem-client",
+            "slurm-gpu",
+        ):
+            (
+                self.home / "dist" / f"{name}.charm"
+            ).touch()  # the lane looks for them; what is in them plays no part
+        (self.home / "state.json").write_text(
+            json.dumps({"version": version, "cloud": cloud, "models": {}})
+        )
         for name in ("juju", *standin.HOST_COMMANDS):
             target = self.home / "bin" / name
             target.write_text(f'#!/bin/sh\nexec {sys.executable} {self.home}/{name} "$@"\n')
@@ -42,7 +59,15 @@ class Place:
             "SLURM_DDP_POLL_S": "0.1",
             "SLURM_DDP_DIST": str(self.home / "dist"),
         }
-        command = [*LANE, "-p", "without_libjuju", "--timeout", "300", *arguments, str(LANE_FILES / "test_cluster.py")]
+        command = [
+            *LANE,
+            "-p",
+            "without_libjuju",
+            "--timeout",
+            "300",
+            *arguments,
+            str(LANE_FILES / "test_cluster.py"),
+        ]
         return subprocess.run(command, check=False, capture_output=True, text=True, env=env)
 
     def calls(self, command: str) -> list[list[str]]:
@@ -57,7 +82,9 @@ def test_every_test_of_the_lane_passes(version: str, overlays: list[str]):
     place = Place(version)
     done = place.lane("-q")
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^=+ \d+ passed in ", done.stdout, re.MULTILINE), done.stdout[-500:]  # none skipped
+    assert re.search(r"^=+ \d+ passed in ", done.stdout, re.MULTILINE), done.stdout[
+        -500:
+    ]  # none skipped
     first, second, third = place.calls("deploy")
     assert first[0].endswith("/bundle.yaml")
     assert [pathlib.Path(word).stem for word in first[1:] if word != "--overlay"] == overlays
@@ -71,9 +98,15 @@ def test_every_test_of_the_lane_passes(version: str, overlays: list[str]):
 
 @pytest.mark.parametrize(
     ("version", "constraints", "fails"),
-    [("3.6.28", "mem=4G", False), ("4.0.15", "arch=amd64 mem=4G", False), ("4.0.15", "mem=4G", True)],
+    [
+        ("3.6.28", "mem=4G", False),
+        ("4.0.15", "arch=amd64 mem=4G", False),
+        ("4.0.15", "mem=4G", True),
+    ],
 )
-def test_juju_4_deploys_a_bundle_without_arch_once(tmp_path: pathlib.Path, version: str, constraints: str, fails: bool):
+def test_juju_4_deploys_a_bundle_without_arch_once(
+    tmp_path: pathlib.Path, version: str, constraints: str, fails: bool
+):
     """As the stand-in plays it, so that the lane's tests can fail."""
     place = Place(version)
     bundle = tmp_path / "bundle.yaml"
@@ -99,7 +132,12 @@ def test_a_cluster_in_which_a_test_s_effect_is_missing_fails_it():
 
 def test_without_a_controller_the_lane_fails_in_one_line():
     place = Place("3.6.28")
-    (place.home / "bin" / "juju").write_text("#!/bin/sh\necho ERROR No controllers registered >&2\nexit 1\n")
+    (place.home / "bin" / "juju").write_text(
+        "#!/bin/sh\necho ERROR No controllers registered >&2\nexit 1\n"
+    )
     done = place.lane("-q")
     assert done.returncode == 1
-    assert "integration: juju has no current controller; juju bootstrap makes one" in done.stdout + done.stderr
+    assert (
+        "integration: juju has no current controller; juju bootstrap makes one"
+        in done.stdout + done.stderr
+    )

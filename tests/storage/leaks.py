@@ -25,7 +25,9 @@ def forms(secret: str) -> set[bytes]:
         json.dumps(secret)[1:-1].encode(),
         secret.replace("\\", "\\\\").replace('"', '\\"').encode(),
     }
-    for offset in range(3):  # what stands before it shifts base64's groups; the first and last may differ
+    for offset in range(
+        3
+    ):  # what stands before it shifts base64's groups; the first and last may differ
         coded = base64.b64encode(b"x" * offset + raw)
         middle = coded[4 if offset else 0 : len(coded) // 4 * 4 - 4]
         found |= {middle, middle.translate(bytes.maketrans(b"+/", b"-_"))}
@@ -44,14 +46,20 @@ def found_in(
     texts = {place: text.encode(errors="replace") for place, text in places.items()}
     for name, secret in secrets.items():
         sought = forms(secret)
-        yield from (f"{name} in {place}" for place, text in texts.items() if any(form in text for form in sought))
+        yield from (
+            f"{name} in {place}"
+            for place, text in texts.items()
+            if any(form in text for form in sought)
+        )
 
 
 class Watch:
     """Reads all command lines of the machine, again and again, and the environments of other accounts' processes."""
 
     def __init__(self, secrets: collections.abc.Iterable[str], every_s: float) -> None:
-        self._sought = re.compile(b"|".join(re.escape(form) for secret in secrets for form in forms(secret)))
+        self._sought = re.compile(
+            b"|".join(re.escape(form) for secret in secrets for form in forms(secret))
+        )
         self._every_s = every_s
         self._over = threading.Event()
         self.found: list[str] = []
@@ -78,7 +86,9 @@ class Watch:
     def _look_at(self, process: pathlib.Path) -> None:
         line = (process / "cmdline").read_bytes()
         # JuiceFS 1.3 writes its arguments again, as one text with blanks
-        self.programs.add(pathlib.PurePath(re.split(rb"[\0 ]", line, maxsplit=1)[0].decode(errors="replace")).name)
+        self.programs.add(
+            pathlib.PurePath(re.split(rb"[\0 ]", line, maxsplit=1)[0].decode(errors="replace")).name
+        )
         if self._sought.search(line):
             self.found.append(f"command line of {line[:60]!r}...")
         if process.stat().st_uid != 0 and self._sought.search((process / "environ").read_bytes()):

@@ -31,7 +31,9 @@ class Proxy:
     results: dict[str, typing.Any] = dataclasses.field(default_factory=dict[str, typing.Any])
 
     def _context(self) -> testing.Context[JuicefsServerProxyCharm]:
-        return testing.Context(JuicefsServerProxyCharm, meta=META | {"name": self.app}, juju_version="3.6.8")
+        return testing.Context(
+            JuicefsServerProxyCharm, meta=META | {"name": self.app}, juju_version="3.6.8"
+        )
 
     def _begin(self) -> testing.State:
         secret = testing.Secret(self.content)
@@ -39,7 +41,9 @@ class Proxy:
             leader=True,
             relations={
                 testing.PeerRelation("server-peers", id=1),
-                testing.Relation("filesystem", id=10, remote_units_data={0: {fs.SCHEMES_KEY: fs.SCHEMES}}),
+                testing.Relation(
+                    "filesystem", id=10, remote_units_data={0: {fs.SCHEMES_KEY: fs.SCHEMES}}
+                ),
             },
             resources={testing.Resource(name="juicefs", path=self.program)},
             secrets={secret} if self.content else set(),

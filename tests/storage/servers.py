@@ -55,7 +55,8 @@ class Server:
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,
-                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(self.directory)} | self.env,
+                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(self.directory)}
+                | self.env,
                 **_identity(self.account),
             )
         end = time.monotonic() + _PATIENCE_S
@@ -132,11 +133,19 @@ def _redis_quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _redis(directory: pathlib.Path, *lines: str, port: int, sentinel: bool = False, bind: str = "127.0.0.1") -> Server:
+def _redis(
+    directory: pathlib.Path, *lines: str, port: int, sentinel: bool = False, bind: str = "127.0.0.1"
+) -> Server:
     config = directory / "redis.conf"
-    config.write_text("\n".join([f"dir {directory}", f"bind {bind}", "daemonize no", *lines]) + "\n")
+    config.write_text(
+        "\n".join([f"dir {directory}", f"bind {bind}", "daemonize no", *lines]) + "\n"
+    )
     config.chmod(0o600)
-    argv = [shutil.which("redis-server") or "redis-server", str(config), *(["--sentinel"] if sentinel else [])]
+    argv = [
+        shutil.which("redis-server") or "redis-server",
+        str(config),
+        *(["--sentinel"] if sentinel else []),
+    ]
     return Server(argv, directory, port)
 
 
@@ -171,7 +180,10 @@ def sentinel(master: Server) -> collections.abc.Generator[Server]:
         f"sentinel monitor mymaster 127.0.0.1 {master.port} 1",
         f"sentinel auth-pass mymaster {_redis_quoted(PASSWORD)}",
     ]
-    with folder() as directory, running(_redis(directory, *lines, port=port, sentinel=True)) as server:
+    with (
+        folder() as directory,
+        running(_redis(directory, *lines, port=port, sentinel=True)) as server,
+    ):
         yield server
 
 
@@ -198,15 +210,35 @@ def mariadb() -> collections.abc.Generator[Server]:
         install = shutil.which("mariadb-install-db") or "mariadb-install-db"
         _as("mysql", install, *common, "--auth-root-authentication-method=normal", "--skip-test-db")
         socket_path = directory / "s"
-        argv = [shutil.which("mariadbd") or "/usr/sbin/mariadbd", *common, f"--socket={socket_path}", f"--port={port}"]
-        argv += ["--bind-address=127.0.0.1", "--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"]
-        argv += ["--skip-name-resolve", f"--pid-file={directory / 'pid'}", "--innodb-flush-method=fsync"]
+        argv = [
+            shutil.which("mariadbd") or "/usr/sbin/mariadbd",
+            *common,
+            f"--socket={socket_path}",
+            f"--port={port}",
+        ]
+        argv += [
+            "--bind-address=127.0.0.1",
+            "--innodb-buffer-pool-size=16M",
+            "--innodb-log-file-size=8M",
+        ]
+        argv += [
+            "--skip-name-resolve",
+            f"--pid-file={directory / 'pid'}",
+            "--innodb-flush-method=fsync",
+        ]
         with running(Server(argv, directory, port, account)) as server:
             statements = (
                 f"CREATE DATABASE jfs; CREATE USER '{USER}'@'%' IDENTIFIED BY '{PASSWORD}';"
                 f"GRANT ALL ON `jfs%`.* TO '{USER}'@'%';"
             )
-            _as("mysql", "mariadb", "--no-defaults", f"--socket={socket_path}", "--user=root", stdin=statements)
+            _as(
+                "mysql",
+                "mariadb",
+                "--no-defaults",
+                f"--socket={socket_path}",
+                "--user=root",
+                stdin=statements,
+            )
             yield server
 
 
@@ -214,16 +246,35 @@ def mariadb() -> collections.abc.Generator[Server]:
 def postgres(*, tls: "Certificates | None" = None) -> collections.abc.Generator[Server]:
     """Run PostgreSQL with a database `jfs` and an account for it; with `tls`, it takes nothing else."""
     account = "postgres" if os.geteuid() == 0 else None
-    binaries = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+    binaries = sorted(
+        pathlib.Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name)
+    )
     if not binaries:
         raise ServerError("no PostgreSQL here: scripts/setup.sh storage")
     with folder(account) as directory:
         port, data = free_port(), directory / "data"
-        _as("postgres", str(binaries[-1] / "initdb"), "-D", str(data), "-U", "admin", "--auth=trust", "--no-sync")
+        _as(
+            "postgres",
+            str(binaries[-1] / "initdb"),
+            "-D",
+            str(data),
+            "-U",
+            "admin",
+            "--auth=trust",
+            "--no-sync",
+        )
         kind = "hostssl" if tls else "host"
         hba = data / "pg_hba.conf"
         hba.write_text(f"local all admin trust\n{kind} all {USER} 127.0.0.1/32 scram-sha-256\n")
-        argv = [str(binaries[-1] / "postgres"), "-D", str(data), "-p", str(port), "-k", str(directory)]
+        argv = [
+            str(binaries[-1] / "postgres"),
+            "-D",
+            str(data),
+            "-p",
+            str(port),
+            "-k",
+            str(directory),
+        ]
         argv += ["-c", "listen_addresses=127.0.0.1", "-c", "shared_buffers=16MB", "-c", "fsync=off"]
         if tls:
             for name, path in (("server.crt", tls.certificate), ("server.key", tls.key)):
@@ -263,7 +314,17 @@ def postgres(*, tls: "Certificates | None" = None) -> collections.abc.Generator[
 def postgres_database(server: Server) -> str:
     """Make a database; return its name."""
     name = f"jfs_{os.urandom(4).hex()}"
-    client = ["psql", "-h", str(server.directory), "-p", str(server.port), "-U", "admin", "-d", "postgres"]
+    client = [
+        "psql",
+        "-h",
+        str(server.directory),
+        "-p",
+        str(server.port),
+        "-U",
+        "admin",
+        "-d",
+        "postgres",
+    ]
     _as("postgres", *client, "-v", "ON_ERROR_STOP=1", stdin=f"CREATE DATABASE {name} OWNER {USER};")
     return name
 
@@ -280,19 +341,46 @@ class Certificates:
 def certificates(directory: pathlib.Path) -> Certificates:
     """Make an authority and a server's certificate."""
     found = Certificates(directory / "ca.pem", directory / "server.pem", directory / "server.key")
-    authority_key, request, extensions = directory / "ca.key", directory / "server.csr", directory / "extensions"
+    authority_key, request, extensions = (
+        directory / "ca.key",
+        directory / "server.csr",
+        directory / "extensions",
+    )
     extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     signed_by = ("-CA", found.authority, "-CAkey", authority_key, "-CAcreateserial")
-    authority = ("-keyout", authority_key, "-out", found.authority, "-days", "2", "-subj", "/CN=test CA")
+    authority = (
+        "-keyout",
+        authority_key,
+        "-out",
+        found.authority,
+        "-days",
+        "2",
+        "-subj",
+        "/CN=test CA",
+    )
     for words in (
         ("req", "-x509", *curve, *authority),
         ("req", *curve, "-keyout", found.key, "-out", request, "-subj", "/CN=127.0.0.1"),
-        ("x509", "-req", "-in", request, "-out", found.certificate, "-days", "2", "-extfile", extensions, *signed_by),
+        (
+            "x509",
+            "-req",
+            "-in",
+            request,
+            "-out",
+            found.certificate,
+            "-days",
+            "2",
+            "-extfile",
+            extensions,
+            *signed_by,
+        ),
     ):
         subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, timeout=60)
     for path in (directory, found.authority, found.certificate, found.key):
-        path.chmod(0o755 if path.is_dir() else 0o644)  # the servers' accounts read them; they are worth nothing
+        path.chmod(
+            0o755 if path.is_dir() else 0o644
+        )  # the servers' accounts read them; they are worth nothing
     return found
 
 
@@ -324,20 +412,25 @@ def s3(bind: str = "127.0.0.1") -> collections.abc.Generator[Bucket]:
 
             def iam(**words: str) -> str:
                 body = urllib.parse.urlencode({"Version": "2010-05-08", **words}).encode()
-                headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/iam/aws4_request"}
-                request = urllib.request.Request(f"http://{server.address}/", data=body, headers=headers)
+                headers = {
+                    "Authorization": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/iam/aws4_request"
+                }
+                request = urllib.request.Request(
+                    f"http://{server.address}/", data=body, headers=headers
+                )
                 with urllib.request.urlopen(request, timeout=30) as answer:
                     return str(answer.read().decode())
 
             iam(Action="CreateUser", UserName=USER)
-            policy = (
-                '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["s3:*","iam:*"],"Resource":"*"}]}'
-            )
+            policy = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["s3:*","iam:*"],"Resource":"*"}]}'
             iam(Action="PutUserPolicy", UserName=USER, PolicyName="all", PolicyDocument=policy)
 
             def key() -> tuple[str, str]:
                 made = iam(Action="CreateAccessKey", UserName=USER)
-                found = (re.search(rf"<{tag}>([^<]+)</{tag}>", made) for tag in ("AccessKeyId", "SecretAccessKey"))
+                found = (
+                    re.search(rf"<{tag}>([^<]+)</{tag}>", made)
+                    for tag in ("AccessKeyId", "SecretAccessKey")
+                )
                 access, secret = (html.unescape(match[1]) if match else "" for match in found)
                 return access, secret
 

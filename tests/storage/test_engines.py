@@ -52,7 +52,9 @@ def case(request: pytest.FixtureRequest, tls: servers.Certificates) -> typing.It
 
 
 @contextlib.contextmanager
-def _engine(name: str, request: pytest.FixtureRequest, tls: servers.Certificates) -> collections.abc.Generator[Case]:
+def _engine(
+    name: str, request: pytest.FixtureRequest, tls: servers.Certificates
+) -> collections.abc.Generator[Case]:
     """Yield an engine; those with TLS have a certificate of an authority that this machine does not know."""
     authority = {"tls-ca": tls.authority.read_text()}
     login = {"meta-password": servers.PASSWORD}
@@ -71,7 +73,9 @@ def _engine(name: str, request: pytest.FixtureRequest, tls: servers.Certificates
                 yield _postgres(request.getfixturevalue("postgres"))
             case _:
                 server = stack.enter_context(servers.postgres(tls=tls))
-                yield Case(server, f"postgres://{servers.USER}@{server.address}/jfs", login | authority)
+                yield Case(
+                    server, f"postgres://{servers.USER}@{server.address}/jfs", login | authority
+                )
 
 
 @pytest.fixture
@@ -85,7 +89,11 @@ def proxy(
         keys = {"access-key": bucket.access_key, "secret-key": bucket.secret_key}
         # A name of its own for each test: they share the bucket
         name = f"v{os.urandom(6).hex()}"
-        options: dict[str, typing.Any] = {"metadata-url": case.url, "bucket": bucket.url, "volume-name": name}
+        options: dict[str, typing.Any] = {
+            "metadata-url": case.url,
+            "bucket": bucket.url,
+            "volume-name": name,
+        }
         named = {key.replace("_", "-"): value for key, value in config.items()}
         return proxies.Proxy(program, tmp_path, options | named, case.content | keys)
 
@@ -96,7 +104,12 @@ def proxy(
 def fusectl() -> collections.abc.Generator[pathlib.Path]:
     """Show the kernel's FUSE connections, by the minor number of the device; few containers have them mounted."""
     folder = pathlib.Path("/sys/fs/fuse/connections")
-    subprocess.run(["mount", "-t", "fusectl", "fusectl", str(folder)], check=True, capture_output=True, timeout=30)
+    subprocess.run(
+        ["mount", "-t", "fusectl", "fusectl", str(folder)],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
     try:
         yield folder
     finally:
@@ -113,7 +126,12 @@ def mounted(
     access.ensure_files()
     mountpoint = folder / "mnt"
     mountpoint.mkdir()
-    about = {"no-usage-report": True, "cache-dir": str(folder / "cache"), "cache-size": "64", "subdir": "/"}
+    about = {
+        "no-usage-report": True,
+        "cache-dir": str(folder / "cache"),
+        "cache-size": "64",
+        "subdir": "/",
+    }
     flags = juicefs.flags(about)
     if is_read_only:
         flags.append("--read-only")
@@ -123,13 +141,19 @@ def mounted(
         try:
             end = time.monotonic() + 30
             while not mounts.at(str(mountpoint)):
-                assert process.poll() is None and time.monotonic() < end, (folder / "mount.log").read_text()
+                assert process.poll() is None and time.monotonic() < end, (
+                    folder / "mount.log"
+                ).read_text()
                 time.sleep(0.05)
             yield mountpoint
         finally:
             minor = os.minor(mountpoint.stat().st_dev) if mounts.at(str(mountpoint)) else None
-            subprocess.run(["umount", str(mountpoint)], check=False, capture_output=True, timeout=30)
-            subprocess.run(["umount", "-l", str(mountpoint)], check=False, capture_output=True, timeout=30)
+            subprocess.run(
+                ["umount", str(mountpoint)], check=False, capture_output=True, timeout=30
+            )
+            subprocess.run(
+                ["umount", "-l", str(mountpoint)], check=False, capture_output=True, timeout=30
+            )
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
@@ -149,13 +173,18 @@ def hidden(proxy: proxies.Proxy) -> list[str]:
 
 
 def test_a_volume_is_made_mounted_and_shown_and_no_secret_is_seen(
-    case: Case, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy], tmp_path: pathlib.Path
+    case: Case,
+    bucket: servers.Bucket,
+    proxy: typing.Callable[..., proxies.Proxy],
+    tmp_path: pathlib.Path,
 ):
     mine = proxy(case, bucket)
     secrets = hidden(mine)
     with leaks.watched(*secrets) as watch:
         out = mine.hook("config_changed")
-        assert out.unit_status == testing.ActiveStatus(f"offering volume {mine.config['volume-name']}")
+        assert out.unit_status == testing.ActiveStatus(
+            f"offering volume {mine.config['volume-name']}"
+        )
         with mounted(mine, tmp_path) as mountpoint:
             (mountpoint / "checkpoint").write_bytes(b"weights" * 100000)
             (mountpoint / "checkpoint").rename(mountpoint / "done")
@@ -164,7 +193,9 @@ def test_a_volume_is_made_mounted_and_shown_and_no_secret_is_seen(
             assert (about.st_uid, about.st_mode & 0o7777) == (0, 0o1777)
             look = mounts.probe(mountpoint, fstype="fuse.juicefs", writable=True)
             assert look, look.detail
-            assert [path.name for path in mountpoint.glob(".trash/*/*")] == []  # of the probe, which removes for good
+            assert [
+                path.name for path in mountpoint.glob(".trash/*/*")
+            ] == []  # of the probe, which removes for good
             for name in ("status", "fsck", "gc"):
                 mine.action(name)
             assert mine.action("status")["clients"] == "1"
@@ -184,7 +215,11 @@ def test_a_root_that_others_can_write_gets_the_sticky_bit_and_a_stricter_one_sta
     def repairs() -> list[str]:
         return [line for line in mine.logs if "others could replace" in line]
 
-    assert len(repairs()) == 1 and "/ had mode 0777" in repairs()[0] and "it has 1777 now" in repairs()[0]
+    assert (
+        len(repairs()) == 1
+        and "/ had mode 0777" in repairs()[0]
+        and "it has 1777 now" in repairs()[0]
+    )
     for owner, mode, wanted in ((0, 0o777, 0o1777), (4242, 0o2775, 0o3775), (0, 0o755, 0o755)):
         with mounted(mine, tmp_path) as mountpoint:
             (mountpoint / "a" / "b").mkdir(parents=True, exist_ok=True)  # which stay as they are
@@ -237,8 +272,12 @@ def test_without_trash_nothing_that_was_deleted_stays(mine: proxies.Proxy):
 def _does(uid: int, script: str, *, succeeds: bool = True) -> str:
     """Run a script under an account; return what it prints."""
     identity: dict[str, typing.Any] = {"user": uid, "group": uid, "extra_groups": []}
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=60, **identity)
-    assert (done.returncode == 0) == succeeds, f"{script}: {done.returncode} {done.stdout} {done.stderr}"
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, check=False, timeout=60, **identity
+    )
+    assert (done.returncode == 0) == succeeds, (
+        f"{script}: {done.returncode} {done.stdout} {done.stderr}"
+    )
     return done.stdout + done.stderr
 
 
@@ -248,10 +287,15 @@ def test_folders_on_the_way_to_what_is_mounted_are_looked_at_alone(
     volume, secret = mine.offer
     access = juicefs_access.of(volume, secret, directory=tmp_path / "way")
     access.ensure_files()
-    assert juicefs.ensure_sticky(program, access, "/team/data") == "/team/data was made with mode 1777"
+    assert (
+        juicefs.ensure_sticky(program, access, "/team/data") == "/team/data was made with mode 1777"
+    )
     assert juicefs.ensure_sticky(program, access, "/team/data") == ""
     with mounted(mine, tmp_path) as mountpoint:
-        assert [(mountpoint / name).stat().st_mode & 0o7777 for name in ("team", "team/data")] == [0o755, 0o1777]
+        assert [(mountpoint / name).stat().st_mode & 0o7777 for name in ("team", "team/data")] == [
+            0o755,
+            0o1777,
+        ]
         (mountpoint / "team").chmod(0o777)
     assert "/team had mode 0777" in juicefs.ensure_sticky(program, access, "/team")
     assert juicefs.ensure_sticky(program, access, "/team/data") == ""
@@ -289,31 +333,41 @@ def test_an_engine_that_is_away_is_waited_for_and_its_return_is_noticed(
         f"metadata engine: {case.server.address} does not answer (connection refused)"
     )
     assert took < 10
-    assert mine.hook().unit_status == testing.ActiveStatus(f"offering volume {mine.config['volume-name']}")
+    assert mine.hook().unit_status == testing.ActiveStatus(
+        f"offering volume {mine.config['volume-name']}"
+    )
 
 
 # What is true of every engine is tried on one
 
 
 @pytest.fixture
-def mine(redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]) -> proxies.Proxy:
+def mine(
+    redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
+) -> proxies.Proxy:
     """Return a volume that is offered."""
     found = proxy(_redis(redis), bucket)
     assert isinstance(found.hook("config_changed").unit_status, testing.ActiveStatus)
     return found
 
 
-def test_a_database_that_is_too_old_is_reported(bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]):
+def test_a_database_that_is_too_old_is_reported(
+    bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
+):
     """Debian's MariaDB is before 11.1."""
     with servers.mariadb() as server:
         url = f"mysql://{servers.USER}@{server.address}/jfs"
-        out = proxy(Case(server, url, {"meta-password": servers.PASSWORD}), bucket).hook("config_changed")
+        out = proxy(Case(server, url, {"meta-password": servers.PASSWORD}), bucket).hook(
+            "config_changed"
+        )
     assert out.unit_status == testing.BlockedStatus(
         "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
     )
 
 
-def test_an_engine_that_was_emptied_is_not_formatted_again(mine: proxies.Proxy, redis: servers.Server):
+def test_an_engine_that_was_emptied_is_not_formatted_again(
+    mine: proxies.Proxy, redis: servers.Server
+):
     uuid = mine.action("status")["uuid"]
     servers.redis_cli(redis, "-n", "1", "flushdb")
     assert mine.hook().unit_status == testing.BlockedStatus(
@@ -323,7 +377,10 @@ def test_an_engine_that_was_emptied_is_not_formatted_again(mine: proxies.Proxy, 
 
 
 def test_an_engine_that_holds_another_volume_is_left_alone(
-    mine: proxies.Proxy, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy], redis: servers.Server
+    mine: proxies.Proxy,
+    bucket: servers.Bucket,
+    proxy: typing.Callable[..., proxies.Proxy],
+    redis: servers.Server,
 ):
     before = servers.redis_cli(redis, "-n", "1", "get", "setting")
     content = {"meta-password": servers.PASSWORD}
@@ -397,19 +454,28 @@ def test_a_read_only_mount_is_known_by_its_connection_and_opens_it_again(
 
 
 def test_blocks_are_encrypted_when_a_key_is_given(
-    redis: servers.Server, program: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    redis: servers.Server,
+    program: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     proxies.isolated(monkeypatch, tmp_path)
     argv = ["openssl", "genrsa", "-traditional", "-aes256", "-passout", "pass:topSecret1", "2048"]
     key = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
     case = _redis(redis)
     folder = tmp_path / "objects"
-    place: dict[str, typing.Any] = {"metadata-url": case.url, "bucket": f"file://{folder}", "storage-type": "file"}
+    place: dict[str, typing.Any] = {
+        "metadata-url": case.url,
+        "bucket": f"file://{folder}",
+        "storage-type": "file",
+    }
     config = place | {"block-size": "64K", "capacity": 2}
     content = case.content | {"encrypt-key": key, "encrypt-passphrase": "topSecret1"}
     mine = proxies.Proxy(program, tmp_path, config, content)
     with leaks.watched(servers.PASSWORD, "topSecret1", key):
-        assert mine.hook("config_changed").unit_status == testing.ActiveStatus("offering volume shared")
+        assert mine.hook("config_changed").unit_status == testing.ActiveStatus(
+            "offering volume shared"
+        )
         with mounted(mine, tmp_path) as mountpoint:
             (mountpoint / "f").write_bytes(b"plaintext" * 20000)
             assert (mountpoint / "f").read_bytes() == b"plaintext" * 20000

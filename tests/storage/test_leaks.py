@@ -34,7 +34,10 @@ def test_a_form_is_found_with_its_place_and_reported_without_the_secret(shown: s
 
 def test_a_command_line_is_seen_while_it_lasts():
     argv = [sys.executable, "-c", "import time; time.sleep(60)", "--password", "seenByAllOfYou"]
-    with pytest.raises(AssertionError, match="command line of"), leaks.watched("seenByAllOfYou") as watch:
+    with (
+        pytest.raises(AssertionError, match="command line of"),
+        leaks.watched("seenByAllOfYou") as watch,
+    ):
         process = subprocess.Popen(argv)
         try:
             while not watch.found and process.poll() is None:

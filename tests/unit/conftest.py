@@ -25,7 +25,8 @@ def _check(charm_spec: Any, action: Any, *found: list[str]) -> None:
     """Check parameters. Scenario knows none of two types: such a one is checked as of its value's type if that fits."""
     declared = charm_spec.actions[action.name] or {}
     params = {
-        name: schema | _one(schema, action.params.get(name)) for name, schema in declared.get("params", {}).items()
+        name: schema | _one(schema, action.params.get(name))
+        for name, schema in declared.get("params", {}).items()
     }
     spec = dataclasses.replace(charm_spec, actions={action.name: declared | {"params": params}})
     _check_types(spec, action, *found)
@@ -70,4 +71,6 @@ def messages_fit(
     if request.node.get_closest_marker("cut") is None:
         uncut = [message for message in shown if not message.endswith("...")]
         whole = [*uncut, *(message.removeprefix("the whole status: ") for message in cut)]
-        assert [message for message in map(messages.at_length, whole) if len(message) > messages.SHOWN] == []
+        assert [
+            message for message in map(messages.at_length, whole) if len(message) > messages.SHOWN
+        ] == []

@@ -35,7 +35,11 @@ def commit(name: str) -> str:
 
 def charm_folder(name: str) -> pathlib.Path:
     """Return the folder of one of upstream's charms, in whichever checkout has it."""
-    found = [path for checkout in FACTS["checkouts"] if (path := folder(checkout) / "charms" / name).is_dir()]
+    found = [
+        path
+        for checkout in FACTS["checkouts"]
+        if (path := folder(checkout) / "charms" / name).is_dir()
+    ]
     assert len(found) == 1, f"{name}: {found}"
     return found[0]
 
@@ -66,14 +70,18 @@ def context(name: str, charm: type[Any]) -> testing.Context[Any]:
 
 def install() -> None:
     """Make the checkouts' own packages importable, and put the stubs where the charms look for what is not there."""
-    sys.path[:0] = [str(path) for path in sorted(folder("slurm-charms").glob("[ip][nk][tg]*/*/src"))]
+    sys.path[:0] = [
+        str(path) for path in sorted(folder("slurm-charms").glob("[ip][nk][tg]*/*/src"))
+    ]
     charms = types.ModuleType("charms")
     charms.__path__ = [str(charm_folder("filesystem-client") / "lib" / "charms")]
     sys.modules["charms"] = charms
     for name, members in _STUBS.items():
         *parents, _ = name.split(".")
         for count in range(1, len(parents) + 1):
-            package = sys.modules.setdefault(".".join(parents[:count]), types.ModuleType(".".join(parents[:count])))
+            package = sys.modules.setdefault(
+                ".".join(parents[:count]), types.ModuleType(".".join(parents[:count]))
+            )
             package.__path__ = getattr(package, "__path__", [])
         module = types.ModuleType(name)
         vars(module).update({member.__name__: member for member in members})
@@ -101,7 +109,12 @@ class MetricsEndpointProvider(ops.Object):
     """prometheus_k8s.prometheus_scrape: what slurmd and sackd show to Prometheus."""
 
     def __init__(
-        self, charm: ops.CharmBase, relation_name: str, *, alert_rules_path: str, jobs: list[dict[str, object]]
+        self,
+        charm: ops.CharmBase,
+        relation_name: str,
+        *,
+        alert_rules_path: str,
+        jobs: list[dict[str, object]],
     ) -> None:
         super().__init__(charm, relation_name)
 

@@ -19,7 +19,9 @@ from scripts import lanes
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let upstream's influxdb import python-dateutil, which warns on Python 3.12."""
-    config.addinivalue_line("filterwarnings", "ignore:datetime.datetime.utcfromtimestamp:DeprecationWarning")
+    config.addinivalue_line(
+        "filterwarnings", "ignore:datetime.datetime.utcfromtimestamp:DeprecationWarning"
+    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -34,7 +36,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def _validate(instance: Any, schema: dict[str, Any]) -> None:
     """Do what jsonschema.validate does, but for the check of the schema."""
-    error = jsonschema.exceptions.best_match(jsonschema.validators.validator_for(schema)(schema).iter_errors(instance))
+    error = jsonschema.exceptions.best_match(
+        jsonschema.validators.validator_for(schema)(schema).iter_errors(instance)
+    )
     if error is not None:
         raise error
 
@@ -50,10 +54,16 @@ def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(apt, "var_lib_path", tmp_path / "var" / "lib" / "slurm")
     monkeypatch.setattr(apt, "install", lambda self: None)
     monkeypatch.setattr(apt, "version", lambda self: "25.11.7-1")
-    monkeypatch.setattr(apt, "env_manager_for", lambda self, name: libs.EnvManager(file=machine.default / name))
-    monkeypatch.setattr(shutil, "chown", lambda path, user, group: None)  # there is no account slurm here
+    monkeypatch.setattr(
+        apt, "env_manager_for", lambda self, name: libs.EnvManager(file=machine.default / name)
+    )
+    monkeypatch.setattr(
+        shutil, "chown", lambda path, user, group: None
+    )  # there is no account slurm here
     systemd: Any = importlib.import_module("charmed_hpc_libs.ops.machine.systemd")
-    monkeypatch.setattr(systemd, "shutil", types.SimpleNamespace(which=lambda name: f"/usr/bin/{name}"))
+    monkeypatch.setattr(
+        systemd, "shutil", types.SimpleNamespace(which=lambda name: f"/usr/bin/{name}")
+    )
     monkeypatch.setattr(subprocess, "run", machine.run)
     return machine
 
@@ -77,7 +87,9 @@ def slurmd_module() -> types.ModuleType:
 
 
 @pytest.fixture
-def slurmd(host: Host, slurmd_module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> testing.Context[Any]:
+def slurmd(
+    host: Host, slurmd_module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> testing.Context[Any]:
     """Upstream's slurmd charm on the machine, which has no RDMA to install packages for and needs no reboot."""
     monkeypatch.setattr(slurmd_module.rdma, "install", lambda: None)
     monkeypatch.setattr(slurmd_module, "reboot_if_required", lambda charm, now=False: None)

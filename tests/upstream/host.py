@@ -10,9 +10,7 @@ import pathlib
 import subprocess
 from typing import Any
 
-SLURMD_C = (
-    "NodeName=juju-2586ad-3 CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=7940\n"
-)
+SLURMD_C = "NodeName=juju-2586ad-3 CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=7940\n"
 
 
 class Host:
@@ -63,7 +61,9 @@ class Host:
     def _register(self) -> None:
         """A dynamic node that the controller does not know comes up idle (proc_req.c of Slurm 25.11)."""
         words = (self.default / "slurmd").read_text().split()
-        self.nodes.setdefault(words[words.index("-N") + 1], {"state": ["IDLE", "DYNAMIC_NORM"], "reason": ""})
+        self.nodes.setdefault(
+            words[words.index("-N") + 1], {"state": ["IDLE", "DYNAMIC_NORM"], "reason": ""}
+        )
 
     def _systemd_detect_virt(self, *words: str) -> tuple[int, str]:
         assert words in {("--container",), ()}

@@ -3,7 +3,9 @@
 from ops import testing
 
 PEER = testing.PeerRelation(
-    "slurmctld-peer", interface="slurmctld-peer", local_app_data={"cluster_name": '"ddp"', "restart_signal": '""'}
+    "slurmctld-peer",
+    interface="slurmctld-peer",
+    local_app_data={"cluster_name": '"ddp"', "restart_signal": '""'},
 )
 SLURMD = testing.Relation(
     "slurmd",
@@ -13,7 +15,10 @@ SLURMD = testing.Relation(
 )
 SACKD = testing.Relation("sackd", interface="sackd", remote_app_name="sackd")
 SLURMDBD = testing.Relation(
-    "slurmdbd", interface="slurmdbd", remote_app_name="slurmdbd", remote_app_data={"hostname": '"juju-2586ad-1"'}
+    "slurmdbd",
+    interface="slurmdbd",
+    remote_app_name="slurmdbd",
+    remote_app_data={"hostname": '"juju-2586ad-1"'},
 )
 SLURMRESTD = testing.Relation("slurmrestd", interface="slurmrestd", remote_app_name="slurmrestd")
 AUTH = testing.Secret({"key": "a2V5", "keyid": "1"}, label="slurm-auth-key", owner="app")

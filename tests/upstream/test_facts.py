@@ -13,7 +13,10 @@ OF_CHECKOUTS = {
     name: fact
     for name, fact in checkout.FACTS["charms"].items()
     if " charms/" in fact["source"]
-    and any(fact["source"].startswith(f"{c['repository']}@") for c in checkout.FACTS["checkouts"].values())
+    and any(
+        fact["source"].startswith(f"{c['repository']}@")
+        for c in checkout.FACTS["checkouts"].values()
+    )
 }
 
 
@@ -44,7 +47,11 @@ def test_the_facts_are_upstream_s(name: str):
     fact, charm = OF_CHECKOUTS[name], declared(name)
     commit = re.search(r"@([0-9a-f]{7}) (\S+)", fact["source"])
     assert commit is not None
-    (of,) = (c for c in checkout.FACTS["checkouts"].values() if fact["source"].startswith(c["repository"]))
+    (of,) = (
+        c
+        for c in checkout.FACTS["checkouts"].values()
+        if fact["source"].startswith(c["repository"])
+    )
     assert of["commit"].startswith(commit[1])
     assert commit[2] == f"charms/{name}/charmcraft.yaml"
     found = endpoints(charm)
@@ -57,9 +64,15 @@ def test_the_facts_are_upstream_s(name: str):
     assert fact["options"] == {
         option: spec["type"] for option, spec in charm.get("config", {}).get("options", {}).items()
     }
-    (bases,) = {charm["base"]} if "base" in charm else {name.partition(":")[0] for name in charm["platforms"]}
+    (bases,) = (
+        {charm["base"]}
+        if "base" in charm
+        else {name.partition(":")[0] for name in charm["platforms"]}
+    )
     assert any(bases in of_channel for of_channel in fact["channels"].values())
-    assert all(assumed == "juju" for assumed in charm.get("assumes", []))  # hence any Juju, 4 included
+    assert all(
+        assumed == "juju" for assumed in charm.get("assumes", [])
+    )  # hence any Juju, 4 included
 
 
 @pytest.mark.parametrize("name", [name for name in PLAYED if name in OF_CHECKOUTS])
@@ -79,7 +92,10 @@ def test_a_stand_in_declares_what_upstream_declares(name: str):
     actions, upstream_actions = (
         {
             action: (
-                {key: (spec.get("type"), spec.get("default")) for key, spec in body.get("params", {}).items()},
+                {
+                    key: (spec.get("type"), spec.get("default"))
+                    for key, spec in body.get("params", {}).items()
+                },
                 sorted(body.get("required", [])),
             )
             for action, body in one.get("actions", {}).items()
@@ -87,4 +103,6 @@ def test_a_stand_in_declares_what_upstream_declares(name: str):
         for one in (standin, charm)
     )
     differences = (STANDINS / "README.md").read_text().partition("## What differs")[2]
-    assert actions == {key: value for key, value in upstream_actions.items() if key not in differences}
+    assert actions == {
+        key: value for key, value in upstream_actions.items() if key not in differences
+    }

@@ -34,9 +34,15 @@ def played(context: testing.Context[Any], config: dict[str, Any]) -> tuple[str, 
     ("config", "expected"),
     [
         ({"hostname": "nfs.lab", "path": "/srv"}, filesystem_info.Nfs("nfs.lab", "/srv")),
-        ({"hostname": "10.0.0.4", "path": "/srv/a b", "port": 2050}, filesystem_info.Nfs("10.0.0.4", "/srv/a b", 2050)),
+        (
+            {"hostname": "10.0.0.4", "path": "/srv/a b", "port": 2050},
+            filesystem_info.Nfs("10.0.0.4", "/srv/a b", 2050),
+        ),
         ({"hostname": "fd00::4", "path": "/"}, filesystem_info.Nfs("fd00::4", "/")),
-        ({"hostname": "fd00::4", "path": "/x", "port": 2049}, filesystem_info.Nfs("fd00::4", "/x", 2049)),
+        (
+            {"hostname": "fd00::4", "path": "/x", "port": 2049},
+            filesystem_info.Nfs("fd00::4", "/x", 2049),
+        ),
     ],
     ids=str,
 )
@@ -46,10 +52,16 @@ def test_nfs_server_proxy_is_read(config: dict[str, Any], expected: filesystem_i
 
 
 @pytest.mark.parametrize(
-    "monitors", ["10.0.0.1:6789", "10.0.0.1:6789 10.0.0.2:6789", "mon1.lab mon2.lab:3300", "[fd00::1]:6789"]
+    "monitors",
+    ["10.0.0.1:6789", "10.0.0.1:6789 10.0.0.2:6789", "mon1.lab mon2.lab:3300", "[fd00::1]:6789"],
 )
 def test_cephfs_server_proxy_is_read(monitors: str):
-    config = {"fsid": FSID, "sharepoint": "cephfs:/team/a", "monitor-hosts": monitors, "auth-info": "fs-client:AQB=="}
+    config = {
+        "fsid": FSID,
+        "sharepoint": "cephfs:/team/a",
+        "monitor-hosts": monitors,
+        "auth-info": "fs-client:AQB==",
+    }
     uri, state = published("cephfs-server-proxy", "CephFSServerProxyCharm", config)
     (secret,) = state.secrets
     read = filesystem_info.parse(uri)
@@ -70,12 +82,16 @@ def test_cephfs_server_proxy_is_read(monitors: str):
 
 @pytest.mark.parametrize("nids", ["10.0.0.2@tcp", "10.0.0.2@tcp 10.0.0.3@tcp1", "192.168.1.9@o2ib"])
 def test_lustre_server_proxy_is_read(nids: str):
-    uri, _ = published("lustre-server-proxy", "LustreServerProxyCharm", {"mgs-nids": nids, "fs-name": "exafs"})
+    uri, _ = published(
+        "lustre-server-proxy", "LustreServerProxyCharm", {"mgs-nids": nids, "fs-name": "exafs"}
+    )
     assert filesystem_info.parse(uri) == filesystem_info.Lustre(tuple(nids.split()), "exafs")
 
 
 def test_what_upstream_asks_for_is_read():
-    context = checkout.context("test-mount-client", checkout.load("test-mount-client").TestMountClient)
+    context = checkout.context(
+        "test-mount-client", checkout.load("test-mount-client").TestMountClient
+    )
     relation = testing.Relation("mount", interface="mount_info", remote_app_name="client")
     state = testing.State(leader=True, config={"mountpoint": "/srv/state"}, relations={relation})
     out = context.run(context.on.config_changed(), state)

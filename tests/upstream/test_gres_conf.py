@@ -12,7 +12,10 @@ from gpu import gres_conf
 from host import Host
 from slurm_ddp.interfaces import slurm_gres
 
-LINES = ("Name=gpu Type=nvidia_a100 File=/dev/nvidia0 Cores=0-3", "Name=gpu Type=nvidia_a100 File=/dev/nvidia1")
+LINES = (
+    "Name=gpu Type=nvidia_a100 File=/dev/nvidia0 Cores=0-3",
+    "Name=gpu Type=nvidia_a100 File=/dev/nvidia1",
+)
 
 Make = collections.abc.Callable[[Any], Any]
 EVENTS: dict[str, Make] = {
@@ -26,9 +29,17 @@ EVENTS: dict[str, Make] = {
     "remove": lambda on: on.remove(),
     "peer-created": lambda on: on.relation_created(PEER),
     **{
-        f"{relation.endpoint}-{event}": lambda on, relation=relation, event=event: getattr(on, event)(relation)
+        f"{relation.endpoint}-{event}": lambda on, relation=relation, event=event: getattr(
+            on, event
+        )(relation)
         for relation in (SLURMD, SACKD, SLURMDBD, SLURMRESTD)
-        for event in ("relation_created", "relation_joined", "relation_changed", "relation_departed", "relation_broken")
+        for event in (
+            "relation_created",
+            "relation_joined",
+            "relation_changed",
+            "relation_departed",
+            "relation_broken",
+        )
     },
     "rotate-auth-key": lambda on: on.action("rotate-auth-key"),
     "rotate-jwt-key": lambda on: on.action("rotate-jwt-key"),
@@ -40,7 +51,9 @@ EVENTS: dict[str, Make] = {
 
 
 @pytest.fixture
-def started(slurmctld: testing.Context[Any], host: Host, monkeypatch: pytest.MonkeyPatch) -> testing.Context[Any]:
+def started(
+    slurmctld: testing.Context[Any], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> testing.Context[Any]:
     """Upstream's slurmctld after install, config-changed and start; slurm-gpu's module looks at the same file."""
     monkeypatch.setattr(gres_conf, "PATH", host.etc / "gres.conf")
     host.nodes["slurmd-0"] = {"state": ["IDLE", "DYNAMIC_NORM"], "reason": ""}
@@ -56,7 +69,9 @@ def with_block() -> str:
     """Write the lines of a node as slurm-gpu's controller does; return the file."""
     book = gres_conf.read()
     assert book is not None
-    published = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:nvidia_a100:2", lines=LINES, awaits=True)
+    published = slurm_gres.NodeGres(
+        node="slurmd-0", gres="gpu:nvidia_a100:2", lines=LINES, awaits=True
+    )
     entry = gres_conf.Entry.of("slurm-gpu/0", published)
     assert gres_conf.write(dataclasses.replace(book, entries={entry.unit: entry}))
     return gres_conf.PATH.read_text()
@@ -69,9 +84,14 @@ def test_what_upstream_writes_is_read(started: testing.Context[Any]):
 
 
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
-def test_no_event_of_upstream_touches_the_block(started: testing.Context[Any], host: Host, event: Make):
+def test_no_event_of_upstream_touches_the_block(
+    started: testing.Context[Any], host: Host, event: Make
+):
     text = with_block()
-    assert "NodeName=slurmd-0 AutoDetect=off Name=gpu Type=nvidia_a100 File=/dev/nvidia0 Cores=0-3" in text
+    assert (
+        "NodeName=slurmd-0 AutoDetect=off Name=gpu Type=nvidia_a100 File=/dev/nvidia0 Cores=0-3"
+        in text
+    )
     observed = event(started.on)
     started.run(observed, STATE)
     assert gres_conf.PATH.read_text() == text

@@ -37,7 +37,10 @@ def test_upstream_takes_what_our_texts_set(
     for option, value in settings(source.read_text()):
         if option == "partition-config":
             slurmd_module.ConfigManager(
-                default_node_state="idle", default_node_reason="", partition_name="slurmd", partition_config=value
+                default_node_state="idle",
+                default_node_reason="",
+                partition_name="slurmd",
+                partition_config=value,
             )
         else:
             name = "slurm-conf-parameters" if option == "code" else option
@@ -51,8 +54,12 @@ def test_what_our_rules_refuse_upstream_refuses(text: str, slurmctld_module: typ
         configure(slurmctld_module, **{"slurm-conf-parameters": text})
 
 
-def test_a_refused_option_leaves_the_charm_without_observers(slurmctld: testing.Context[Any], host: Host):
-    state = dataclasses.replace(STATE, relations={PEER}, config={"slurm-conf-parameters": REFUSED[0]})
+def test_a_refused_option_leaves_the_charm_without_observers(
+    slurmctld: testing.Context[Any], host: Host
+):
+    state = dataclasses.replace(
+        STATE, relations={PEER}, config={"slurm-conf-parameters": REFUSED[0]}
+    )
     out = slurmctld.run(slurmctld.on.start(), state)
     assert out.unit_status == testing.BlockedStatus(
         "Configuration option(s) 'slurm-conf-parameters' failed validation. See `juju debug-log` for details"
@@ -66,7 +73,9 @@ def test_lines_arrive_in_the_overrides_one_by_one(slurmctld: testing.Context[Any
     state = dataclasses.replace(STATE, relations={PEER}, config={"slurm-conf-parameters": text})
     slurmctld.run(slurmctld.on.config_changed(), state)
     lines = (host.etc / "slurm.conf.overrides").read_text().lower().splitlines()
-    assert {"healthcheckprogram=/usr/local/sbin/gpu-health", "healthcheckinterval=300"} <= set(lines)
+    assert {"healthcheckprogram=/usr/local/sbin/gpu-health", "healthcheckinterval=300"} <= set(
+        lines
+    )
 
 
 def test_what_the_rules_say_of_shared_machines_is_upstream_s():

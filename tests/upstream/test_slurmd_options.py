@@ -26,11 +26,15 @@ SLURMCTLD = testing.Relation(
         "slurmconfig": "{}",
     },
 )
-RELATED = testing.State(leader=True, relations={SLURMCTLD}, secrets={KEY}, config={"default-node-state": "idle"})
+RELATED = testing.State(
+    leader=True, relations={SLURMCTLD}, secrets={KEY}, config={"default-node-state": "idle"}
+)
 
 
 @pytest.fixture
-def installed(slurmd: testing.Context[Any], host: Host, monkeypatch: pytest.MonkeyPatch) -> testing.Context[Any]:
+def installed(
+    slurmd: testing.Context[Any], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> testing.Context[Any]:
     """Upstream's slurmd after its install hook; slurm-gpu's module looks at the same file."""
     monkeypatch.setattr(slurmd_options, "PATH", host.default / "slurmd")
     slurmd.run(slurmd.on.install(), testing.State(leader=True))
@@ -64,7 +68,9 @@ def test_what_install_writes_is_read(installed: testing.Context[Any]):
     assert options.settings["memspeclimit"] == "1024"
 
 
-def test_gpus_that_upstream_finds_are_read(slurmd: testing.Context[Any], host: Host, monkeypatch: pytest.MonkeyPatch):
+def test_gpus_that_upstream_finds_are_read(
+    slurmd: testing.Context[Any], host: Host, monkeypatch: pytest.MonkeyPatch
+):
     upstream: Any = importlib.import_module("slurm_ops.slurmd")
     for name, value in {
         "nvmlInit": lambda: None,
@@ -94,7 +100,9 @@ def test_what_slurm_gpu_writes_upstream_reads_with_every_other_option_as_it_was(
     assert after == before == {"-Z": True, "-N": "slurmd-0", "--conf-server": "juju-2586ad-0:6817"}
 
 
-@pytest.mark.parametrize("event", ["config_changed", "update_status", "start", "upgrade_charm", "relation_changed"])
+@pytest.mark.parametrize(
+    "event", ["config_changed", "update_status", "start", "upgrade_charm", "relation_changed"]
+)
 def test_no_event_of_upstream_takes_the_gres_away(joined: testing.Context[Any], event: str):
     slurmd_options.ensure_gres(GRES)
     arguments = (SLURMCTLD,) if event == "relation_changed" else ()
@@ -129,12 +137,20 @@ def test_set_node_config_keeps_the_gres_unless_it_resets(
 ):
     slurmd_options.ensure_gres(GRES)
     joined.run(joined.on.action("set-node-config", params={"reset": False, **params}), RELATED)
-    assert read().gres == gres  # after a reset slurm-gpu finds the node without what its cards call for
+    assert (
+        read().gres == gres
+    )  # after a reset slurm-gpu finds the node without what its cards call for
 
 
 def test_set_node_config_ends_a_drain(joined: testing.Context[Any], host: Host):
     """Upstream takes the first of the states, and the drain is the second: slurm-gpu has to hold such a node again."""
-    host.nodes["slurmd-0"] = {"state": ["IDLE", "DRAIN", "DYNAMIC_NORM"], "reason": "gpu-health: Xid 79"}
+    host.nodes["slurmd-0"] = {
+        "state": ["IDLE", "DRAIN", "DYNAMIC_NORM"],
+        "reason": "gpu-health: Xid 79",
+    }
     host.updates.clear()
-    joined.run(joined.on.action("set-node-config", params={"parameters": "weight=2", "reset": False}), RELATED)
+    joined.run(
+        joined.on.action("set-node-config", params={"parameters": "weight=2", "reset": False}),
+        RELATED,
+    )
     assert host.updates == [["nodename=slurmd-0", "state=idle"]]

@@ -75,7 +75,9 @@ class DdpTrainerCharm(ops.CharmBase):
             status = self._check()
         except StatusError as e:
             status = e.status
-        event.add_status(ops.StatusBase.from_name(status.level, shown(status, self.unit.status.message)))
+        event.add_status(
+            ops.StatusBase.from_name(status.level, shown(status, self.unit.status.message))
+        )
 
     def _check(self) -> Status:
         """Return the status that the program reports. Raises StatusError."""
@@ -90,7 +92,9 @@ class DdpTrainerCharm(ops.CharmBase):
             status = Status(Level.WAITING, answer.error)
         else:
             status = Status(Level(answer.results["level"]), answer.results["text"])
-        if status.level == Level.WAITING:  # for slurmctld or the mount, whose return is no event of this unit's
+        if (
+            status.level == Level.WAITING
+        ):  # for slurmctld or the mount, whose return is no event of this unit's
             wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
         return status
 
@@ -113,7 +117,9 @@ class DdpTrainerCharm(ops.CharmBase):
             try:
                 host.ask(config, self.unit.name, "sync-tokens", timeout_s=30)  # without one
             except program.ProgramError as e:
-                logger.warning("files with the token may be left in %s/.secrets: %s", config.workspace, e)
+                logger.warning(
+                    "files with the token may be left in %s/.secrets: %s", config.workspace, e
+                )
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         """Pass the action to the program; an error fails it with one line."""
@@ -150,7 +156,11 @@ class DdpTrainerCharm(ops.CharmBase):
         """Return the options and the Hugging Face token. Raises StatusError that names a wrong option."""
         try:
             config = fields.parse(host.Config, self.config)
-            token = secret_token.parse(self._content(config.hf_token), self.app.name) if config.hf_token else ""
+            token = (
+                secret_token.parse(self._content(config.hf_token), self.app.name)
+                if config.hf_token
+                else ""
+            )
             host.account(config.submit_user)
         except ParameterError as e:
             raise StatusError(Level.BLOCKED, f"fix config: {_without_value(e)}") from e

@@ -17,7 +17,9 @@ from slurm_ddp import apt, files, mounts
 from slurm_ddp.run import CommandError
 
 PACKAGES = ("python3-venv", "zstd")
-WHEELHOUSE = pathlib.Path("/var/lib/ddp-trainer/wheelhouse")  # a copy of the resource that every account can read
+WHEELHOUSE = pathlib.Path(
+    "/var/lib/ddp-trainer/wheelhouse"
+)  # a copy of the resource that every account can read
 _ACCOUNT = fields.matches(r"[a-z_][a-z0-9_-]*", 32, "the name of an account")
 _SECRET = fields.matches(r"(secret:[A-Za-z0-9/._-]+)?", 200, "the URI of a Juju secret")
 _ANSWER_S = 120.0  # for a request that neither waits nor installs
@@ -93,7 +95,9 @@ def refused(config: Config, name: str, why: str) -> str:
     return f"{hint}{why or ': it cannot write there'}"
 
 
-def ask(config: Config, unit: str, do: str, *, token: str = "", timeout_s: float | None = _ANSWER_S) -> program.Answer:
+def ask(
+    config: Config, unit: str, do: str, *, token: str = "", timeout_s: float | None = _ANSWER_S
+) -> program.Answer:
     """Have the program do something as the submit user. Raises program.ProgramError."""
     request = {"do": do, "config": settings(config, unit), "unit": unit, "token": token}
     return program.ask(config.submit_user, request, lambda _: None, timeout_s=timeout_s)
@@ -119,7 +123,11 @@ def share(resource: pathlib.Path | None) -> str:
 
 def _is_mounted(workspace: str) -> bool:
     mount = mounts.find(workspace)
-    return mount is not None and mount.mountpoint != "/" and bool(mounts.probe(mount.mountpoint, deadline=5.0))
+    return (
+        mount is not None
+        and mount.mountpoint != "/"
+        and bool(mounts.probe(mount.mountpoint, deadline=5.0))
+    )
 
 
 def hand_over(workspace: str, names: list[str], owner: pwd.struct_passwd) -> None:

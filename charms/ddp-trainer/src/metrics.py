@@ -40,7 +40,9 @@ def ensure(
     """Serve the metrics; return the unit's databag of the relation. Raises CommandError."""
     source = pathlib.Path(__file__).resolve()
     port = exporter.ensure(unit, source, {"unit": unit, "user": user, "config": dict(config)})
-    return cos_agent.dump(topology, [cos_agent.Job("runs", port, socket.gethostname())], source.parent / "cos")
+    return cos_agent.dump(
+        topology, [cos_agent.Job("runs", port, socket.gethostname())], source.parent / "cos"
+    )
 
 
 def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
@@ -49,7 +51,9 @@ def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
     return [exporter.Source("workspace", lambda: read(settings, totals))]
 
 
-def read(settings: dict[str, typing.Any], totals: "Totals") -> collections.abc.Iterator[core.Metric]:
+def read(
+    settings: dict[str, typing.Any], totals: "Totals"
+) -> collections.abc.Iterator[core.Metric]:
     """Ask the program as the submit user. Raises ProgramError."""
     request = {"do": "metrics", "config": settings["config"], "unit": settings["unit"]}
     answer = program.ask(settings["user"], request, lambda _: None, timeout_s=_ANSWER_S)
@@ -59,26 +63,41 @@ def read(settings: dict[str, typing.Any], totals: "Totals") -> collections.abc.I
     totals.add(found["runs"], found["gpus"], time.time())
     shown = [run for run in found["runs"] if run["is_shown"]]
     states = collections.Counter(run["state"] for run in shown)
-    yield gauge("runs", "Runs by state.", [({"state": state}, states[state]) for state in telemetry.STATES])
+    yield gauge(
+        "runs", "Runs by state.", [({"state": state}, states[state]) for state in telemetry.STATES]
+    )
     running = [(_labels(run), float(run["state"] == "running")) for run in shown]
     yield gauge("run_running", "Whether a job of the run is running now.", running)
-    for name, text in (("requeues", "Times that Slurm requeued"), ("restarts", "Restarts in place of")):
+    for name, text in (
+        ("requeues", "Times that Slurm requeued"),
+        ("restarts", "Restarts in place of"),
+    ):
         samples = [(_labels(run), float(run[name])) for run in shown]
         yield counter(f"run_{name}_total", f"{text} the run's jobs.", samples)
     for name, text in _VALUES.items():
         having = [run for run in shown if name in run["values"]]
         yield gauge(f"run_{name}", text, [(_labels(run), run["values"][name]) for run in having])
     slowest = [(_labels(run), *run["slowest"]) for run in shown if run["slowest"]]
-    samples = [(labels | {"rank": str(rank), "host": host}, times) for labels, rank, host, times in slowest]
-    yield gauge("run_slowest_rank_ratio", "Data and forward pass of the slowest rank, times the median's.", samples)
+    samples = [
+        (labels | {"rank": str(rank), "host": host}, times) for labels, rank, host, times in slowest
+    ]
+    yield gauge(
+        "run_slowest_rank_ratio",
+        "Data and forward pass of the slowest rank, times the median's.",
+        samples,
+    )
     failures = [({"reason": reason}, totals.failures[reason]) for reason in telemetry.KINDS]
     yield counter("run_failures_total", "Failed attempts.", failures)
     seconds = [({"user": user}, n) for user, n in sorted(totals.gpu_seconds.items())]
     yield counter("gpu_seconds_total", "Seconds that jobs held a GPU.", seconds)
     if doctor := found["doctor"]:
-        levels = [({"severity": level}, float(doctor.get(level, 0))) for level in ("error", "warning")]
+        levels = [
+            ({"severity": level}, float(doctor.get(level, 0))) for level in ("error", "warning")
+        ]
         yield gauge("doctor_findings", "Findings of the last ddp doctor.", levels)
-        yield gauge("doctor_timestamp_seconds", "When ddp doctor ran last.", [({}, float(doctor["time"]))])
+        yield gauge(
+            "doctor_timestamp_seconds", "When ddp doctor ran last.", [({}, float(doctor["time"]))]
+        )
 
 
 class Totals:
@@ -94,7 +113,9 @@ class Totals:
         self.gpu_seconds = collections.defaultdict[str, float](float, kept.get("gpu_seconds", {}))
         self.seen: dict[str, dict[str, int]] = kept.get("seen", {})  # failures by run
 
-    def add(self, runs: list[dict[str, typing.Any]], gpus: collections.abc.Mapping[str, int], now: float) -> None:
+    def add(
+        self, runs: list[dict[str, typing.Any]], gpus: collections.abc.Mapping[str, int], now: float
+    ) -> None:
         """Count what is new since the last look, and keep it."""
         by_name = {f"{run['user']}/{run['run']}": run for run in runs}
         for name, run in by_name.items():

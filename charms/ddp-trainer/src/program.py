@@ -19,10 +19,21 @@ import typing
 from slurm_ddp import files, run
 
 COMMAND = pathlib.Path("/usr/local/bin/ddp")
-LIBRARY = pathlib.Path("/usr/local/lib/slurm-ddp/ddp")  # a folder for each release; other charms' files lie beside it
+LIBRARY = pathlib.Path(
+    "/usr/local/lib/slurm-ddp/ddp"
+)  # a folder for each release; other charms' files lie beside it
 CONFIG = pathlib.Path("/etc/slurm-ddp.toml")
 PYTHON = "/usr/bin/python3"
-NEEDS = ("click", "cloup", "jinja2", "pathspec", "plotext", "pydantic", "pyyaml", "rich")  # as in pyproject.toml
+NEEDS = (
+    "click",
+    "cloup",
+    "jinja2",
+    "pathspec",
+    "plotext",
+    "pydantic",
+    "pyyaml",
+    "rich",
+)  # as in pyproject.toml
 _OURS = {"lib/ddp": "ddp", "lib/slurm_ddp": "slurm_ddp", "payload": "ddp/payload"}
 _END_S = 5.0
 _PROXIES = {
@@ -59,7 +70,9 @@ def install(charm_dir: pathlib.Path) -> bool:
         if path.is_file() and "__pycache__" not in path.parts
     }
     needed = _needed()
-    digest = hashlib.sha256("\0".join(sorted(f"{name} {found.version}" for name, found in needed.items())).encode())
+    digest = hashlib.sha256(
+        "\0".join(sorted(f"{name} {found.version}" for name, found in needed.items())).encode()
+    )
     for inside, path in ours.items():
         digest.update(f"{inside}\0".encode() + path.read_bytes())
     home = LIBRARY / digest.hexdigest()[:16]
@@ -77,7 +90,9 @@ def install(charm_dir: pathlib.Path) -> bool:
         path.chmod(0o755)
     for path in (LIBRARY.parent, LIBRARY):
         path.chmod(0o755)
-    run.run(PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300)  # only root can write the source
+    run.run(
+        PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300
+    )  # only root can write the source
     if not home.is_dir():
         partial.rename(home)
     files.ensure_file(COMMAND, launcher, mode=0o755)
@@ -147,7 +162,9 @@ def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -
 
 
 @contextlib.contextmanager
-def _ended(process: "subprocess.Popen[str]", timeout_s: float | None) -> collections.abc.Generator[None]:
+def _ended(
+    process: "subprocess.Popen[str]", timeout_s: float | None
+) -> collections.abc.Generator[None]:
     """End the program behind the block, and kill it after `timeout_s` seconds."""
 
     def kill() -> None:

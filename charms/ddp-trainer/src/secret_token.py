@@ -12,7 +12,9 @@ MAX_CHARACTERS = 4096
 def parse(content: collections.abc.Mapping[str, str] | None, app: str) -> str:
     """Read the token in a secret's content, None if it is out of reach. Raises ParameterError, without the token."""
     if content is None:
-        raise ParameterError(OPTION, f"juju grant-secret NAME {app}: the secret does not exist or is not granted")
+        raise ParameterError(
+            OPTION, f"juju grant-secret NAME {app}: the secret does not exist or is not granted"
+        )
     again = "juju update-secret NAME token=hf_..."
     token = content.get("token")
     if token is None:
@@ -22,6 +24,7 @@ def parse(content: collections.abc.Mapping[str, str] | None, app: str) -> str:
         raise ParameterError(OPTION, f"{again}: the secret's token {what}")
     if len(token) > MAX_CHARACTERS:
         raise ParameterError(
-            OPTION, f"{again}: the secret's token has {len(token)} characters, at most {MAX_CHARACTERS}"
+            OPTION,
+            f"{again}: the secret's token has {len(token)} characters, at most {MAX_CHARACTERS}",
         )
     return token

@@ -42,7 +42,11 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             peers.relation_departed,
             clients.relation_created,
             clients.relation_changed,
-            *(event for end in services for event in (end.relation_created, end.relation_changed, end.relation_broken)),
+            *(
+                event
+                for end in services
+                for event in (end.relation_created, end.relation_changed, end.relation_broken)
+            ),
         ):
             framework.observe(event, self._reconcile)
         for event in exporter.events(self.on):
@@ -87,7 +91,9 @@ class JuicefsServerProxyCharm(ops.CharmBase):
                 Application(self).await_unmounted()
             except StatusError as e:  # then the servers cannot be asked
                 problem = f"it is unknown who has the volume mounted ({e})"
-                raise embedded.users.RemovalRefusedError(self.app.name, problem, "resolve that") from e
+                raise embedded.users.RemovalRefusedError(
+                    self.app.name, problem, "resolve that"
+                ) from e
         embedded.store.stop(self.app.name)
         self._status = Status(Level.MAINTENANCE, "stopped, so that the storage can go")
 

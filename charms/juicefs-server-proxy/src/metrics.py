@@ -35,17 +35,27 @@ def ensure(unit: str, topology: cos_agent.Topology, volume: Target) -> dict[str,
         "redis": fs.reveal(volume.credentials.meta_password) if is_server else "",
     }
     port = exporter.ensure(unit, program, settings)
-    return cos_agent.dump(topology, [cos_agent.Job("volume", port, socket.gethostname())], program.parent / "cos")
+    return cos_agent.dump(
+        topology, [cos_agent.Job("volume", port, socket.gethostname())], program.parent / "cos"
+    )
 
 
 def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
     """List the sources of a scrape."""
     labels = {"volume": settings["volume"]}
-    engine = juicefs_access.Engine(**settings["engine"] | {"hosts": tuple(settings["engine"]["hosts"])})
-    access = juicefs_access.Access(engine, settings["url"], settings["environment"], secrets=tuple(settings["secrets"]))
+    engine = juicefs_access.Engine(
+        **settings["engine"] | {"hosts": tuple(settings["engine"]["hosts"])}
+    )
+    access = juicefs_access.Access(
+        engine, settings["url"], settings["environment"], secrets=tuple(settings["secrets"])
+    )
     found = [
-        exporter.Source("volume", lambda: read(pathlib.Path(settings["program"]), access, labels), labels),
-        exporter.Source("backups", lambda: backups(pathlib.Path(settings["backups"]), labels), labels),
+        exporter.Source(
+            "volume", lambda: read(pathlib.Path(settings["program"]), access, labels), labels
+        ),
+        exporter.Source(
+            "backups", lambda: backups(pathlib.Path(settings["backups"]), labels), labels
+        ),
     ]
     if settings["redis"]:
         found.append(exporter.Source("engine", lambda: memory(settings["redis"], labels), labels))
@@ -66,7 +76,10 @@ def read(
         "volume_trash_days": ("Days that deleted files are kept.", setting.trash_days),
     }
     if setting.capacity_gib:
-        values["volume_capacity_bytes"] = ("Bytes that the volume may hold.", setting.capacity_gib << 30)
+        values["volume_capacity_bytes"] = (
+            "Bytes that the volume may hold.",
+            setting.capacity_gib << 30,
+        )
     for name, (text, value) in values.items():
         yield gauge(name, text, [(labels, value)])
 
@@ -80,15 +93,25 @@ def backups(folder: pathlib.Path, labels: dict[str, str]) -> collections.abc.Ite
 
 def memory(password: str, labels: dict[str, str]) -> collections.abc.Iterator[core.Metric]:
     """Ask the Redis of this unit for its memory. Raises OSError or ValueError."""
-    with socket.create_connection(("127.0.0.1", embedded.store.METADATA_PORT), timeout=_REDIS_S) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", embedded.store.METADATA_PORT), timeout=_REDIS_S
+    ) as connection:
         connection.sendall(f"AUTH {password}\r\nINFO memory\r\nQUIT\r\n".encode())
         reply = b""
         while len(reply) < _REPLY_BYTES and (data := connection.recv(_REPLY_BYTES)):
             reply += data
-    found = dict(re.findall(r"^(used_memory|maxmemory):(\d+)\r?$", reply.decode(errors="replace"), re.MULTILINE))
+    found = dict(
+        re.findall(
+            r"^(used_memory|maxmemory):(\d+)\r?$", reply.decode(errors="replace"), re.MULTILINE
+        )
+    )
     if len(found) != 2:
         raise ValueError("Redis did not report its memory")
-    yield gauge("engine_memory_bytes", "Memory that the metadata engine uses.", [(labels, int(found["used_memory"]))])
+    yield gauge(
+        "engine_memory_bytes",
+        "Memory that the metadata engine uses.",
+        [(labels, int(found["used_memory"]))],
+    )
     limit = "Memory that the metadata engine may use; 0: no limit."
     yield gauge("engine_memory_limit_bytes", limit, [(labels, int(found["maxmemory"]))])
 

@@ -16,7 +16,10 @@ OPTION = "separate-accounts"
 _NFT = pathlib.Path("/usr/sbin/nft")
 _KINDS = {4: ("ip", "ipv4_addr"), 6: ("ip6", "ipv6_addr")}
 _BITS = tuple(f"{1 << number:#x}" for number in range(32))
-_NOBODY, _REFUSED = "0xfffffffe", "0xffffffff"  # no uids: the last is -1, and no account is given the other
+_NOBODY, _REFUSED = (
+    "0xfffffffe",
+    "0xffffffff",
+)  # no uids: the last is -1, and no account is given the other
 
 
 def check(text: str) -> None:
@@ -62,7 +65,12 @@ def _networks(text: str, version: int = 0) -> collections.abc.Sequence[str]:
     four = [one for one in found if isinstance(one, ipaddress.IPv4Network)]
     six = [one for one in found if isinstance(one, ipaddress.IPv6Network)]
     collapsed = {4: [*ipaddress.collapse_addresses(four)], 6: [*ipaddress.collapse_addresses(six)]}
-    return [str(one) for known, networks in collapsed.items() for one in networks if version in (0, known)]
+    return [
+        str(one)
+        for known, networks in collapsed.items()
+        for one in networks
+        if version in (0, known)
+    ]
 
 
 def _holds(table: str) -> bool:

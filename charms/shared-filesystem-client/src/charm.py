@@ -13,7 +13,16 @@ import mount_plan
 from mount import actions, judge, mounter, plans, watching
 from scripts import keeper
 from slurm_ddp import exporter, mounts, readiness, wake
-from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, is_principal, run_action, shown
+from slurm_ddp.charm import (
+    Level,
+    Status,
+    StatusError,
+    action_name,
+    config_errors,
+    is_principal,
+    run_action,
+    shown,
+)
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError
@@ -38,7 +47,11 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             self.on.secret_changed,
             self.on["juju-info"].relation_created,
             self.on["juju-info"].relation_broken,
-            *(event for end in ends for event in (end.relation_created, end.relation_changed, end.relation_broken)),
+            *(
+                event
+                for end in ends
+                for event in (end.relation_created, end.relation_changed, end.relation_broken)
+            ),
         ):
             framework.observe(event, self._reconcile)
         for event in exporter.events(self.on):
@@ -77,7 +90,9 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             readiness.tell(self.unit.name, ready=ready, mountpoint=where, detail=self._status.text)
         for relation in self._beside("mount"):
             relation.data[self.unit].update(mount_info.answer(mounted=mounted))
-        if mountpoint is not None:  # then the keeper looks after it, and sees before Juju that it works again
+        if (
+            mountpoint is not None
+        ):  # then the keeper looks after it, and sees before Juju that it works again
             command = [] if mounted else wake.command(self.unit.name, self.charm_dir)
             watching.wake_once_right(self.app.name, self.unit.name, command)
         elif retries:
@@ -109,7 +124,11 @@ class SharedFilesystemClientCharm(ops.CharmBase):
 
     def _beside(self, endpoint: str) -> list[ops.Relation]:
         """List the relations of a container-scoped endpoint to this unit's principal."""
-        return [relation for relation in self.model.relations[endpoint] if is_principal(relation.app.name)]
+        return [
+            relation
+            for relation in self.model.relations[endpoint]
+            if is_principal(relation.app.name)
+        ]
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._status is not None:
@@ -125,7 +144,9 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         """Draw up the mount that should be here; without `fetch_program` for the program that is installed."""
         relation = self.model.get_relation("filesystem")
         if relation is None:
-            text = f"nothing to mount: juju integrate {self.app.name}:filesystem PROVIDER:filesystem"
+            text = (
+                f"nothing to mount: juju integrate {self.app.name}:filesystem PROVIDER:filesystem"
+            )
             raise StatusError(Level.BLOCKED, text)
         with config_errors():
             config = self.load_config(mount_plan.Config)
@@ -137,14 +158,18 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             try:
                 return self.model.get_secret(id=identifier).get_content(refresh=True)
             except ops.ModelError as e:  # it is not granted (yet), or was removed
-                raise StatusError(Level.WAITING, f"waiting for {provider} to grant its credentials", retry=True) from e
+                raise StatusError(
+                    Level.WAITING, f"waiting for {provider} to grant its credentials", retry=True
+                ) from e
 
         return plans.draw(spec, provider, uri, read_secret=read_secret, fetch_program=fetch_program)
 
     def _unmount(self) -> None:
         try:
             plans.remove(self.app.name, unit=self.unit.name)
-        except CommandError as e:  # a hook that fails would keep the unit from going; the next one tries again
+        except (
+            CommandError
+        ) as e:  # a hook that fails would keep the unit from going; the next one tries again
             _log.warning("%s", e)
 
     def _fetch_program(self) -> pathlib.Path | None:

@@ -43,7 +43,10 @@ def read(app: str) -> collections.abc.Iterator[core.Metric]:
         return
     watch = records.read(keeper.Watch, folder / keeper.WATCH)
     health = records.load(keeper.Health(), folder / keeper.HEALTH)
-    labels = {"mountpoint": watch.mountpoint, "kind": _KINDS.get(watch.fstypes[0], watch.fstypes[0])}
+    labels = {
+        "mountpoint": watch.mountpoint,
+        "kind": _KINDS.get(watch.fstypes[0], watch.fstypes[0]),
+    }
     yield gauge("mount_healthy", "Whether the mount works.", [(labels, float(health.works))])
     for name, text, value in (
         ("mount_state_timestamp_seconds", "Since when the mount works, or does not.", health.since),
@@ -58,7 +61,11 @@ def read(app: str) -> collections.abc.Iterator[core.Metric]:
             found = run("/usr/bin/stat", "-f", "-c", "%b %a %S", watch.mountpoint, timeout=_STAT_S)
             blocks, available, block = map(int, found.stdout.split())
             yield gauge("mount_size_bytes", "Size of the filesystem.", [(labels, blocks * block)])
-            yield gauge("mount_available_bytes", "Bytes that users can still write.", [(labels, available * block)])
+            yield gauge(
+                "mount_available_bytes",
+                "Bytes that users can still write.",
+                [(labels, available * block)],
+            )
 
 
 if __name__ == "__main__":  # pragma: no cover

@@ -50,7 +50,9 @@ class Config(pydantic.BaseModel, frozen=True):
     lustre_repository: Stripped = ""
     lustre_packages: str = ""
     lustre_key: Stripped = ""
-    lustre_checksum: typing.Annotated[str, pydantic.StringConstraints(strip_whitespace=True, to_lower=True)] = ""
+    lustre_checksum: typing.Annotated[
+        str, pydantic.StringConstraints(strip_whitespace=True, to_lower=True)
+    ] = ""
     lnet_networks: Stripped = ""
 
 
@@ -78,15 +80,21 @@ class Plan:
     servers: tuple[Servers, ...]
     speaks: str = ""  # the protocol of the first group: keeper.GREETINGS
     packages: tuple[str, ...] = ()
-    files: dict[pathlib.Path, str] = dataclasses.field(default_factory=dict[pathlib.Path, str], repr=False)  # for root
-    secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
+    files: dict[pathlib.Path, str] = dataclasses.field(
+        default_factory=dict[pathlib.Path, str], repr=False
+    )  # for root
+    secrets: tuple[str, ...] = dataclasses.field(
+        default=(), repr=False
+    )  # values that must never be shown
     program_changed: bool = False
     client: str = ""  # which of several clients mounts it
     aliases: tuple[str, ...] = ()  # other names that the kernel may show for the source
     caches: tuple[pathlib.Path, ...] = ()  # folders that are ours, and go with the mount
     version: str = ""  # of the program
     port: int = 0  # of the client's metrics
-    sticky: bool = False  # whether the sticky bit of its root is ours to set, where others can write it
+    sticky: bool = (
+        False  # whether the sticky bit of its root is ours to set, where others can write it
+    )
     remedy: str = ""  # what to type where they can, if not what does for most
 
     @property
@@ -97,8 +105,12 @@ class Plan:
 
 def check_mountpoint(path: str) -> None:
     """Raise `ValueError` unless something may be mounted at `path`."""
-    if not re.fullmatch(r"(/[A-Za-z0-9._+@-]+)+", path) or any(part in (".", "..") for part in path.split("/")):
-        raise ValueError("an absolute path of letters, digits and ._+@- is needed, like /mnt/shared")
+    if not re.fullmatch(r"(/[A-Za-z0-9._+@-]+)+", path) or any(
+        part in (".", "..") for part in path.split("/")
+    ):
+        raise ValueError(
+            "an absolute path of letters, digits and ._+@- is needed, like /mnt/shared"
+        )
     if path in _SYSTEM or any(is_inside(path, tree) for tree in _SYSTEM_TREES):
         raise ValueError(f"{path} belongs to the system: mount elsewhere, like /mnt/shared")
 
@@ -121,7 +133,9 @@ def render(template: str, **values: object) -> str:
 
 def quoted(argument: str) -> str:
     """Quote an argument as ExecStart= takes it, with no specifier and no variable (systemd.service(5))."""
-    escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    escaped = (
+        argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    )
     return escaped if re.fullmatch(r"[A-Za-z0-9%$@:/._=,+?&-]+", argument) else f'"{escaped}"'
 
 

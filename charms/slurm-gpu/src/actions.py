@@ -30,12 +30,16 @@ class Unit:
     is_controller: bool
     config: collections.abc.Mapping[str, typing.Any]
     machine: collections.abc.Callable[[], Machine]
-    reconcile: collections.abc.Callable[[], registration.Progress | None]  # looks at the machine again, registers it
+    reconcile: collections.abc.Callable[
+        [], registration.Progress | None
+    ]  # looks at the machine again, registers it
 
     def node(self) -> str | None:
         """Return the name of this machine's node. Raises `ActionError`: the unit is not on a compute node."""
         if not self.is_compute:
-            raise ActionError("this unit has no node's GPUs: run it on a unit that is integrated with slurmd")
+            raise ActionError(
+                "this unit has no node's GPUs: run it on a unit that is integrated with slurmd"
+            )
         return self.machine().node
 
 
@@ -56,7 +60,11 @@ class _SetMig(_ResetGpu, frozen=True):
 
 
 def _show_gres(unit: Unit, _: Parameters, _log: Log) -> Results:
-    return gres_lines.summary() if unit.is_controller and not unit.is_compute else compute.summary(unit.machine())
+    return (
+        gres_lines.summary()
+        if unit.is_controller and not unit.is_compute
+        else compute.summary(unit.machine())
+    )
 
 
 def _health_check(unit: Unit, _: Parameters, _log: Log) -> Results:
@@ -71,14 +79,21 @@ def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:
     unit.node()
     compute.accept(unit.machine())
     progress = unit.reconcile()
-    if progress is not None and progress.stage in {registration.Stage.FAILED, registration.Stage.INVALID}:
-        raise ActionError(f"the node is not registered: {progress.detail}; see journalctl -u slurmd")
+    if progress is not None and progress.stage in {
+        registration.Stage.FAILED,
+        registration.Stage.INVALID,
+    }:
+        raise ActionError(
+            f"the node is not registered: {progress.detail}; see journalctl -u slurmd"
+        )
     return compute.summary(unit.machine())
 
 
 def _upgrade_driver(unit: Unit, wanted: _UpgradeDriver, log: Log) -> Results:
     def run(node: str | None) -> Results:
-        spec = plan.narrowed(plan.spec(unit.config), wanted.branch, wanted.version, state.look().branch)
+        spec = plan.narrowed(
+            plan.spec(unit.config), wanted.branch, wanted.version, state.look().branch
+        )
         return upgrade.upgrade(spec, node, wanted.wait, log, drain=wanted.drain)
 
     return _on_cards(unit, run)
@@ -89,7 +104,9 @@ def _reset_gpu(unit: Unit, wanted: _ResetGpu, log: Log) -> Results:
 
 
 def _set_mig(unit: Unit, wanted: _SetMig, log: Log) -> Results:
-    return _on_cards(unit, lambda node: mig.set_layout(wanted.gpu, wanted.profiles, node, wanted.wait, log))
+    return _on_cards(
+        unit, lambda node: mig.set_layout(wanted.gpu, wanted.profiles, node, wanted.wait, log)
+    )
 
 
 def _on_cards(unit: Unit, run: collections.abc.Callable[[str | None], Results]) -> Results:
@@ -102,7 +119,9 @@ def _on_cards(unit: Unit, run: collections.abc.Callable[[str | None], Results]) 
             unit.reconcile()
     held = hold.Hold.load()
     if held is not None:
-        results.setdefault("detail", f"{held.node} stays drained until it is registered again: see show-gres")
+        results.setdefault(
+            "detail", f"{held.node} stays drained until it is registered again: see show-gres"
+        )
     return results
 
 

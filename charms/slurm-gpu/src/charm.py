@@ -25,7 +25,9 @@ from slurm_ddp.run import CommandError
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 30  # until a unit looks again that waits for what Juju has no event for
-_NO_ROLE = Status(Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
+_NO_ROLE = Status(
+    Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info"
+)
 
 
 class SlurmGpuCharm(ops.CharmBase):
@@ -85,11 +87,18 @@ class SlurmGpuCharm(ops.CharmBase):
     def _reconcile_controller(self, event: ops.EventBase) -> None:
         departing = event.departing_unit if isinstance(event, ops.RelationDepartedEvent) else None
         relations = endpoints.relations(self.model, GRES)
-        units = {unit.name: (relation, unit) for relation in relations for unit in relation.units if unit != departing}
+        units = {
+            unit.name: (relation, unit)
+            for relation in relations
+            for unit in relation.units
+            if unit != departing
+        }
         first = event.unit.name if isinstance(event, ops.RelationEvent) and event.unit else None
         if isinstance(event, ops.UpdateStatusEvent):
             first = gres_lines.rotating(units)
-        self._view = gres_lines.sync(units, first, lambda name: endpoints.published(*units[name]), owner=self.unit.name)
+        self._view = gres_lines.sync(
+            units, first, lambda name: endpoints.published(*units[name]), owner=self.unit.name
+        )
         for relation in relations:
             names = {name for name, (owner, _) in units.items() if owner is relation}
             before = endpoints.answer(relation, self.app)
@@ -113,7 +122,9 @@ class SlurmGpuCharm(ops.CharmBase):
             compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
             node_state.remove_folder()
-        except CommandError as e:  # a hook that fails keeps the unit from going, and the next one tries again
+        except (
+            CommandError
+        ) as e:  # a hook that fails keeps the unit from going, and the next one tries again
             logger.warning("something of slurm-gpu is left on this machine: %s", e)
 
     def _note_end(self, event: ops.EventBase) -> None:
@@ -130,9 +141,13 @@ class SlurmGpuCharm(ops.CharmBase):
         found: list[Status] = []
         if self._has(COMPUTE):
             related = self._has(NODE_GRES)
-            look = functools.partial(compute.status, self.machine, related=related, progress=self.progress)
+            look = functools.partial(
+                compute.status, self.machine, related=related, progress=self.progress
+            )
             found.append(work.verdict(self.config, look))
-            if found[-1].level == Level.WAITING or compute.awaits_drain(self.machine, self.progress):
+            if found[-1].level == Level.WAITING or compute.awaits_drain(
+                self.machine, self.progress
+            ):
                 hold.wake()
                 wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
         if self._has(CONTROLLER):
@@ -152,7 +167,12 @@ class SlurmGpuCharm(ops.CharmBase):
 
         roles = self._has(COMPUTE), self._has(CONTROLLER)
         unit = actions.Unit(*roles, self.config, lambda: self.machine, reconcile)
-        run_action(actions.ACTIONS[action_name(event.handle.kind)], lambda: unit, event, failures=actions.FAILURES)
+        run_action(
+            actions.ACTIONS[action_name(event.handle.kind)],
+            lambda: unit,
+            event,
+            failures=actions.FAILURES,
+        )
 
     def _serve_metrics(self, unit: str, topology: cos_agent.Topology) -> dict[str, str]:
         roles = {"compute": self._has(COMPUTE), "controller": self._has(CONTROLLER)}

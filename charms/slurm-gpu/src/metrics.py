@@ -27,11 +27,15 @@ _LOG_S = 6.0
 _REASONS = {"gpu-health": "health", hold.DRIVER: "driver", hold.MIG: "mig", hold.RESET: "reset"}
 
 
-def ensure(unit: str, topology: cos_agent.Topology, roles: dict[str, bool], xids: str) -> dict[str, str]:
+def ensure(
+    unit: str, topology: cos_agent.Topology, roles: dict[str, bool], xids: str
+) -> dict[str, str]:
     """Serve the metrics of the unit's roles; return its databag of the relation. Raises CommandError."""
     program = pathlib.Path(__file__).resolve()
     port = exporter.ensure(unit, program, {**roles, "xids": xids})
-    return cos_agent.dump(topology, [cos_agent.Job("gpu", port, socket.gethostname())], program.parent / "cos")
+    return cos_agent.dump(
+        topology, [cos_agent.Job("gpu", port, socket.gethostname())], program.parent / "cos"
+    )
 
 
 def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
@@ -62,9 +66,15 @@ def cards() -> collections.abc.Iterator[core.Metric]:
     yield gauge("gpus_detected", "GPUs that work on the machine.", _by("type", detected))
     if health.STATE.exists():
         state = records.read(health.State, health.STATE)
-        yield gauge("gpu_health_ok", "Whether the last check found the GPUs fit for jobs.", [({}, not state.reason)])
+        yield gauge(
+            "gpu_health_ok",
+            "Whether the last check found the GPUs fit for jobs.",
+            [({}, not state.reason)],
+        )
         text = "When the GPUs were checked last."
-        yield gauge("gpu_health_check_timestamp_seconds", text, [({}, health.STATE.stat().st_mtime)])
+        yield gauge(
+            "gpu_health_check_timestamp_seconds", text, [({}, health.STATE.stat().st_mtime)]
+        )
 
 
 def xids(option: str) -> collections.abc.Iterator[core.Metric]:
@@ -77,7 +87,10 @@ def xids(option: str) -> collections.abc.Iterator[core.Metric]:
         if match := gpu_xids.LINE.search(line):
             finding = gpu_xids.judge(line, levels)
             found[match[2], finding.level if finding else "none"] += 1
-    samples = [({"xid": xid, "level": level}, float(count)) for (xid, level), count in sorted(found.items())]
+    samples = [
+        ({"xid": xid, "level": level}, float(count))
+        for (xid, level), count in sorted(found.items())
+    ]
     yield counter("gpu_xid_errors_total", "Xid errors since the machine's boot.", samples)
 
 
@@ -88,8 +101,15 @@ def holds() -> collections.abc.Iterator[core.Metric]:
     node = nodes.show(options.node) if options and options.node else None
     if node is not None and node.is_drained:
         held.add(_why(node))
-    values = {reason: float(reason in held) for reason in (*_REASONS.values(), "registration", "administrator")}
-    yield gauge("node_held", "Whether the node is kept from new jobs for this reason.", _by("reason", values))
+    values = {
+        reason: float(reason in held)
+        for reason in (*_REASONS.values(), "registration", "administrator")
+    }
+    yield gauge(
+        "node_held",
+        "Whether the node is kept from new jobs for this reason.",
+        _by("reason", values),
+    )
 
 
 def controller_lines() -> collections.abc.Iterator[core.Metric]:
@@ -105,12 +125,16 @@ def _why(node: nodes.Node) -> str:
     for kind, why in _REASONS.items():
         if reason.startswith(f"{kind}:"):
             return why
-    if reason.startswith("mount-keeper "):  # a drain of shared-filesystem-client's, which has its own metric
+    if reason.startswith(
+        "mount-keeper "
+    ):  # a drain of shared-filesystem-client's, which has its own metric
         return ""
     return "administrator" if registration.is_anothers(node, None) else "registration"
 
 
-def _by(label: str, values: collections.abc.Mapping[str, float]) -> list[tuple[dict[str, str], float]]:
+def _by(
+    label: str, values: collections.abc.Mapping[str, float]
+) -> list[tuple[dict[str, str], float]]:
     return [({label: key}, value) for key, value in sorted(values.items())]
 
 

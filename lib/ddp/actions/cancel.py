@@ -29,7 +29,10 @@ class CancelTarget:
 
     def holds(self, job: jobs.Job) -> bool:
         """Whether a job is one of these."""
-        return f"{job.array_id}_{job.task}" in self.arguments or (job.array_id or job.job_id) in self.arguments
+        return (
+            f"{job.array_id}_{job.task}" in self.arguments
+            or (job.array_id or job.job_id) in self.arguments
+        )
 
 
 def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result:
@@ -44,7 +47,9 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
         jobs.cancel(*arguments)
     except jobs.SlurmError as e:
         raise Problem(f"{text} could not be cancelled: {e}", remedy=catalog.LIST) from e
-    log(f"{text} {'was' if len(targets) == 1 else 'were'} {_states(left)}; cancelling, the ranks may save first")
+    log(
+        f"{text} {'was' if len(targets) == 1 else 'were'} {_states(left)}; cancelling, the ranks may save first"
+    )
     names, ended = {job.name for job in left}, {job.job_id for job in queue if not job.is_active}
     began = reported = time.monotonic()
     slurm = patience.Patience(log)
@@ -61,34 +66,56 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
             log(f"{text}: {_states(left) or 'no longer queued'}, {reported - began:.0f} s")
     for name in names:
         tokens.drop(settings, name)
-    state, runs = _states(left) or "CANCELLED", ", ".join(reading.printable(one.run) for one in targets)
-    results = {"job-id": ", ".join(str(one.known[0].job_id) for one in targets), "state": state, "run": runs}
+    state, runs = (
+        _states(left) or "CANCELLED",
+        ", ".join(reading.printable(one.run) for one in targets),
+    )
+    results = {
+        "job-id": ", ".join(str(one.known[0].job_id) for one in targets),
+        "state": state,
+        "run": runs,
+    }
     if len(arguments) > 1:
         results["cancelled"] = " ".join(map(str, arguments))
-    values = [{"run": one.run, "job_id": one.known[0].job_id, "ids": list(map(str, one.arguments))} for one in targets]
+    values = [
+        {"run": one.run, "job_id": one.known[0].job_id, "ids": list(map(str, one.arguments))}
+        for one in targets
+    ]
     return Result(results, {"state": state, "cancelled": values})
 
 
-def _target(settings: Settings, queue: collections.abc.Sequence[jobs.Job], name: str) -> CancelTarget:
+def _target(
+    settings: Settings, queue: collections.abc.Sequence[jobs.Job], name: str
+) -> CancelTarget:
     """Find what a name stands for: a run, a sweep, a preparation, a job's id. Raises ParameterError."""
     if name.isdecimal() and not catalog.read_record(settings, name):
         return _by_id(settings, queue, int(name))
     return _by_run(queue, catalog.name_of(settings, name)[0])
 
 
-def _by_id(settings: Settings, queue: collections.abc.Sequence[jobs.Job], job_id: int) -> CancelTarget:
+def _by_id(
+    settings: Settings, queue: collections.abc.Sequence[jobs.Job], job_id: int
+) -> CancelTarget:
     """Find what a job's id means: a job, a sweep's run, a whole sweep or preparation. Raises ParameterError."""
     known = jobs.job(job_id, user=settings.user)
     if known is None:
-        raise ParameterError("run", f"Slurm knows no job {job_id} of {settings.user}", remedy=catalog.LIST)
+        raise ParameterError(
+            "run", f"Slurm knows no job {job_id} of {settings.user}", remedy=catalog.LIST
+        )
     if known.name.startswith(PREPARATION):
         return _by_run(queue, known.name)
     is_task = known.task.isdecimal()
-    others = [job for job in queue if job.array_id == known.array_id and job.is_active and job.job_id != job_id]
+    others = [
+        job
+        for job in queue
+        if job.array_id == known.array_id and job.is_active and job.job_id != job_id
+    ]
     if known.array_id == job_id and others:  # scancel ends them, too
         if known.is_active and is_task:
             how = f"name {known.run_name} for that run alone, {known.name} for all"
-            raise ParameterError("run", f"{job_id} is the sweep {known.name}, and its run {known.run_name}; {how}")
+            raise ParameterError(
+                "run", f"{job_id} is the sweep {known.name}, and its run {known.run_name}; {how}"
+            )
         return _by_run(queue, known.name)
     if not known.is_active:
         raise ParameterError("run", f"job {job_id} has ended already: {known.state}")
@@ -100,11 +127,21 @@ def _by_id(settings: Settings, queue: collections.abc.Sequence[jobs.Job], job_id
 def _by_run(queue: collections.abc.Sequence[jobs.Job], run: str) -> CancelTarget:
     """Find the active jobs of a run, a sweep or a preparation. Raises ParameterError."""
     active = [job for job in queue if job.is_active]
-    if named := [job for job in active if job.name == run]:  # an array and the job that depends on it share a name
-        return CancelTarget(run, tuple(dict.fromkeys(job.array_id or job.job_id for job in named)), named)
+    if named := [
+        job for job in active if job.name == run
+    ]:  # an array and the job that depends on it share a name
+        return CancelTarget(
+            run, tuple(dict.fromkeys(job.array_id or job.job_id for job in named)), named
+        )
     sweep, _, number = run.rpartition("-")
-    for job in sorted(active, key=lambda job: not job.task.isdecimal()) if number.isdecimal() else ():
-        if job.array_id is not None and job.name == sweep and jobs.holds_task(job.task, int(number)):
+    for job in (
+        sorted(active, key=lambda job: not job.task.isdecimal()) if number.isdecimal() else ()
+    ):
+        if (
+            job.array_id is not None
+            and job.name == sweep
+            and jobs.holds_task(job.task, int(number))
+        ):
             one = dataclasses.replace(job, task=number)  # pending tasks share one record
             return CancelTarget(run, (f"{job.array_id}_{number}",), [one])
     raise ParameterError("run", f"no job of {run} is pending or running", remedy=catalog.LIST)

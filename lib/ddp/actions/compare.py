@@ -54,7 +54,9 @@ def _select(settings: Settings, text: str) -> tuple[list[Run], str]:
 def _check(runs: list[Run]) -> None:
     """Raise ParameterError unless these runs can be compared."""
     if not 2 <= len(runs) <= fields.MAX_SWEEP:
-        raise ParameterError("runs", f"{len(runs)} named; from two to {fields.MAX_SWEEP} different ones are compared")
+        raise ParameterError(
+            "runs", f"{len(runs)} named; from two to {fields.MAX_SWEEP} different ones are compared"
+        )
     for run in runs:
         if what := WITHOUT_LOSS.get(run.kind):
             text = f"{run.name} is {what}, which has no loss to compare"
@@ -82,7 +84,15 @@ def _differs(name: str, recipes: list[dict[str, str]]) -> bool:
 
 def _table(runs: list[Run], differing: list[str], best: Run | None) -> str:
     """Make the table of settings and results: a line for each run, or where that is too wide a column for each."""
-    head = ["RUN", "STATE", *(name.upper() for name in differing), "STEPS", "LOSS", "BEST", "PER-SECOND"]
+    head = [
+        "RUN",
+        "STATE",
+        *(name.upper() for name in differing),
+        "STEPS",
+        "LOSS",
+        "BEST",
+        "PER-SECOND",
+    ]
     rows = [head, *(_row(run, differing, is_best=run is best) for run in runs)]
     table = catalog.aligned(rows)
     is_wide = max(map(len, table.splitlines())) > _WIDEST
@@ -102,7 +112,15 @@ def _row(run: Run, differing: list[str], *, is_best: bool) -> list[str]:
     recipe = run.recipe
     values = [recipe.get(name, "-")[:_MOST] for name in differing]
     rate = run.rate[0] if run.rate else None
-    return [run.name, str(run.state), *values, catalog.cell(run.step), loss, best_loss, catalog.cell(rate)]
+    return [
+        run.name,
+        str(run.state),
+        *values,
+        catalog.cell(run.step),
+        loss,
+        best_loss,
+        catalog.cell(rate),
+    ]
 
 
 def _describe(run: Run) -> dict[str, object]:

@@ -37,7 +37,9 @@ def fetch(settings: Settings, params: models.Fetch, _: Log) -> Result:
         raise _nothing(name, source, left_out)
     if taken := [one for one in names if os.path.lexists(target / one)]:
         more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
-        raise ParameterError("to", f"{target / taken[0]} exists already{more}; choose another folder, or remove it")
+        raise ParameterError(
+            "to", f"{target / taken[0]} exists already{more}; choose another folder, or remove it"
+        )
     left_out |= folders.call(settings, lambda: _copy(source, target, names), timeout_s=_COPY_S)
     copied = [one for one in names if one not in left_out]
     shown = {"run": name, "from": str(source), "to": str(target), "files": "\n".join(copied)}
@@ -59,7 +61,10 @@ def _nothing(name: str, source: pathlib.Path, left_out: LeftOut) -> ParameterErr
 def _names(source: pathlib.Path, wanted: tuple[str, ...]) -> list[str]:
     """List the files below a folder that are named, with those of folders; without names all that the run wrote."""
     if not wanted:
-        code = next((path for path in (source, *source.parents) if (path.parent / copies.STATES).is_file()), None)
+        code = next(
+            (path for path in (source, *source.parents) if (path.parent / copies.STATES).is_file()),
+            None,
+        )
         if code is None:
             raise ParameterError("path", f"name what to fetch; {source} is no copy of a project")
         below = [code / one for one in copies.written_by_run(code)]
@@ -99,9 +104,13 @@ def _copy(source: pathlib.Path, target: pathlib.Path, names: list[str]) -> LeftO
         except (FileNotFoundError, PermissionError) as e:
             if str(e.filename) != str(source / name):  # the target's
                 raise
-            left_out[name] = "was removed meanwhile" if isinstance(e, FileNotFoundError) else "cannot be read"
+            left_out[name] = (
+                "was removed meanwhile" if isinstance(e, FileNotFoundError) else "cannot be read"
+            )
         else:
-            os.link(partial, place, follow_symlinks=False)  # unlike a rename it never replaces a file
+            os.link(
+                partial, place, follow_symlinks=False
+            )  # unlike a rename it never replaces a file
         finally:
             partial.unlink(missing_ok=True)
     return left_out

@@ -23,13 +23,19 @@ Order = dict[int, tuple[int, int]]
 
 def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
     """List the runs, the newest first, each with its state, last figures, and nodes or position in the queue."""
-    names = [name for name in catalog.names(settings) if fnmatch.fnmatchcase(name, params.name or "*")]
+    names = [
+        name for name in catalog.names(settings) if fnmatch.fnmatchcase(name, params.name or "*")
+    ]
     is_filtered = params.state is not None or params.since is not None or params.sort != "submitted"
-    runs, silence = catalog.load(settings, names if is_filtered else names[: params.lines], is_brief=True)
+    runs, silence = catalog.load(
+        settings, names if is_filtered else names[: params.lines], is_brief=True
+    )
     if params.state is not None:
         wanted = set(params.state.upper().replace(",", " ").split())
         if unknown := sorted(wanted - set(map(str, State))):
-            raise ParameterError("state", f"unknown state {unknown[0]}; known: {', '.join(map(str, State))}")
+            raise ParameterError(
+                "state", f"unknown state {unknown[0]}; known: {', '.join(map(str, State))}"
+            )
         runs = [run for run in runs if str(run.state) in wanted]
     if params.since is not None:
         runs = [run for run in runs if run.written >= _begin(params.since)]
@@ -41,14 +47,19 @@ def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
         with contextlib.suppress(jobs.SlurmError):  # the places in the queue are a detail
             order = jobs.positions()
     listed = [
-        describe(run) | ({"position": order[run.job.job_id][0]} if run.job and run.job.job_id in order else {})
+        describe(run)
+        | ({"position": order[run.job.job_id][0]} if run.job and run.job.job_id in order else {})
         for run in runs
     ]
     notes = {"slurm": silence} if silence else {}
     if not names and params.name is None:
         log(f"no runs yet; start one: {settings.render(catalog.START)}")
     return Result(
-        {"count": str(count), "runs": catalog.aligned([_HEAD, *(_row(run, order) for run in runs)]), **notes},
+        {
+            "count": str(count),
+            "runs": catalog.aligned([_HEAD, *(_row(run, order) for run in runs)]),
+            **notes,
+        },
         {"count": count, "runs": listed, **notes},
     )
 
@@ -110,4 +121,6 @@ def _begin(since: str) -> float:
     try:
         return datetime.datetime.fromisoformat(since).astimezone(UTC).timestamp()
     except ValueError:
-        raise ParameterError("since", f"{since!r} is neither a duration such as 2d nor a date") from None
+        raise ParameterError(
+            "since", f"{since!r} is neither a duration such as 2d nor a date"
+        ) from None

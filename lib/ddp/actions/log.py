@@ -29,11 +29,21 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
         results["state"] = known.state
     try:
         place, found = folders.call(
-            settings, folder.read_log, path=path, job_id=job_id, lines=params.lines, rank=params.rank
+            settings,
+            folder.read_log,
+            path=path,
+            job_id=job_id,
+            lines=params.lines,
+            rank=params.rank,
         )
     except folders.MissingError as e:
         if params.follow and _may_go_on(known):  # it waits in the queue: the limit has passed
-            values = {"run": name, "job_id": job_id, "state": results.get("state"), "slurm": results.get("slurm")}
+            values = {
+                "run": name,
+                "job_id": job_id,
+                "state": results.get("state"),
+                "slurm": results.get("slurm"),
+            }
             return Result(results | {"lines": "0"}, values, text="")
         text = _no_output(job_id, params, known)
         raise Problem(text, remedy=Command("show", arguments=(name,)), results=results) from e
@@ -45,7 +55,9 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
 
 
 def _no_output(job_id: int, params: models.RunLog, known: jobs.Job | jobs.Silence | None) -> str:
-    text = f"job {job_id} has no output" + ("" if params.rank is None else f" of rank {params.rank}")
+    text = f"job {job_id} has no output" + (
+        "" if params.rank is None else f" of rank {params.rank}"
+    )
     if isinstance(known, jobs.Silence):
         return f"{text}; {known}"
     return text if known is None else f"{text}; it is {known.state}"
@@ -56,7 +68,9 @@ def _may_go_on(known: jobs.Job | jobs.Silence | None) -> bool:
     return isinstance(known, jobs.Silence) or (known is not None and known.is_active)
 
 
-def _follow(settings: Settings, path: pathlib.Path, job_id: int, params: models.RunLog, log: Log) -> None:
+def _follow(
+    settings: Settings, path: pathlib.Path, job_id: int, params: models.RunLog, log: Log
+) -> None:
     settings.wait.begin(path.name, str(job_id))
     began = time.monotonic()
     offsets: dict[str, int] = {}

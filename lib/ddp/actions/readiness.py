@@ -43,7 +43,11 @@ def check(settings: Settings) -> Readiness:
 
 def _status(settings: Settings, problem: Problem) -> str:
     """Write a problem with its remedy first: what comes last may be cut."""
-    return problem.what if problem.remedy is None else f"{settings.render(problem.remedy)}: {problem.what}"
+    return (
+        problem.what
+        if problem.remedy is None
+        else f"{settings.render(problem.remedy)}: {problem.what}"
+    )
 
 
 def require(settings: Settings, *, asks_nodes: bool = False) -> None:
@@ -53,7 +57,10 @@ def require(settings: Settings, *, asks_nodes: bool = False) -> None:
     if problem := slurm_problem() or mount_problem(settings):
         raise problem
     if shutil.which("zstd") is None:  # it packs an environment
-        raise Problem("zstd is not installed on this host", remedy=Step("install-package", "as root: apt install zstd"))
+        raise Problem(
+            "zstd is not installed on this host",
+            remedy=Step("install-package", "as root: apt install zstd"),
+        )
     folders.ensure_folders(settings)
 
 
@@ -86,5 +93,7 @@ def slurm_problem() -> Problem | None:
         jobs.ping()
     except jobs.NotAnsweringError as e:
         is_elsewhere = str(e) == jobs.NOT_CONFIGURED
-        return Problem(str(e), remedy=remedies.USE_LOGIN_NODE if is_elsewhere else remedies.START_SLURMCTLD)
+        return Problem(
+            str(e), remedy=remedies.USE_LOGIN_NODE if is_elsewhere else remedies.START_SLURMCTLD
+        )
     return None

@@ -29,7 +29,10 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
     if params.container_image is None:
         raise ParameterError("container-image", "is required: pods have no other environment")
     if params.env_file or params.secrets:
-        raise ParameterError("env-file", "manifests are for others to read; make a Secret, and name it in the manifest")
+        raise ParameterError(
+            "env-file",
+            "manifests are for others to read; make a Secret, and name it in the manifest",
+        )
     if params.own_python:
         raise ParameterError("python", "pods have the image's own; omit it")
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
@@ -39,7 +42,9 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
     run = params.run or control.new_name(settings, "run")
     with copies.copied(settings, params, run, log) as kept:
         if kept is not None and not kept.is_new and (kept.update.copied or kept.update.removed):
-            raise ParameterError("run", f"pods of {run} may run its code, which differs by now; choose another name")
+            raise ParameterError(
+                "run", f"pods of {run} may run its code, which differs by now; choose another name"
+            )
         text = _manifests(settings, params, kind, run, kept)
         environments.store_payload(settings)
         if kept is not None:
@@ -50,11 +55,15 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
     return Result(shown, dict(shown), text)
 
 
-def _manifests(settings: Settings, params: models.Render, kind: str, run: str, kept: copies.Copy | None) -> str:
+def _manifests(
+    settings: Settings, params: models.Render, kind: str, run: str, kept: copies.Copy | None
+) -> str:
     gpus = params.gpus_per_node or 0
     run_dir = settings.runs / run
     dataset = str(settings.datasets / (params.dataset or "python-stdlib"))
-    program = training.Workload(kind, run, dataset, resume=params.resume).program(settings, params, kept)
+    program = training.Workload(kind, run, dataset, resume=params.resume).program(
+        settings, params, kept
+    )
     named = {scripts.RUN_DIR: str(run_dir), scripts.RESUME: program.resume}
     start = program.start
     variables = dict(fields.variables(params.env))

@@ -22,9 +22,13 @@ def report(settings: Settings, params: models.Report, _: Log) -> Result:
     given = params.runs.replace(",", " ").split() if params.runs else [None]
     names = list(dict.fromkeys(catalog.name_of(settings, name)[0] for name in given))
     if len(names) > _MAX_RUNS:
-        raise ParameterError("runs", f"{len(names)} runs are given; a page holds at most {_MAX_RUNS}")
+        raise ParameterError(
+            "runs", f"{len(names)} runs are given; a page holds at most {_MAX_RUNS}"
+        )
     runs, silence = catalog.load(settings, names)
-    target = pathlib.Path(params.output) if params.output else settings.runs / names[0] / "report.html"
+    target = (
+        pathlib.Path(params.output) if params.output else settings.runs / names[0] / "report.html"
+    )
     logs = folders.call(settings, lambda: [folder.last_lines(run) for run in runs], timeout_s=60)
     text = page.page(runs, made=datetime.datetime.now(UTC), logs=logs)
     folders.call(settings, files.replace, timeout_s=60, path=target, text=text)

@@ -14,7 +14,10 @@ from ddp.submit import control
 # slurmd refuses a requeued job whose credential is not a second newer than the end of its last attempt ("already
 # killed, do not launch batch job"), and the job then fails.
 _APART_S = 2.0
-_LEAVING = ("COMPLETING", "EXPEDITING")  # it still ends on its nodes; Slurm refuses to change an EXPEDITING job
+_LEAVING = (
+    "COMPLETING",
+    "EXPEDITING",
+)  # it still ends on its nodes; Slurm refuses to change an EXPEDITING job
 
 
 def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
@@ -45,7 +48,9 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
         now_known = catalog.job_of(settings, name, job_id) or known
     if now_known.state in control.WAITING and now_known.is_held:
         raise Problem(f"job {known.job_id} is still held ({now_known.reason}); {release}")
-    log(f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room")
+    log(
+        f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room"
+    )
     state, reason = now_known.state, now_known.reason
     shown = {"job-id": str(known.job_id), "run": name, "state": state, "reason": reason}
     return Result(shown, {"job_id": known.job_id, "run": name, "state": state, "reason": reason})

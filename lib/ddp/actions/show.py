@@ -43,14 +43,23 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
     }
     if run.state.is_active and run.job is not None:
         elapsed = times.format_time(times.parse_time(run.job.elapsed) or 0)
-        results |= {"elapsed": elapsed, "nodes": run.job.nodes, "requeued": str(run.job.restarts or "")}
-        results |= {"step": catalog.cell(run.metrics.step), "loss": catalog.cell(run.metrics.last("loss"))}
+        results |= {
+            "elapsed": elapsed,
+            "nodes": run.job.nodes,
+            "requeued": str(run.job.restarts or ""),
+        }
+        results |= {
+            "step": catalog.cell(run.metrics.step),
+            "loss": catalog.cell(run.metrics.last("loss")),
+        }
     else:
         problem = failure.explain(settings, run, job_id) if run.state != State.UNKNOWN else None
         results |= failure.results_of(run) | (problem.results if problem else {})
         results["reason"] = problem.text(settings.render) if problem else results["reason"]
     pairs = (f"{key}={catalog.cell(value)}" for key, value in sorted(run.settings.items()))
-    results["settings"] = textwrap.fill("  ".join(pairs), 84, break_long_words=False, break_on_hyphens=False)
+    results["settings"] = textwrap.fill(
+        "  ".join(pairs), 84, break_long_words=False, break_on_hyphens=False
+    )
     results["changed"] = "\n".join(map(change_text, run.changes))
     results["metrics"] = _metrics(settings, run)
     if best := run.metrics.best:
@@ -63,7 +72,11 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         f"{reading.printable(one.name, 80)}: {catalog.cell(one.outcome[:40])}, step {catalog.cell(one.step)}"
         for one in run.attempts[-20:]
     )
-    results |= {"curve-text": control.draw(run), "curve": run.curve_png, "tracking": catalog.cell(run.tracking_url)}
+    results |= {
+        "curve-text": control.draw(run),
+        "curve": run.curve_png,
+        "tracking": catalog.cell(run.tracking_url),
+    }
     results["slurm"] = run.silence
     values: dict[str, object] = {
         **listing.describe(run),
@@ -71,13 +84,17 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         "settings": run.settings,
         "changes": run.changes,
         "figures": run.figures,
-        "attempts": [{"attempt": one.name, "outcome": one.outcome, "step": one.step} for one in run.attempts],
+        "attempts": [
+            {"attempt": one.name, "outcome": one.outcome, "step": one.step} for one in run.attempts
+        ],
         "checkpoints": [{"name": one.name, "step": one.step} for one in run.checkpoints],
         "curve": run.curve_png or None,
         "tracking": run.tracking_url or None,
         "slurm": run.silence or None,
     }
-    return Result({name: value for name, value in results.items() if value not in ("", "-")}, values)
+    return Result(
+        {name: value for name, value in results.items() if value not in ("", "-")}, values
+    )
 
 
 def _metrics(settings: Settings, run: Run) -> str:

@@ -14,7 +14,9 @@ def stop_waiting(_: Settings, params: models.StopWaiting, __: Log) -> Result:
     ended = waits.stop(params.run)
     if not ended:
         what = params.run or "a run"
-        raise Problem(f"no command of this account waits for {what} on this host", remedy=catalog.LIST)
+        raise Problem(
+            f"no command of this account waits for {what} on this host", remedy=catalog.LIST
+        )
     lines: list[str] = []
     for names in ended:
         has_job = len(names) > 1

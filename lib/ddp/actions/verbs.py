@@ -50,15 +50,22 @@ class Verb:
                 try:
                     readiness.require(settings, asks_nodes=self.asks_nodes)
                 except Problem:
-                    if isinstance(params, models.Training):  # a mistake of the user's comes before Slurm's silence
-                        importlib.import_module("ddp.submit.training").check_program(settings, params)
+                    if isinstance(
+                        params, models.Training
+                    ):  # a mistake of the user's comes before Slurm's silence
+                        importlib.import_module("ddp.submit.training").check_program(
+                            settings, params
+                        )
                     raise
                 imported.result()
             return self.do(settings, params, log)
 
     def _function(self) -> collections.abc.Callable[..., Answer | None]:
         module, _, name = self.where.partition(":")
-        return typing.cast(collections.abc.Callable[..., Answer | None], getattr(importlib.import_module(module), name))
+        return typing.cast(
+            collections.abc.Callable[..., Answer | None],
+            getattr(importlib.import_module(module), name),
+        )
 
 
 ALL: dict[str, Verb] = {

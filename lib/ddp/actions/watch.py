@@ -37,14 +37,26 @@ Read = collections.abc.Callable[[], "Frame"]
 class Frame:
     """A run at one moment; `has_answer`: the controller has answered what it knows of its job."""
 
-    def __init__(self, run: Run, log: collections.abc.Sequence[str] = (), *, has_answer: bool = True) -> None:
+    def __init__(
+        self, run: Run, log: collections.abc.Sequence[str] = (), *, has_answer: bool = True
+    ) -> None:
         self.run, self.log, self.has_answer = run, log, has_answer
         rate, total = run.metrics.steps_per_second, run.total_steps
         job = run.job if run.state == State.RUNNING else None
-        limit = times.parse_time(job.time_limit) if job and job.time_limit not in times.NO_LIMIT else None
+        limit = (
+            times.parse_time(job.time_limit)
+            if job and job.time_limit not in times.NO_LIMIT
+            else None
+        )
         self.elapsed_s = times.parse_time(job.elapsed) if job else None
-        self.left_s = max(0, total - (run.step or 0)) / rate if total and rate and run.state.is_active else None
-        self.limit_left_s = max(0.0, limit - self.elapsed_s) if limit and self.elapsed_s is not None else None
+        self.left_s = (
+            max(0, total - (run.step or 0)) / rate
+            if total and rate and run.state.is_active
+            else None
+        )
+        self.limit_left_s = (
+            max(0.0, limit - self.elapsed_s) if limit and self.elapsed_s is not None else None
+        )
 
     @property
     def has_ended(self) -> bool:
@@ -55,8 +67,15 @@ class Frame:
 
     def record(self) -> dict[str, object]:
         """Return the moment for programs."""
-        found = listing.describe(self.run) | {"has_ended": self.has_ended, "elapsed_s": self.elapsed_s}
-        found |= {"left_s": self.left_s, "limit_left_s": self.limit_left_s, "attempts": len(self.run.attempts)}
+        found = listing.describe(self.run) | {
+            "has_ended": self.has_ended,
+            "elapsed_s": self.elapsed_s,
+        }
+        found |= {
+            "left_s": self.left_s,
+            "limit_left_s": self.limit_left_s,
+            "attempts": len(self.run.attempts),
+        }
         found |= {"beginning": self.run.beginning or None, "slurm": self.run.silence or None}
         return found | {"failures": [one.reason for one in self.run.failures]}
 
@@ -65,7 +84,9 @@ def watch(settings: Settings, params: models.WatchRun, log: Log) -> None:
     """Show a run's progress until it has ended or the user presses Ctrl-C."""
     name = catalog.find(settings, params.run)[0]
     console = None if params.is_json else screen.console(sys.stdout)
-    is_live = console is not None and console.is_terminal  # then the view itself says that Slurm is silent
+    is_live = (
+        console is not None and console.is_terminal
+    )  # then the view itself says that Slurm is silent
     follow(reader(settings, name, (lambda _: None) if is_live else log), console)
 
 
@@ -100,7 +121,9 @@ def follow(read: Read, console: rich.console.Console | None, *, every_s: float =
     """Show the frames of `read` until the run has ended or the user presses Ctrl-C."""
     try:
         if console is not None and console.is_terminal:
-            with rich.live.Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            with rich.live.Live(
+                console=console, auto_refresh=False, vertical_overflow="crop"
+            ) as live:
                 for now in _frames(read, every_s):
                     live.update(render(now, console.width, console.height), refresh=True)
             return
@@ -145,9 +168,16 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
     notes = len(failed) + bool(run.remark) + bool(run.silence)
     room = height - (5 + numbers.row_count + (_CURVE_ROWS if losses else 0) + notes)
     if now.log and room > 1:
-        parts.append(_text("\n".join(_PREFIX.sub("", line) for line in now.log[-min(len(now.log), room) :]), "dim"))
+        parts.append(
+            _text(
+                "\n".join(_PREFIX.sub("", line) for line in now.log[-min(len(now.log), room) :]),
+                "dim",
+            )
+        )
     title = rich.text.Text(f" {reading.printable(run.name, 120)} ", style="bold")
-    return rich.panel.Panel(rich.console.Group(*parts), title=title, title_align="left", width=width)
+    return rich.panel.Panel(
+        rich.console.Group(*parts), title=title, title_align="left", width=width
+    )
 
 
 def _text(text: str, style: str) -> rich.text.Text:
@@ -170,13 +200,17 @@ def _progress(run: Run, width: int) -> rich.table.Table:
     step, total = run.step or 0, run.total_steps
     words = f"step {step}" + (f" of {total} ({min(1.0, step / total):.0%})" if total else "")
     room = max(10, width - len(words) - 2)
-    bar = rich.progress_bar.ProgressBar(total=total or 1, completed=min(step, total or 0), width=room)
+    bar = rich.progress_bar.ProgressBar(
+        total=total or 1, completed=min(step, total or 0), width=room
+    )
     table.add_row(rich.text.Text(words), bar)
     return table
 
 
 def _numbers(now: Frame) -> rich.table.Table:
-    is_late = now.left_s is not None and now.limit_left_s is not None and now.left_s > now.limit_left_s
+    is_late = (
+        now.left_s is not None and now.limit_left_s is not None and now.left_s > now.limit_left_s
+    )
     cells = [
         (reading.printable(name, 24), _last(series), series.lost is not None)
         for name, series in now.run.metrics.series.items()

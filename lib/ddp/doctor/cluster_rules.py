@@ -63,7 +63,9 @@ def preemption(config: collections.abc.Mapping[str, str], partition: jobs.Partit
 
 def _configuration(facts: Facts, findings: Findings) -> None:
     config, partition = facts.config, facts.partition.name
-    if config.get("HASH_VAL", "").startswith("Different"):  # config_info.c; a failed push forgets the host (agent.c)
+    if config.get("HASH_VAL", "").startswith(
+        "Different"
+    ):  # config_info.c; a failed push forgets the host (agent.c)
         findings.add("stale-config", "slurm")
     kill_wait = leading_number(config.get("KillWait", ""))
     if kill_wait is not None and kill_wait < _LEAST_KILL_WAIT_S:
@@ -103,7 +105,9 @@ def _absent(facts: Facts, findings: Findings) -> None:
     trouble = one_line(facts.trouble or "its task ended without an answer", 300)
     if _NO_CREDENTIAL in facts.trouble:
         findings.add("unknown-account", "slurmctld")
-    elif not facts.reports and re.search(r"busy|immediate|Job/step already completing", facts.trouble):
+    elif not facts.reports and re.search(
+        r"busy|immediate|Job/step already completing", facts.trouble
+    ):
         findings.add("not-free", "slurm", trouble=trouble)
     elif not facts.reports and _REFUSED in facts.trouble:
         findings.add("refused", "slurm", trouble=trouble)

@@ -41,16 +41,24 @@ def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
     facts = gather(settings, params, cluster.partitions(params.reservation), log)
     findings = judge(settings, facts)
     results = reporting.report(settings, facts, findings)
-    counts = {level: sum(finding.level == level for finding in findings) for level in ("error", "warning")}
+    counts = {
+        level: sum(finding.level == level for finding in findings) for level in ("error", "warning")
+    }
     with contextlib.suppress(folders.WorkspaceError):  # only the metrics lack it then
-        folders.call(settings, telemetry.note_findings, folder=str(settings.baselines), counts=counts)
+        folders.call(
+            settings, telemetry.note_findings, folder=str(settings.baselines), counts=counts
+        )
     worst = next((finding for finding in findings if finding.level == "error"), None)
     if worst is not None:
-        raise Problem(f"{results['verdict']}; the first: {worst.where}: {worst.text}", results=results)
+        raise Problem(
+            f"{results['verdict']}; the first: {worst.where}: {worst.text}", results=results
+        )
     return results
 
 
-def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Partition, ...], log: Log) -> Facts:
+def gather(
+    settings: Settings, params: models.Doctor, partitions: tuple[jobs.Partition, ...], log: Log
+) -> Facts:
     """Collect the facts of this host, the controller and the nodes."""
     partition = _partition(params, partitions)
     asked = _asked(params, partition)
@@ -59,7 +67,9 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
         config = jobs.configuration()
     usable = {node.name for node in partition.usable}
     gone = {node.name: node.state for node in partition.nodes if node.state == access.GONE}
-    left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))} | gone
+    left_out = {
+        name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))
+    } | gone
     fit = [name for name in asked if name not in left_out]
     if most := partition.limits.max_nodes:
         left_out |= dict.fromkeys(fit[most:], f"MaxNodes of partition {partition.name} is {most}")
@@ -68,7 +78,10 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
     installed = environments.installed(settings, contents)
     mount = mounts.find(settings.workspace)
     folder = folders.call(
-        settings, operations.open_examination, workspace=str(settings.folder), nonce=secrets.token_hex(8)
+        settings,
+        operations.open_examination,
+        workspace=str(settings.folder),
+        nonce=secrets.token_hex(8),
     )
     reports: dict[str, Json] = {}
     trouble = ""
@@ -82,9 +95,13 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
                 "cache": str(settings.node_cache),
                 "port": 0,
                 "tracking": _tracking_server(settings.mlflow_uri),
-                "environment": {"hash": installed.hash, "sha256": installed.sha256} if installed else None,
+                "environment": {"hash": installed.hash, "sha256": installed.sha256}
+                if installed
+                else None,
             }
-            gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
+            gpus, cpus = (
+                min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus)
+            )
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
             reports, trouble = _examine(spec, options, log, patience_s=params.wait_timeout)
             for name in reports.keys() & known.keys():
@@ -105,7 +122,9 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
     )
 
 
-def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *, gpus: int, cpus: int) -> list[str]:
+def _options(
+    params: models.Doctor, partition: jobs.Partition, fit: list[str], *, gpus: int, cpus: int
+) -> list[str]:
     """Return srun's options: all GPUs that every node has free, and two CPUs, bound like torchrun's agent in a job."""
     cpus = max(1, min(2, cpus, partition.limits.max_cpus_per_node or 2))
     options = [
@@ -124,11 +143,15 @@ def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *
         "--propagate=NONE",
         "--wait=60",
     ]
-    options += [f"--{name}={value}" if value else f"--{name}" for name, value in declared.directives(params)]
+    options += [
+        f"--{name}={value}" if value else f"--{name}" for name, value in declared.directives(params)
+    ]
     return [*options, f"--gpus-per-node={gpus}"] if gpus else options
 
 
-def _examine(spec: Json, options: list[str], log: Log, *, patience_s: float) -> tuple[dict[str, Json], str]:
+def _examine(
+    spec: Json, options: list[str], log: Log, *, patience_s: float
+) -> tuple[dict[str, Json], str]:
     """Run the probe; return each node's report, and srun's error output where some returned none."""
     hosts = list(spec["hosts"])
     # Sent, as what lies on this host need not lie on the nodes; nor in the workspace, which is what is looked at.
@@ -136,7 +159,9 @@ def _examine(spec: Json, options: list[str], log: Log, *, patience_s: float) -> 
     text, trouble = with_progress(
         log,
         f"examining {len(hosts)} node{'s' if len(hosts) > 1 else ''}: {first_few(hosts)}",
-        lambda: jobs.run_everywhere(*argv, options=options, stdin=program, timeout_s=_STEP_S + patience_s),
+        lambda: jobs.run_everywhere(
+            *argv, options=options, stdin=program, timeout_s=_STEP_S + patience_s
+        ),
     )
     return read_reports(text), trouble
 
@@ -144,14 +169,18 @@ def _examine(spec: Json, options: list[str], log: Log, *, patience_s: float) -> 
 def read_reports(text: str) -> dict[str, Json]:
     """Parse each node's report from the tasks' output; skip what is incomplete or not a report."""
     pieces: dict[tuple[str, int], dict[int, str]] = {}
-    for node, number, count, piece in re.findall(r"^DOCTOR (\S+) (\d+) (\d+) (\S+)$", text, re.MULTILINE):
+    for node, number, count, piece in re.findall(
+        r"^DOCTOR (\S+) (\d+) (\d+) (\S+)$", text, re.MULTILINE
+    ):
         pieces.setdefault((node, int(count)), {})[int(number)] = piece
     reports: dict[str, Json] = {}
     for (node, count), found in pieces.items():
         if sorted(found) != list(range(count)):
             continue
         with contextlib.suppress(ValueError, TypeError, zlib.error):
-            packed = base64.b64decode("".join(found[number] for number in sorted(found)), validate=True)
+            packed = base64.b64decode(
+                "".join(found[number] for number in sorted(found)), validate=True
+            )
             answer = reading.as_object(json.loads(zlib.decompressobj().decompress(packed, 4 << 20)))
             if answer.get("node") == node:
                 reports[node] = answer
@@ -171,7 +200,11 @@ def _stragglers(settings: Settings) -> collections.abc.Iterator[tuple[str, str, 
     with contextlib.suppress(Problem, folders.WorkspaceError):
         for run in catalog.load(settings, catalog.names(settings)[:_NEWEST], is_brief=True)[0]:
             if run.state.is_active and run.metrics.straggler:
-                yield run.name, reading.printable(str(run.metrics.slowest["host"]), 64), run.metrics.straggler
+                yield (
+                    run.name,
+                    reading.printable(str(run.metrics.slowest["host"]), 64),
+                    run.metrics.straggler,
+                )
 
 
 def _tracking_server(uri: str) -> list[str | int] | None:
@@ -188,7 +221,11 @@ def _partition(params: models.Doctor, partitions: tuple[jobs.Partition, ...]) ->
     try:
         return resources.choose_partition(params, partitions)
     except ParameterError:
-        named = [p for p in partitions if p.name == params.partition or (params.partition is None and p.is_default)]
+        named = [
+            p
+            for p in partitions
+            if p.name == params.partition or (params.partition is None and p.is_default)
+        ]
         if len(named) == 1 and named[0].nodes:
             return named[0]
         raise
@@ -208,7 +245,9 @@ def _asked(params: models.Doctor, partition: jobs.Partition) -> list[str]:
         raise ParameterError("nodes", f"{len(names)} named; at most {MAX_NODES} at once")
     if strangers := [name for name in names if name not in there]:
         known = ", ".join(there[:8])
-        place = f"partition {partition.name}" + (f" in reservation {params.reservation}" if params.reservation else "")
+        place = f"partition {partition.name}" + (
+            f" in reservation {params.reservation}" if params.reservation else ""
+        )
         raise ParameterError("nodes", f"{strangers[0]} is no node of {place}; there are: {known}")
     return names
 
@@ -217,7 +256,9 @@ def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
     """Return why Slurm starts no step on a node now, "" where it does. The job's own reservation is no reason."""
     if node is None:
         return "Slurm does not know it"
-    flags = sorted(node.flags & jobs.UNUSABLE - ({"MAINTENANCE", "NOT_RESPONDING"} if is_usable else set()))
+    flags = sorted(
+        node.flags & jobs.UNUSABLE - ({"MAINTENANCE", "NOT_RESPONDING"} if is_usable else set())
+    )
     if flags or node.state not in ("IDLE", "MIXED", "ALLOCATED"):
         return f"{'+'.join([node.state, *flags])}" + (f" ({node.reason})" if node.reason else "")
     if node.flags & jobs.POWER:

@@ -30,7 +30,11 @@ def clock_offsets(facts: Facts) -> dict[str, float]:
     if len(names) < 2:
         return {}
     peers = facts.reports[names[0]]["network"]["peers"]
-    found = {name: float(peers[name]["clock_s"]) for name in names[1:] if "clock_s" in peers.get(name, {})}
+    found = {
+        name: float(peers[name]["clock_s"])
+        for name in names[1:]
+        if "clock_s" in peers.get(name, {})
+    }
     return {names[0]: 0.0} | found
 
 

@@ -11,7 +11,9 @@ from slurm_ddp import backports
 
 Level = typing.Literal["error", "warning", "note"]
 ORDER: tuple[Level, ...] = ("error", "warning", "note")
-RULES: dict[str, dict[str, str]] = backports.read_toml(pathlib.Path(__file__).with_name("rules.toml"))
+RULES: dict[str, dict[str, str]] = backports.read_toml(
+    pathlib.Path(__file__).with_name("rules.toml")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +65,17 @@ class Findings:
         groups: dict[tuple[Level, str, str], list[str]] = {}
         for one in self._found:
             groups.setdefault((one.level, one.text, one.remedy), []).append(one.where)
-        merged = [Finding(about[0], ", ".join(dict.fromkeys(where)), *about[1:]) for about, where in groups.items()]
+        merged = [
+            Finding(about[0], ", ".join(dict.fromkeys(where)), *about[1:])
+            for about, where in groups.items()
+        ]
         return tuple(sorted(merged, key=lambda one: ORDER.index(one.level)))
 
     def compare(self, rule: str, values: collections.abc.Mapping[str, object]) -> None:
         """Add a rule's finding if the nodes' values differ; a node whose value is None or empty does not count."""
-        groups = grouped({name: str(value) for name, value in values.items() if value not in (None, "")})
+        groups = grouped(
+            {name: str(value) for name, value in values.items() if value not in (None, "")}
+        )
         if len(groups) > 1:
             self.add(rule, "nodes", groups=spelled(groups))
 

@@ -8,7 +8,10 @@ from ddp.doctor.findings import Findings, grouped, spelled
 from ddp.run.reading import as_object
 from ddp.settings import Settings
 
-_CLOCK_S, _CLOCK_BREAKS_S = 1.0, 50.0  # auth/slurm: a credential is good for 60 s (slurm.conf(5), AuthInfo ttl)
+_CLOCK_S, _CLOCK_BREAKS_S = (
+    1.0,
+    50.0,
+)  # auth/slurm: a credential is good for 60 s (slurm.conf(5), AuthInfo ttl)
 _SLOW_WRITE_MB_S, _SLOW_RENAME_MS, _SLOW_SEEN_MS = 20.0, 500.0, 3000.0
 _LEAST_FREE, _SPARE, _LEAST_SHM = 2 << 30, 256 << 20, 64 << 20
 _LEAST_FILES, _LEAST_LOCKED = 1024, 64 << 20
@@ -38,7 +41,10 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
 
 
 def _release(name: str, about: Json, facts: Facts, findings: Findings) -> None:
-    slurm, controller = str(about["versions"].get("slurm", "")), facts.config.get("SLURM_VERSION", "")
+    slurm, controller = (
+        str(about["versions"].get("slurm", "")),
+        facts.config.get("SLURM_VERSION", ""),
+    )
     if release(slurm) and release(slurm) < _OLDEST_SLURM:
         findings.add("slurm-old", name, slurm=slurm)
     elif release(slurm) and release(controller) and release(slurm) > release(controller):
@@ -55,7 +61,9 @@ def _filesystem(name: str, about: Json, facts: Facts, findings: Findings) -> Non
         return findings.add("workspace-fails", name, error=about["error"])
     here = (mount.get("type"), mount.get("source"))
     if here != facts.login:
-        findings.add("mount-differs", name, mounted=f"{here[0]} {here[1]}", login=" ".join(facts.login))
+        findings.add(
+            "mount-differs", name, mounted=f"{here[0]} {here[1]}", login=" ".join(facts.login)
+        )
     if about.get("read_only"):
         findings.add("read-only", name)
     free = about.get("free")
@@ -78,7 +86,11 @@ def _host(settings: Settings, name: str, about: Json, facts: Facts, findings: Fi
         findings.add("uid", name, uid=about["uid"])
     if (files := limits.get("nofile")) is not None and files < _LEAST_FILES:
         findings.add("nofile", name, nofile=files)
-    if about["infiniband"] and (locked := limits.get("memlock")) is not None and locked < _LEAST_LOCKED:
+    if (
+        about["infiniband"]
+        and (locked := limits.get("memlock")) is not None
+        and locked < _LEAST_LOCKED
+    ):
         findings.add("memlock", name, memlock=locked >> 10)
     if (limits.get("shm") or 0) < _LEAST_SHM:
         findings.add("shm", name, "error" if seen else None, shm=mib(limits.get("shm")))
@@ -87,14 +99,26 @@ def _host(settings: Settings, name: str, about: Json, facts: Facts, findings: Fi
     for setting, (bad, good) in _USERNS.items():
         if limits.get("containers") and limits["userns"].get(setting) == bad:
             tools = ", ".join(limits["containers"])
-            findings.add("user-namespaces", name, tools=tools, setting=setting.replace("/", "."), bad=bad, good=good)
+            findings.add(
+                "user-namespaces",
+                name,
+                tools=tools,
+                setting=setting.replace("/", "."),
+                bad=bad,
+                good=good,
+            )
     if about.get("tracking"):
         findings.add("tracking", name, error=about["tracking"])
-    python, wanted = str(about["versions"]["python"]), facts.manifests[0].python if facts.manifests else None
+    python, wanted = (
+        str(about["versions"]["python"]),
+        facts.manifests[0].python if facts.manifests else None,
+    )
     if wanted not in (None, python):
         findings.add("wrong-python", name, python=python, wanted=wanted)
     if down := [port for port in about["infiniband"] if port["state"] != "ACTIVE"]:
-        text = ", ".join(f"{port['device']} ({port['kind']}) is {port['state']}" for port in down[:8])
+        text = ", ".join(
+            f"{port['device']} ({port['kind']}) is {port['state']}" for port in down[:8]
+        )
         findings.add("port-down", name, ports=text)
 
 
@@ -103,26 +127,38 @@ def _disk(name: str, about: Json, facts: Facts, findings: Findings) -> None:
     if "error" in about["disk"]:
         findings.add("disk-fails", name, error=about["disk"]["error"])
     elif needed and not about["unpacked"] and about["disk"]["free"] < needed + _SPARE:
-        findings.add("disk-full", name, free=mib(about["disk"]["free"]), needed=mib(needed + _SPARE))
+        findings.add(
+            "disk-full", name, free=mib(about["disk"]["free"]), needed=mib(needed + _SPARE)
+        )
 
 
 def _network(name: str, about: Json, facts: Facts, findings: Findings) -> None:
     if about["port"] is None:
         ports = ", ".join(str(port) for port, _ in about["taken"])
         findings.add("no-port", name, ports=ports, error=about["taken"][0][1])
-    for peer in [peer for peer in about["peers"].values() if peer.get("on_lo") and peer["iface"] != "lo"][:1]:
+    for peer in [
+        peer for peer in about["peers"].values() if peer.get("on_lo") and peer["iface"] != "lo"
+    ][:1]:
         findings.add("address-on-lo", name, address=peer["on_lo"], iface=peer["iface"])
     for host, peer in sorted(about["peers"].items()):
         address = str(peer.get("address", host))
         if "ipv6" in peer:
             findings.add("ipv6-only", name, peer=host, address=peer["ipv6"])
         elif "unresolved" in peer:
-            findings.add("unresolved", name, peer=host, given=peer.get("given") or "none", error=peer["unresolved"])
+            findings.add(
+                "unresolved",
+                name,
+                peer=host,
+                given=peer.get("given") or "none",
+                error=peer["unresolved"],
+            )
         elif address.startswith("127."):
             findings.add("loopback", name, peer=host, address=address)
         elif "unreachable" in peer and host in facts.reports:
             error = peer["unreachable"]
-            findings.add("unreachable", name, peer=host, address=address, last=_LAST_PORT, error=error)
+            findings.add(
+                "unreachable", name, peer=host, address=address, last=_LAST_PORT, error=error
+            )
         elif "route" in peer:
             findings.add("no-route", name, peer=host, address=address, error=peer["route"])
         if peer.get("seen_ms", 0) is None:
@@ -156,15 +192,21 @@ def _gpus(settings: Settings, name: str, about: Json, facts: Facts, findings: Fi
 def _differences(facts: Facts, findings: Findings) -> None:
     reports = facts.reports
     for key in _VERSIONS:
-        findings.compare(f"{key}-differs", {name: about["versions"].get(key) for name, about in reports.items()})
+        findings.compare(
+            f"{key}-differs", {name: about["versions"].get(key) for name, about in reports.items()}
+        )
     on_gpus = {name: about["gpus"] for name, about in reports.items() if about["gpus"]["seen"]}
     findings.compare("driver-differs", {name: gpus["cuda"] for name, gpus in on_gpus.items()})
     findings.compare("gpus-differ", {name: gpus["seen"] for name, gpus in on_gpus.items()})
     findings.compare("mtu-differs", {name: _mtu(about) for name, about in reports.items()})
     nodes = {name: capacity(facts, name) for name in reports}
     findings.compare("cpus-differ", {name: node.cpus for name, node in nodes.items()})
-    bf16 = {name: "+".join(about["processors"]["bf16"]) or "none" for name, about in reports.items()}
-    findings.compare("bf16-differs", {name: kind for name, kind in bf16.items() if not nodes[name].gpus})
+    bf16 = {
+        name: "+".join(about["processors"]["bf16"]) or "none" for name, about in reports.items()
+    }
+    findings.compare(
+        "bf16-differs", {name: kind for name, kind in bf16.items() if not nodes[name].gpus}
+    )
     addresses: dict[str, dict[str, str]] = collections.defaultdict(dict)
     for name, about in reports.items():
         for host, peer in about["network"]["peers"].items():
@@ -177,7 +219,9 @@ def _differences(facts: Facts, findings: Findings) -> None:
 
 def _mtu(about: Json) -> int | None:
     peers = list(about["network"]["peers"].values())
-    return next((peer["mtu"] for peer in reversed(peers) if peer.get("mtu") and peer["iface"] != "lo"), None)
+    return next(
+        (peer["mtu"] for peer in reversed(peers) if peer.get("mtu") and peer["iface"] != "lo"), None
+    )
 
 
 def _clocks(facts: Facts, findings: Findings) -> None:

@@ -34,7 +34,9 @@ REACH_S = 5.0  # how long a server may take to be connected to
 SEEN_S = 10.0  # how long a file that another node wrote may take to be seen; NFS caches that it is absent
 PROC_SYS = pathlib.Path("/proc/sys")
 USERNS = (
-    "kernel/apparmor_restrict_unprivileged_userns kernel/unprivileged_userns_clone user/max_user_namespaces".split()
+    "kernel/apparmor_restrict_unprivileged_userns",
+    "kernel/unprivileged_userns_clone",
+    "user/max_user_namespaces",
 )
 PORTS = 3  # so many ports after the first are tried, as the job script does
 _WRITE_BYTES = 8 << 20
@@ -49,21 +51,34 @@ def versions() -> Json:
 def limits() -> Json:
     """Read this process's limits (bytes or counts; None: unlimited), shared memory, outgoing ports, user namespaces."""
     found: Json = {}
-    for name, number in {"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE}.items():
+    for name, number in {
+        "memlock": resource.RLIMIT_MEMLOCK,
+        "nofile": resource.RLIMIT_NOFILE,
+    }.items():
         soft = resource.getrlimit(number)[0]
         found[name] = None if soft == resource.RLIM_INFINITY else soft
     with contextlib.suppress(OSError):
         found["shm"] = shutil.disk_usage("/dev/shm").total  # noqa: S108 - looked at only
     with contextlib.suppress(OSError):
-        found["containers"] = [*filter(shutil.which, ("apptainer", "singularity", "enroot", "crun", "podman"))]
-        found["userns"] = {name: (PROC_SYS / name).read_text().strip() for name in USERNS if (PROC_SYS / name).exists()}
-        found["ports"] = [*map(int, (PROC_SYS / "net/ipv4/ip_local_port_range").read_text().split())]
+        found["containers"] = [
+            *filter(shutil.which, ("apptainer", "singularity", "enroot", "crun", "podman"))
+        ]
+        found["userns"] = {
+            name: (PROC_SYS / name).read_text().strip()
+            for name in USERNS
+            if (PROC_SYS / name).exists()
+        }
+        found["ports"] = [
+            *map(int, (PROC_SYS / "net/ipv4/ip_local_port_range").read_text().split())
+        ]
     return found
 
 
 def processors() -> Json:
     """Return the node's CPUs, and how many this task requested and got, as a rank would."""
-    flags = re.findall(r"\b(?:avx512|amx)_bf16\b", pathlib.Path("/proc/cpuinfo").read_text(errors="replace"))
+    flags = re.findall(
+        r"\b(?:avx512|amx)_bf16\b", pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
+    )
     return {
         "cpus": os.cpu_count(),
         "wanted": _counted("SLURM_CPUS_PER_TASK"),
@@ -95,7 +110,10 @@ def is_unpacked(cache: str, environment: Json | None) -> bool:
     path = pathlib.Path(cache)
     for folder in (path, *path.parent.glob(f"{path.name}.*")):
         with contextlib.suppress(OSError):
-            if (folder / f"{environment['hash']}.complete").read_text().split() == [environment["sha256"], boot]:
+            if (folder / f"{environment['hash']}.complete").read_text().split() == [
+                environment["sha256"],
+                boot,
+            ]:
                 return True
     return False
 
@@ -103,7 +121,12 @@ def is_unpacked(cache: str, environment: Json | None) -> bool:
 def gpus() -> Json:
     """Return the driver's CUDA version, and the number of GPUs that this step may use and that it requested."""
     devices = len(list(pathlib.Path("/dev").glob("nvidia[0-9]*")))
-    found: Json = {"devices": devices, "cuda": None, "seen": 0, "wanted": _counted("SLURM_GPUS_ON_NODE")}
+    found: Json = {
+        "devices": devices,
+        "cuda": None,
+        "seen": 0,
+        "wanted": _counted("SLURM_GPUS_ON_NODE"),
+    }
     with contextlib.suppress(OSError, AttributeError):
         cuda = ctypes.CDLL("libcuda.so.1")
         version, count = ctypes.c_int(), ctypes.c_int()
@@ -121,7 +144,9 @@ def infiniband() -> list[Json]:
         with contextlib.suppress(OSError):
             state = (port / "state").read_text().split(":")[-1].strip()
             kind = (port / "link_layer").read_text().strip()
-            found.append({"device": f"{port.parents[1].name}:{port.name}", "state": state, "kind": kind})
+            found.append(
+                {"device": f"{port.parents[1].name}:{port.name}", "state": state, "kind": kind}
+            )
     return found
 
 
@@ -148,7 +173,9 @@ class Filesystem:
 
     def read(self, name: str, deadline: float) -> Json:
         """Return how long it took until another node's file could be read here."""
-        self.written.wait(max(0.0, deadline - time.monotonic()))  # the child answers one thing after the other
+        self.written.wait(
+            max(0.0, deadline - time.monotonic())
+        )  # the child answers one thing after the other
         if "hung" in self.facts or "error" in self.facts or not self.written.is_set():
             return {}
         self._pipe.send(name)
@@ -160,7 +187,11 @@ class Filesystem:
 
     def _answer(self, deadline: float) -> Json | None:
         try:
-            return self._pipe.recv() if self._pipe.poll(max(0.0, deadline - time.monotonic())) else None
+            return (
+                self._pipe.recv()
+                if self._pipe.poll(max(0.0, deadline - time.monotonic()))
+                else None
+            )
         except EOFError:
             return {"error": "the examination of the filesystem was interrupted"}
 
@@ -175,7 +206,9 @@ def _touch(pipe: typing.Any, workspace: str, folder: str, node: str, nonce: str)
         about = os.statvfs(workspace)
         inodes = about.f_favail if about.f_files else None
         is_read_only = bool(about.f_flag & os.ST_RDONLY)
-        pipe.send({"free": about.f_bavail * about.f_frsize, "inodes": inodes, "read_only": is_read_only})
+        pipe.send(
+            {"free": about.f_bavail * about.f_frsize, "inodes": inodes, "read_only": is_read_only}
+        )
         pipe.send(_written(pathlib.Path(folder), node, nonce))
         while True:
             pipe.send(_seen(pathlib.Path(folder, pipe.recv()), nonce))
@@ -194,7 +227,12 @@ def _mount(workspace: str) -> Json:
         inside = point in ("/", workspace) or workspace.startswith(f"{point}/")
         if inside and len(point) >= len(best["mountpoint"]):
             kind, source, options = [*right.split(), "", ""][:3]
-            best = {"mountpoint": point, "type": kind, "source": source, "options": f"{left.split()[5]},{options}"}
+            best = {
+                "mountpoint": point,
+                "type": kind,
+                "source": source,
+                "options": f"{left.split()[5]},{options}",
+            }
     return {"mount": best}
 
 
@@ -242,7 +280,9 @@ class Meeting:
 
     def __init__(self, node: str, spec: Json, filesystem: Filesystem) -> None:
         self.node, self.nonce = node, str(spec["nonce"])
-        self.addresses: dict[str, str] = dict(spec["hosts"])  # by Slurm's names, which need not resolve
+        self.addresses: dict[str, str] = dict(
+            spec["hosts"]
+        )  # by Slurm's names, which need not resolve
         self.hosts = list(self.addresses)
         self.ports = [int(spec["port"]) + offset for offset in range(PORTS)]
         self.filesystem = filesystem
@@ -260,7 +300,9 @@ class Meeting:
 
         for port in self.ports:
             try:
-                server = _Server(("", port), Handler)  # listening fails if another took the port at the same moment
+                server = _Server(
+                    ("", port), Handler
+                )  # listening fails if another took the port at the same moment
             except OSError as e:
                 self.facts["taken"].append([port, e.strerror])
                 continue
@@ -272,17 +314,23 @@ class Meeting:
         """Speak to every other node at once, then stay until they have spoken to this one."""
         began = time.monotonic()
         others = [host for host in self.hosts if host != self.node]
-        visits = [threading.Thread(target=self._visit, args=(host, began), daemon=True) for host in others]
+        visits = [
+            threading.Thread(target=self._visit, args=(host, began), daemon=True) for host in others
+        ]
         for thread in visits:
             thread.start()
         for thread in visits:
             thread.join(max(0.0, began + LEAVE_S - time.monotonic()))
         with self._changed:
-            self._changed.wait_for(lambda: self._farewells >= set(others), max(0.0, began + LEAVE_S - time.monotonic()))
+            self._changed.wait_for(
+                lambda: self._farewells >= set(others), max(0.0, began + LEAVE_S - time.monotonic())
+            )
 
     def results(self) -> Json:
         """Copy the facts, since a thread that still waits for a peer may add to them."""
-        return self.facts | {"peers": {host: dict(peer) for host, peer in list(self.facts["peers"].items())}}
+        return self.facts | {
+            "peers": {host: dict(peer) for host, peer in list(self.facts["peers"].items())}
+        }
 
     def answer(self, asked: typing.Any, reply: typing.Any) -> None:
         """Answer a peer, line by line."""
@@ -307,11 +355,15 @@ class Meeting:
         facts: Json = {}
         self.facts["peers"][host] = facts
         try:
-            found = socket.getaddrinfo(self.addresses[host], None, socket.AF_INET, socket.SOCK_STREAM)
+            found = socket.getaddrinfo(
+                self.addresses[host], None, socket.AF_INET, socket.SOCK_STREAM
+            )
         except OSError as e:
             facts |= {"given": self.addresses[host], "unresolved": e.strerror}
             with contextlib.suppress(OSError):
-                facts["ipv6"] = socket.getaddrinfo(self.addresses[host], None, socket.AF_INET6)[0][4][0]
+                facts["ipv6"] = socket.getaddrinfo(self.addresses[host], None, socket.AF_INET6)[0][
+                    4
+                ][0]
             return
         address = str(found[0][4][0])
         facts["address"] = address
@@ -329,7 +381,9 @@ class Meeting:
                 offsets.append((trip, theirs - sent - trip / 2))
             trip, offset = min(offsets)
             facts |= {"trip_ms": trip * 1e3, "clock_s": offset}
-            if host == self.hosts[(self.hosts.index(self.node) + 1) % len(self.hosts)]:  # the next one
+            if (
+                host == self.hosts[(self.hosts.index(self.node) + 1) % len(self.hosts)]
+            ):  # the next one
                 name = _asked(stream, "file")
                 if re.fullmatch(r"file-[A-Za-z0-9._-]+", name):
                     facts |= self.filesystem.read(name, time.monotonic() + SEEN_S + 5)
@@ -351,7 +405,9 @@ class Meeting:
                     if greeting == [GREETING, self.nonce, host]:
                         facts["port"] = port
                         return talk
-                    reason = f"port {port} is answered by {' '.join(greeting[2:]) or 'something else'}"
+                    reason = (
+                        f"port {port} is answered by {' '.join(greeting[2:]) or 'something else'}"
+                    )
                 talk.close()
             time.sleep(0.2)
         facts["unreachable"] = reason
@@ -384,7 +440,9 @@ def _route(address: str) -> Json:
             return {"route": done.stderr.strip()[-300:]}
         route = json.loads(done.stdout)[0]
         name, own = route["dev"], route["prefsrc"]
-        on_lo = subprocess.check_output(("ip", "-o", "address", "show", "dev", "lo", "to", own), timeout=10)
+        on_lo = subprocess.check_output(
+            ("ip", "-o", "address", "show", "dev", "lo", "to", own), timeout=10
+        )
         mtu = int(pathlib.Path("/sys/class/net", name, "mtu").read_text())
         return {"iface": name, "mtu": mtu, "on_lo": own if on_lo else None}
     except (OSError, ValueError, LookupError, subprocess.SubprocessError):
@@ -397,7 +455,9 @@ def examine(spec: Json) -> Json:
     filesystem = Filesystem(spec["workspace"], spec["folder"], node, spec["nonce"])
     port = int(spec["port"]) or 20000 + (int(os.environ.get("SLURM_JOB_ID", "0")) * 8) % 10000
     meeting = Meeting(node, {**spec, "port": port}, filesystem)
-    writing = threading.Thread(target=filesystem.write, args=(time.monotonic() + LEAVE_S - 5,), daemon=True)
+    writing = threading.Thread(
+        target=filesystem.write, args=(time.monotonic() + LEAVE_S - 5,), daemon=True
+    )
     writing.start()
     meeting.visit()
     writing.join(LEAVE_S)
@@ -423,7 +483,10 @@ def lines(answer: Json) -> list[str]:
     """Return the answer in lines short enough for srun, which mixes those of several tasks above 1 KiB."""
     text = base64.b64encode(zlib.compress(json.dumps(answer).encode())).decode()
     pieces = [text[at : at + 700] for at in range(0, len(text), 700)]
-    return [f"{PREFIX}{answer['node']} {number} {len(pieces)} {piece}" for number, piece in enumerate(pieces)]
+    return [
+        f"{PREFIX}{answer['node']} {number} {len(pieces)} {piece}"
+        for number, piece in enumerate(pieces)
+    ]
 
 
 if __name__ == "__main__":

@@ -63,14 +63,20 @@ def finish_environment(build: str, payload: pathlib.Path) -> int:
     (site,) = environment.glob("lib/python3.*/site-packages")
     _copy_payload(payload, site)
     (site / "ddptrain.pth").write_text("import ddptrain.startup\n")
-    tests = [path for path in site.rglob("tests") if path.relative_to(site).parts[0] not in ("torch", "ddptrain")]
+    tests = [
+        path
+        for path in site.rglob("tests")
+        if path.relative_to(site).parts[0] not in ("torch", "ddptrain")
+    ]
     for folder in [pathlib.Path(build, "cache"), site / "torch" / "test", *tests]:
         shutil.rmtree(folder, ignore_errors=True)
     binaries = site / "torch" / "bin"
     for path in [*binaries.glob("*[tT]est*"), *binaries.glob("protoc*")]:  # 50 MB
         path.unlink()
     argv = [str(environment / "bin" / "python"), "-m", "compileall", "-qq", "-j0", str(site)]
-    subprocess.run(argv, check=False, timeout=1200, capture_output=True)  # some packages' templates are no code
+    subprocess.run(
+        argv, check=False, timeout=1200, capture_output=True
+    )  # some packages' templates are no code
     return _clean(environment)
 
 
@@ -78,7 +84,11 @@ def _clean(environment: pathlib.Path) -> int:
     """Remove the scripts that name the build's folder; return an environment's bytes."""
     for path in environment.glob("bin/[Aa]ctivate*"):
         path.unlink()
-    return sum(path.lstat().st_size for path in environment.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(
+        path.lstat().st_size
+        for path in environment.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
 
 
 def store_environment(build: str, folder: str, manifest: Json) -> Json:
@@ -95,8 +105,17 @@ def store_environment(build: str, folder: str, manifest: Json) -> Json:
     finally:
         partial.unlink(missing_ok=True)
     size = sum(size for size, _ in parts)
-    complete = {**manifest, "hash": digest[:16], "sha256": digest, "size_bytes": size, "parts": parts}
-    files.replace(pathlib.Path(folder, f"{digest[:16]}.json"), json.dumps(complete, indent=1, sort_keys=True) + "\n")
+    complete = {
+        **manifest,
+        "hash": digest[:16],
+        "sha256": digest,
+        "size_bytes": size,
+        "parts": parts,
+    }
+    files.replace(
+        pathlib.Path(folder, f"{digest[:16]}.json"),
+        json.dumps(complete, indent=1, sort_keys=True) + "\n",
+    )
     return complete
 
 
@@ -115,7 +134,9 @@ def store_payload(source: pathlib.Path, target: str) -> None:
 
 
 def _copy_payload(source: pathlib.Path, folder: pathlib.Path) -> None:
-    shutil.copytree(source / "ddptrain", folder / "ddptrain", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        source / "ddptrain", folder / "ddptrain", ignore=shutil.ignore_patterns("__pycache__")
+    )
 
 
 def remove_environments(folder: str, hashes: list[str]) -> None:

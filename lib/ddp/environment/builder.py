@@ -22,7 +22,9 @@ class Request:
     """The inputs of an environment."""
 
     build: str  # of torch: cpu or cuda
-    wheels: str = ""  # a folder or an archive, the only source of packages; empty: the package indexes
+    wheels: str = (
+        ""  # a folder or an archive, the only source of packages; empty: the package indexes
+    )
     name: str = ""  # of a user's own environment
     requirements: pathlib.Path | None = None  # the user's own, a requirements.txt or pyproject.toml
     extras: tuple[str, ...] = ()  # of a pyproject.toml
@@ -33,7 +35,9 @@ class Request:
 def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Manifest:
     """Make an environment, store its archive and return its manifest. Raises Problem."""
     store = str(settings.environments)
-    folder = pathlib.Path(folders.call(settings, archives.open_build, base=str(settings.node_cache)))
+    folder = pathlib.Path(
+        folders.call(settings, archives.open_build, base=str(settings.node_cache))
+    )
     call = functools.partial(folders.call, settings, timeout_s=3600, build=str(folder))
     try:
         if base := request.base:
@@ -44,7 +48,9 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
             finish = functools.partial(call, archives.finish_environment, payload=settings.payload)
         size = finish() if base else with_progress(log, "compiling it", finish)
         manifest = {
-            "torch": base.torch if base else with_progress(log, "checking it", lambda: check(settings, folder)),
+            "torch": base.torch
+            if base
+            else with_progress(log, "checking it", lambda: check(settings, folder)),
             "key": key,
             "name": request.name,
             "base": base.hash if base else "",
@@ -55,7 +61,9 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         text = f"storing {size >> 20} MiB in {store}"
-        stored = with_progress(log, text, lambda: call(archives.store_environment, folder=store, manifest=manifest))
+        stored = with_progress(
+            log, text, lambda: call(archives.store_environment, folder=store, manifest=manifest)
+        )
     finally:
         folders.call(settings, shutil.rmtree, timeout_s=300, path=folder, ignore_errors=True)
     return folders.Manifest.model_validate({**stored, "folder": store, "below": base})
@@ -74,7 +82,10 @@ def _open(settings: Settings, request: Request, folder: pathlib.Path, log: Log) 
     kept = folder.parent / f"uv-{hashlib.sha256(uv.PINNED.read_bytes()).hexdigest()[:16]}"
     if not kept.exists() or time.time() - kept.stat().st_mtime > _KEPT_S:
         python = folder / "tools" / "bin" / "python"
-        do("making a virtual environment", lambda: uv.call(folders.PYTHON, "-m", "venv", folder / "tools"))
+        do(
+            "making a virtual environment",
+            lambda: uv.call(folders.PYTHON, "-m", "venv", folder / "tools"),
+        )
         do("installing uv", lambda: uv.bootstrap(python, folder / "tools" / "uv", wheels))
         shutil.rmtree(kept, ignore_errors=True)
         (folder / "tools").rename(kept)
@@ -82,7 +93,9 @@ def _open(settings: Settings, request: Request, folder: pathlib.Path, log: Log) 
     uv.call(folders.PYTHON, "-m", "venv", "--without-pip", environment)
     with (environment / "pyvenv.cfg").open("a") as file:
         file.write("relocatable = true\n")  # to uv
-    installer = uv.bootstrap(kept / "bin" / "python", kept / "uv", wheels, UV_CACHE_DIR=str(folder / "cache"))
+    installer = uv.bootstrap(
+        kept / "bin" / "python", kept / "uv", wheels, UV_CACHE_DIR=str(folder / "cache")
+    )
     return dataclasses.replace(installer, python=str(environment / "bin" / "python"))
 
 
@@ -90,7 +103,10 @@ def _install(settings: Settings, request: Request, folder: pathlib.Path, log: Lo
     do = functools.partial(with_progress, log)
     installer, index = _open(settings, request, folder, log), settings.torch_index
     locked = [settings.payload / extra / "requirements.txt" for extra in ("", *settings.extras)]
-    do("installing the locked packages", lambda: installer.install("--require-hashes", *(f"-r{one}" for one in locked)))
+    do(
+        "installing the locked packages",
+        lambda: installer.install("--require-hashes", *(f"-r{one}" for one in locked)),
+    )
     if request.build == "cuda":
         torch = f"torch=={uv.TORCH},!={uv.TORCH}+cpu"
         do(f"installing torch {uv.TORCH} for CUDA", lambda: installer.install(torch, also=index))
@@ -108,24 +124,40 @@ def _install_layer(
     """
     installer = _open(settings, request, folder, log)
     part = {"part": base.parts[1], "skipped": base.parts[0][0]}
-    names = folders.call(settings, archives.open_layer, timeout_s=120, build=str(folder), base=base.archive, **part)
-    below, packages, pins = [name.partition("-")[0] for name in names], folder / "packages.txt", folder / "pins.txt"
+    names = folders.call(
+        settings, archives.open_layer, timeout_s=120, build=str(folder), base=base.archive, **part
+    )
+    below, packages, pins = (
+        [name.partition("-")[0] for name in names],
+        folder / "packages.txt",
+        folder / "pins.txt",
+    )
     packages.write_text("".join(f"{name}\n" for name in below))
     if request.requirements and request.requirements.suffix == ".toml":
         # behind a list uv decides of a project last, and takes releases of ten years ago that fit the list as it is
         packages = folder / "pyproject.toml"
-        packages.write_text(f'[project]\nname = "below"\nversion = "1"\ndependencies = {json.dumps(below)}\n')
+        packages.write_text(
+            f'[project]\nname = "below"\nversion = "1"\ndependencies = {json.dumps(below)}\n'
+        )
     torch = next(name for name in names if name.startswith("torch-")).removesuffix(".dist-info")
-    pins.write_text(torch.replace("-", "==", 1) + "\n")  # torch.__version__ may name a build that the package does not
+    pins.write_text(
+        torch.replace("-", "==", 1) + "\n"
+    )  # torch.__version__ may name a build that the package does not
     given = ("-r", str(request.requirements), *(f"--extra={name}" for name in request.extras))
-    install = functools.partial(installer.install, *given, "-r", packages, "-c", pins, also=settings.torch_index)
+    install = functools.partial(
+        installer.install, *given, "-r", packages, "-c", pins, also=settings.torch_index
+    )
     with_progress(log, f"installing {request.requirements}", install)
     return names
 
 
 def check(settings: Settings, build: pathlib.Path) -> str:
     """Import all that the payload imports, and return torch's version. Raises Problem."""
-    names = ["ddptrain", "torch.distributed.run", *(["transformers"] if settings.transformers else [])]
+    names = [
+        "ddptrain",
+        "torch.distributed.run",
+        *(["transformers"] if settings.transformers else []),
+    ]
     printed = uv.call(build / "env" / "bin" / "python", "-I", IMPORTS, *names, timeout=300)
     return json.loads(printed)["torch"]
 

@@ -24,37 +24,73 @@ from ddp.workspace.folders import Contents, Manifest
 
 _FORMAT = "4"  # goes into the key: raise it when the same inputs shall give another environment
 _CLAIM = "environments"
-_EXTRAS = (("tracking", "tuning"), ("tracking",), ("tuning",), ())  # what Settings.extras can be, the most first
+_EXTRAS = (
+    ("tracking", "tuning"),
+    ("tracking",),
+    ("tuning",),
+    (),
+)  # what Settings.extras can be, the most first
 _MOST_NAMED = 2
 _NUM_STORED, _NUM_LAYERS = 3, 16  # of each build and name; of layers without a name
-_IDENTITY = {"key": "0" * 16, "hash": "0" * 16, "sha256": "0" * 64, "size_bytes": 1, "unpacked_bytes": 1}
-_NOTHING = _IDENTITY | {"python": "3.0", "torch": "none", "build": "cpu", "created": "-", "folder": "/not-installed"}
+_IDENTITY = {
+    "key": "0" * 16,
+    "hash": "0" * 16,
+    "sha256": "0" * 64,
+    "size_bytes": 1,
+    "unpacked_bytes": 1,
+}
+_NOTHING = _IDENTITY | {
+    "python": "3.0",
+    "torch": "none",
+    "build": "cpu",
+    "created": "-",
+    "folder": "/not-installed",
+}
 NOT_INSTALLED = Manifest.model_validate(_NOTHING)
 
 
 def install_environment(settings: Settings, params: models.InstallEnvironment, log: Log) -> Results:
     """Make the environment unless it is stored already, and return its figures."""
-    request = builder.Request(params.torch or settings.torch_build, wheelhouse.find(settings, params.wheelhouse))
+    request = builder.Request(
+        params.torch or settings.torch_build, wheelhouse.find(settings, params.wheelhouse)
+    )
     return describe(install(settings, request, log, force=params.force))
 
 
 def find(settings: Settings, contents: Contents, request: builder.Request) -> Manifest | None:
     """Return the newest stored environment with the current key for a request."""
-    wanted = (request.build, request.name, request.sha256, request.base.hash if request.base else "")
-    known = (one for one in contents.environments if (one.build, one.name, one.requirements, one.base) == wanted)
+    wanted = (
+        request.build,
+        request.name,
+        request.sha256,
+        request.base.hash if request.base else "",
+    )
+    known = (
+        one
+        for one in contents.environments
+        if (one.build, one.name, one.requirements, one.base) == wanted
+    )
     return next((one for one in known if is_current(settings, one)), None)
 
 
 def named(settings: Settings, contents: Contents, name: str) -> Manifest:
     """Return the newest environment of this name, the user's own before the trainer's. Raises ParameterError."""
     mine = [manifest for manifest in contents.environments if manifest.name == name]
-    mine.sort(key=lambda manifest: manifest.folder != str(settings.environments))  # stable: the newest stays first
+    mine.sort(
+        key=lambda manifest: manifest.folder != str(settings.environments)
+    )  # stable: the newest stays first
     remedy = Command("env create", {"requirements": "FILE"}, (name,))
     if not mine:
-        known = ", ".join(dict.fromkeys(manifest.name for manifest in contents.environments if manifest.name))
-        raise ParameterError("environment", f"{name} does not exist; known: {known or 'none'}", remedy=remedy)
+        known = ", ".join(
+            dict.fromkeys(manifest.name for manifest in contents.environments if manifest.name)
+        )
+        raise ParameterError(
+            "environment", f"{name} does not exist; known: {known or 'none'}", remedy=remedy
+        )
     if not is_current(settings, mine[0]):
-        raise ParameterError("environment", f"{name} was made by another release of ddp", remedy=remedy)
+        raise ParameterError(
+            "environment", f"{name} was made by another release of ddp", remedy=remedy
+        )
     return mine[0]
 
 
@@ -82,13 +118,21 @@ def missing(settings: Settings, contents: Contents) -> str:
         keys = {_key(settings, build, extras=extras) for build in builds}
         if keys & own:
             lacking = _packages(settings, set(settings.extras) - set(extras))
-            return f"the environment lacks {lacking}" if lacking else "the environment has packages of options now off"
+            return (
+                f"the environment lacks {lacking}"
+                if lacking
+                else "the environment has packages of options now off"
+            )
     return "no environment of this release"
 
 
 def _packages(settings: Settings, extras: set[str]) -> str:
     """Name the packages of some extras as the options that ask for them do."""
-    tracking = {"mlflow": bool(settings.mlflow_uri), "tensorboard": settings.tensorboard, "wandb": settings.wandb}
+    tracking = {
+        "mlflow": bool(settings.mlflow_uri),
+        "tensorboard": settings.tensorboard,
+        "wandb": settings.wandb,
+    }
     names = [name for name, is_wanted in tracking.items() if is_wanted and "tracking" in extras]
     if "tuning" in extras:
         names.append("transformers")
@@ -111,15 +155,21 @@ def ensure(settings: Settings, log: Log, contents: Contents | None = None) -> Ma
     return installed(settings, contents) or install(settings, request, log)
 
 
-def layer(settings: Settings, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
+def layer(
+    settings: Settings, request: builder.Request, log: Log, *, force: bool = False
+) -> Manifest:
     """Return the layer of a request on the jobs' environment, made now if it is missing. Raises Problem."""
     contents = folders.look(settings)
     base = ensure(dataclasses.replace(settings, torch_build=request.build), log, contents)
     request = dataclasses.replace(request, build=base.build, base=base)
-    return (None if force else find(settings, contents, request)) or install(settings, request, log, force=force)
+    return (None if force else find(settings, contents, request)) or install(
+        settings, request, log, force=force
+    )
 
 
-def install(settings: Settings, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
+def install(
+    settings: Settings, request: builder.Request, log: Log, *, force: bool = False
+) -> Manifest:
     """Make an environment and store its archive; if one is stored, only with `force`. Raises Problem."""
     if request.build == "auto":
         has_gpus = any(node.gpus for partition in cluster.partitions() for node in partition.nodes)
@@ -127,7 +177,9 @@ def install(settings: Settings, request: builder.Request, log: Log, *, force: bo
     if not settings.claims.take(_CLAIM):
         text = "waiting for another command that makes an environment"
         if not with_progress(log, text, lambda: settings.claims.wait(_CLAIM, timeout_s=TIMEOUT_S)):
-            raise Problem(f"another command has been making an environment for {TIMEOUT_S:g} s; try again")
+            raise Problem(
+                f"another command has been making an environment for {TIMEOUT_S:g} s; try again"
+            )
     try:
         return _install(settings, request, log, force=force)
     finally:
@@ -145,7 +197,10 @@ def _install(settings: Settings, request: builder.Request, log: Log, *, force: b
         log(f"making the environment: torch {TORCH} for {request.build.upper()}")
     made = builder.make(settings, request, _key(settings, request.build, request.sha256), log)
     _prune(settings, log, keep=made.hash)
-    log(f"stored environment {made.hash}: {made.size_bytes >> 20} MiB" + (f", on {made.base}" if made.base else ""))
+    log(
+        f"stored environment {made.hash}: {made.size_bytes >> 20} MiB"
+        + (f", on {made.base}" if made.base else "")
+    )
     return made
 
 
@@ -154,9 +209,14 @@ def in_use(settings: Settings, user: str | None) -> dict[str, str]:
     homes = {settings.user: settings.folder}
     with jobs.asking():
         active = [job for job in jobs.jobs(user=user) if job.is_active]
-    runs = [homes.get(job.user, settings.workspace / USERS / job.user) / "runs" / job.name for job in active]
+    runs = [
+        homes.get(job.user, settings.workspace / USERS / job.user) / "runs" / job.name
+        for job in active
+    ]
     records = folders.call(settings, lambda: list(map(folder.read_record, runs)))
-    return {str(run): str(record.get("environment")) for run, record in zip(runs, records, strict=True)}
+    return {
+        str(run): str(record.get("environment")) for run, record in zip(runs, records, strict=True)
+    }
 
 
 def _prune(settings: Settings, log: Log, *, keep: str) -> None:
@@ -174,7 +234,9 @@ def _prune(settings: Settings, log: Log, *, keep: str) -> None:
         if one.folder == folder:
             most = _NUM_LAYERS if one.base and not one.name else _NUM_STORED
             stored[one.build, one.name, most].append(one.hash)
-    old = [name for (*_, most), names in stored.items() for name in names[most:] if name not in kept]
+    old = [
+        name for (*_, most), names in stored.items() for name in names[most:] if name not in kept
+    ]
     folders.call(settings, archives.remove_environments, timeout_s=120, folder=folder, hashes=old)
     if old:
         log(f"removed {len(old)} older environments: {', '.join(old[:5])}")
@@ -187,7 +249,9 @@ def payload_folder(settings: Settings) -> str:
 
 def store_payload(settings: Settings) -> None:
     """Copy the payload to the workspace unless it exists there."""
-    folders.call(settings, archives.store_payload, source=settings.payload, target=payload_folder(settings))
+    folders.call(
+        settings, archives.store_payload, source=settings.payload, target=payload_folder(settings)
+    )
 
 
 def describe(environment: Manifest) -> dict[str, str]:
@@ -195,22 +259,40 @@ def describe(environment: Manifest) -> dict[str, str]:
     return {
         "environment": environment.archive,
         **({"base": environment.below.archive} if environment.below else {}),
-        **({"digest": environment.digest, "source": environment.source} if environment.digest else {}),
-        **({} if environment.digest else {"torch": environment.torch, "python": environment.python}),
+        **(
+            {"digest": environment.digest, "source": environment.source}
+            if environment.digest
+            else {}
+        ),
+        **(
+            {} if environment.digest else {"torch": environment.torch, "python": environment.python}
+        ),
         "size-mb": str(environment.size_bytes >> 20),
         "unpacked-mb": str(environment.unpacked_bytes >> 20),
     }
 
 
-def _key(settings: Settings, build: str, requirements: str = "", extras: tuple[str, ...] | None = None) -> str:
+def _key(
+    settings: Settings, build: str, requirements: str = "", extras: tuple[str, ...] | None = None
+) -> str:
     torch = TORCH if build == "cuda" else f"{TORCH}+cpu"
-    inputs = [_FORMAT, builder.python_version(), platform.machine(), torch, _payload_digest(settings.payload)]
+    inputs = [
+        _FORMAT,
+        builder.python_version(),
+        platform.machine(),
+        torch,
+        _payload_digest(settings.payload),
+    ]
     chosen = settings.extras if extras is None else extras
     return hashlib.sha256(json.dumps([*inputs, *chosen, requirements]).encode()).hexdigest()[:16]
 
 
 def _payload_digest(payload: pathlib.Path) -> str:
-    files = [path for path in sorted(payload.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path
+        for path in sorted(payload.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
     if not {payload / "requirements.txt", payload / "ddptrain" / "__init__.py"} <= {*files}:
         raise Problem(f"{payload} has no payload; install ddp again")
     digest = hashlib.sha256()

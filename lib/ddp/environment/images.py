@@ -29,21 +29,42 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
     name, source, store = params.name, params.source, str(settings.environments)
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         install = Step("install-tools", f"as root: apt-get install {' '.join(missing)}")
-        raise Problem(f"{missing[0]}, which imports images, is not installed on this host", remedy=install)
+        raise Problem(
+            f"{missing[0]}, which imports images, is not installed on this host", remedy=install
+        )
     folders.ensure_folders(settings)
     folders.call(settings, lambda: _check(source))
     if environments.own(settings, name):
         remedy = Command("env remove", arguments=(name,))
-        raise ParameterError("name", f"{name} exists; choose another name, or remove it", remedy=remedy)
-    with tempfile.TemporaryDirectory(prefix="image-", dir=spool.own_cache(str(settings.node_cache))) as build:
+        raise ParameterError(
+            "name", f"{name} exists; choose another name, or remove it", remedy=remedy
+        )
+    with tempfile.TemporaryDirectory(
+        prefix="image-", dir=spool.own_cache(str(settings.node_cache))
+    ) as build:
         digest = with_progress(log, f"copying {source}", lambda: _unpack(build, source))
         size = sum(path.lstat().st_size for path in pathlib.Path(build, "env").rglob("*"))
-        about = {"name": name, "source": source, "digest": digest, "python": "", "unpacked_bytes": size}
+        about = {
+            "name": name,
+            "source": source,
+            "digest": digest,
+            "python": "",
+            "unpacked_bytes": size,
+        }
         about["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        given = {"build": build, "folder": store, "manifest": environments.NOT_INSTALLED.model_dump() | about}
-        keep = functools.partial(folders.call, settings, archives.store_environment, timeout_s=3600, **given)
+        given = {
+            "build": build,
+            "folder": store,
+            "manifest": environments.NOT_INSTALLED.model_dump() | about,
+        }
+        keep = functools.partial(
+            folders.call, settings, archives.store_environment, timeout_s=3600, **given
+        )
         stored = with_progress(log, f"storing {size >> 20} MiB in {store}", keep)
-    return {"name": name, **environments.describe(folders.Manifest.model_validate({**stored, "folder": store}))}
+    return {
+        "name": name,
+        **environments.describe(folders.Manifest.model_validate({**stored, "folder": store})),
+    }
 
 
 def _check(source: str) -> None:
@@ -67,14 +88,23 @@ def _unpack(build: str, source: str) -> str:
     config = read_object(layout / "blobs" / digest.replace(":", "/"))["config"]["digest"]
     machine = read_object(layout / "blobs" / config.replace(":", "/"))["architecture"]
     if machine != (mine := _MACHINES.get(platform.machine(), platform.machine())):
-        raise ParameterError("source", f"{source} is for {machine}, this cluster is {mine}; choose another image")
+        raise ParameterError(
+            "source", f"{source} is for {machine}, this cluster is {mine}; choose another image"
+        )
     _call("umoci", "unpack", "--rootless", "--image", f"{layout}:image", f"{build}/env")
     _call("chmod", "-R", "u+rwX", f"{build}/env")  # images have files that their owner cannot read
     return digest
 
 
 def _call(*argv: str) -> None:
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        argv,
+        check=False,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         found = re.search(r'msg=(".*")', last)
@@ -90,4 +120,6 @@ def find(settings: Settings, name: str | None) -> folders.Manifest | None:
         return found
     known = ", ".join(dict.fromkeys(one.name for one in images)) or "none"
     remedy = Command("image import", arguments=("docker://IMAGE:TAG", name))
-    raise ParameterError("container-image", f"{name} is not imported; known: {known}", remedy=remedy)
+    raise ParameterError(
+        "container-image", f"{name} is not imported; known: {known}", remedy=remedy
+    )

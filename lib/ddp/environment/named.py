@@ -17,7 +17,9 @@ from ddp.settings import Settings
 from ddp.workspace import folders
 from slurm_ddp import backports
 
-_INCLUDED = re.compile(rb"^\s*(?:-[rc]|--requirement|--constraint)[ =]*([^\s:]+)\s*(?:#.*)?$", re.MULTILINE)
+_INCLUDED = re.compile(
+    rb"^\s*(?:-[rc]|--requirement|--constraint)[ =]*([^\s:]+)\s*(?:#.*)?$", re.MULTILINE
+)
 _LOCAL = r"(-e|--editable)[ =]*(?!\s*\w+\+)|\.{0,2}/|\.{1,2}(\[|\s|$)|file:|[^#]*\s@\s*file:"
 _REFUSED = {  # lines of pip's "Requirements file format"
     _LOCAL: "is on this host, and a project's code comes with the job; omit the line, or use ddp env create --project",
@@ -38,14 +40,18 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
         raise ParameterError("extra", f"{path} has none; a pyproject.toml may")
     if any(one.digest for one in environments.own(settings, params.name)):
         remedy = Command("env remove", arguments=(params.name,))
-        raise ParameterError("name", f"{params.name} is an image; choose another name, or remove it", remedy=remedy)
+        raise ParameterError(
+            "name", f"{params.name} is an image; choose another name, or remove it", remedy=remedy
+        )
     build = params.torch or settings.torch_build
     wanted = request(settings, path, build, params.name, *extras)
     made = environments.layer(settings, wanted, log, force=params.force)
     return {"name": params.name, **environments.describe(made)}
 
 
-def request(settings: Settings, path: pathlib.Path, build: str, name: str = "", *extras: str) -> builder.Request:
+def request(
+    settings: Settings, path: pathlib.Path, build: str, name: str = "", *extras: str
+) -> builder.Request:
     """Return the inputs of a layer. Raises ParameterError if the file cannot be used."""
     sha256 = folders.call(settings, lambda: digest(path, *extras))
     return builder.Request(build, wheelhouse.find(settings), name, path, extras, sha256)
@@ -55,14 +61,18 @@ def _project(folder: pathlib.Path) -> pathlib.Path:
     """Return the file that lists a project's dependencies. Raises ParameterError."""
     path = folder / "pyproject.toml"
     with contextlib.suppress(OSError, ValueError, files.RefusedError):
-        project = reading.as_object(backports.parse_toml(files.read_named(path).decode()).get("project"))
+        project = reading.as_object(
+            backports.parse_toml(files.read_named(path).decode()).get("project")
+        )
         is_dynamic = "dependencies" in project.get("dynamic", ())
         if "dependencies" in project or ("optional-dependencies" in project and not is_dynamic):
             return path
     if (folder / "requirements.txt").is_file():
         return folder / "requirements.txt"
     text = f"{folder} has neither a valid pyproject.toml with project.dependencies nor a requirements.txt"
-    raise ParameterError("project", f"{text}; give the file that lists its packages with requirements")
+    raise ParameterError(
+        "project", f"{text}; give the file that lists its packages with requirements"
+    )
 
 
 def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
@@ -70,8 +80,14 @@ def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
     found = (contents := folders.look(settings)).environments + contents.images
     rows = [["NAME", "HASH", "ON", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]]
     for one in found:
-        owner = settings.user if one.folder == str(settings.environments) else settings.account or "-"
-        build = one.build if one.build == "cuda" or one.torch.endswith("+cpu") else "cpu (default build)"
+        owner = (
+            settings.user if one.folder == str(settings.environments) else settings.account or "-"
+        )
+        build = (
+            one.build
+            if one.build == "cuda" or one.torch.endswith("+cpu")
+            else "cpu (default build)"
+        )
         about = [one.name or "-", one.hash, one.base or "-", one.torch, build, one.python]
         about = [one.name, one.hash, "-", "-", "image", "-"] if one.digest else about
         rows.append([*about, str(one.size_bytes >> 20), owner, one.created])
@@ -89,14 +105,20 @@ def remove(settings: Settings, params: models.OneEnvironment, _: Log) -> Results
     hashes = [manifest.hash for manifest in _own(settings, params.name)]
     used = environments.in_use(settings, settings.user)
     if runs := [pathlib.Path(run).name for run, name in used.items() if name in hashes]:
-        raise ParameterError("name", f"{params.name} is used by {runs[0]}", remedy=Command("cancel", {}, (runs[0],)))
-    folders.call(settings, archives.remove_environments, folder=str(settings.environments), hashes=hashes)
+        raise ParameterError(
+            "name", f"{params.name} is used by {runs[0]}", remedy=Command("cancel", {}, (runs[0],))
+        )
+    folders.call(
+        settings, archives.remove_environments, folder=str(settings.environments), hashes=hashes
+    )
     return {"name": params.name, "removed": " ".join(hashes)}
 
 
 def _own(settings: Settings, name: str) -> list[folders.Manifest]:
     if not (mine := environments.own(settings, name)):
-        raise ParameterError("name", f"{settings.user} has no environment {name}", remedy=Command("env list"))
+        raise ParameterError(
+            "name", f"{settings.user} has no environment {name}", remedy=Command("env list")
+        )
     return mine
 
 
@@ -117,6 +139,12 @@ def digest(path: pathlib.Path, *extras: str) -> str:
         for number, line in enumerate(texts[one].decode(errors="replace").splitlines(), 1):
             for pattern, why in _REFUSED.items():
                 if re.match(rf"\s*(?:{pattern})", line):
-                    raise ParameterError("requirements", f"{one}:{number}: {shown(line.strip())} {why}")
-        remaining |= {one.parent / os.fsdecode(found) for found in _INCLUDED.findall(texts[one])} - texts.keys()
-    return hashlib.sha256(b"\0".join([*(texts[one] for one in sorted(texts)), *map(str.encode, extras)])).hexdigest()
+                    raise ParameterError(
+                        "requirements", f"{one}:{number}: {shown(line.strip())} {why}"
+                    )
+        remaining |= {
+            one.parent / os.fsdecode(found) for found in _INCLUDED.findall(texts[one])
+        } - texts.keys()
+    return hashlib.sha256(
+        b"\0".join([*(texts[one] for one in sorted(texts)), *map(str.encode, extras)])
+    ).hexdigest()

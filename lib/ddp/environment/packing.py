@@ -14,7 +14,9 @@ import typing
 
 from ddp.host.files import RefusedError
 
-PARTS = 16  # of the other files; more would not help: the largest file, a library of CUDA, is in one
+PARTS = (
+    16  # of the other files; more would not help: the largest file, a library of CUDA, is in one
+)
 PART_BYTES = 32 << 20  # a small environment has fewer parts: each costs two processes
 
 Part = tuple[int, str]  # bytes and SHA-256
@@ -31,7 +33,9 @@ def pack(folder: pathlib.Path, target: typing.IO[bytes]) -> tuple[str, list[Part
     whole, parts = hashlib.sha256(), list[Part]()
     for share in [folders, about, *(files[number::num_parts] for number in range(num_parts))]:
         digest, size = hashlib.sha256(), 0
-        modes = ["--mode=u+rwx"] if share is folders else []  # whoever unpacks the folders writes into them
+        modes = (
+            ["--mode=u+rwx"] if share is folders else []
+        )  # whoever unpacks the folders writes into them
         for block in _packed(folder, share, modes):
             target.write(block)
             whole.update(block)
@@ -44,15 +48,30 @@ def pack(folder: pathlib.Path, target: typing.IO[bytes]) -> tuple[str, list[Part
 def _is_metadata(path: pathlib.Path, folder: pathlib.Path) -> bool:
     if path.parent == folder / "bin":
         return not path.is_symlink() and path.lstat().st_size < 1 << 16  # a script
-    return any(name.endswith(".dist-info") for name in path.relative_to(folder).parts[:4])  # not vendored ones
+    return any(
+        name.endswith(".dist-info") for name in path.relative_to(folder).parts[:4]
+    )  # not vendored ones
 
 
-def _packed(folder: pathlib.Path, share: list[pathlib.Path], modes: list[str]) -> typing.Iterator[bytes]:
+def _packed(
+    folder: pathlib.Path, share: list[pathlib.Path], modes: list[str]
+) -> typing.Iterator[bytes]:
     """Yield a part in blocks. Raises RefusedError."""
-    argv = ["tar", "-c", "-I", "zstd -q -3 -T0", f"--directory={folder}", "--no-recursion", "--null", *modes]
+    argv = [
+        "tar",
+        "-c",
+        "-I",
+        "zstd -q -3 -T0",
+        f"--directory={folder}",
+        "--no-recursion",
+        "--null",
+        *modes,
+    ]
     argv += ["--verbatim-files-from", "--files-from=-", "--owner=0", "--group=0", "--numeric-owner"]
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as errors:
-        names.write(b"".join(b"./" + os.fsencode(path.relative_to(folder)) + b"\0" for path in share))
+        names.write(
+            b"".join(b"./" + os.fsencode(path.relative_to(folder)) + b"\0" for path in share)
+        )
         names.seek(0)
         with subprocess.Popen(argv, stdin=names, stdout=subprocess.PIPE, stderr=errors) as tar:
             assert tar.stdout is not None
@@ -61,4 +80,6 @@ def _packed(folder: pathlib.Path, share: list[pathlib.Path], modes: list[str]) -
         if tar.returncode:
             errors.seek(0)
             why = " ".join(errors.read().decode(errors="replace").split())[-300:]
-            raise RefusedError(f"archiving the environment failed: {why or f'tar exited {tar.returncode}'}")
+            raise RefusedError(
+                f"archiving the environment failed: {why or f'tar exited {tar.returncode}'}"
+            )

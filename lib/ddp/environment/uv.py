@@ -42,13 +42,17 @@ _SITE = {  # settings of pip that name package indexes, with uv's variables
 }
 Do = collections.abc.Callable[[str, collections.abc.Callable[[], None]], None]
 _LONGEST = 560  # of uv's explanations, which end with the user's own requirements
-_UNSATISFIABLE = re.compile("No solution found when resolving|No matching distribution found")  # uv's, pip's
+_UNSATISFIABLE = re.compile(
+    "No solution found when resolving|No matching distribution found"
+)  # uv's, pip's
 
 
 class InstallError(Problem):
     """Packages could not be installed; `is_unsatisfiable`: the indexes answered, and no set of packages fits."""
 
-    def __init__(self, what: str, *, is_unsatisfiable: bool = False, remedy: Step | None = None) -> None:
+    def __init__(
+        self, what: str, *, is_unsatisfiable: bool = False, remedy: Step | None = None
+    ) -> None:
         super().__init__(what, remedy=remedy)
         self.is_unsatisfiable = is_unsatisfiable
 
@@ -59,7 +63,9 @@ class Uv:
 
     program: str
     python: str
-    variables: dict[str, str]  # the package indexes among them; in no command line, since a URL may hold a password
+    variables: dict[
+        str, str
+    ]  # the package indexes among them; in no command line, since a URL may hold a password
     options: tuple[str, ...] = ()
 
     def install(self, *arguments: str | pathlib.Path, also: str = "", **variables: str) -> None:
@@ -67,7 +73,16 @@ class Uv:
         indexes = " ".join(filter(None, (also, self.variables.get("UV_INDEX"))))
         env = {**_OWN, **self.variables, **({"UV_INDEX": indexes} if indexes else {}), **variables}
         try:
-            call(self.program, "pip", "install", "-q", f"--python={self.python}", *self.options, *arguments, env=env)
+            call(
+                self.program,
+                "pip",
+                "install",
+                "-q",
+                f"--python={self.python}",
+                *self.options,
+                *arguments,
+                env=env,
+            )
         except InstallError as e:
             if not also or e.is_unsatisfiable or also.rpartition("@")[2].rstrip("/") not in e.what:
                 raise
@@ -76,13 +91,20 @@ class Uv:
 
 
 def bootstrap(
-    python: pathlib.Path, folder: pathlib.Path, wheels: collections.abc.Sequence[str] = (), **variables: str
+    python: pathlib.Path,
+    folder: pathlib.Path,
+    wheels: collections.abc.Sequence[str] = (),
+    **variables: str,
 ) -> Uv:
     """Return the pinned uv with the site's indexes; the pip of `python` installs it into `folder` if that is missing.
 
     `wheels` are folders that replace all indexes; `variables` are uv's own. Raises InstallError.
     """
-    options = ("--no-index", "--only-binary=:all:", *(f"--find-links={one}" for one in wheels)) if wheels else ()
+    options = (
+        ("--no-index", "--only-binary=:all:", *(f"--find-links={one}" for one in wheels))
+        if wheels
+        else ()
+    )
     pip = (str(python), "-m", "pip", "--disable-pip-version-check", "--no-input")
     target = (f"--target={folder}", "--require-hashes", "-r", PINNED)
     if not (folder / "bin" / "uv").exists():
@@ -115,7 +137,9 @@ def pip_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def install_cpu_torch(uv: Uv, do: Do, *, index: str = "", ways: str = "torch-index or a wheelhouse") -> None:
+def install_cpu_torch(
+    uv: Uv, do: Do, *, index: str = "", ways: str = "torch-index or a wheelhouse"
+) -> None:
     """Install torch for CPUs from the first source that has it. Raises InstallError.
 
     The order: the CPU build from the site's indexes and `index`; from PyTorch's own index; the default build from the
@@ -128,13 +152,22 @@ def install_cpu_torch(uv: Uv, do: Do, *, index: str = "", ways: str = "torch-ind
         if not e.is_unsatisfiable:
             raise
     if "--no-index" not in uv.options:
-        alone = {"UV_DEFAULT_INDEX": PYTORCH_INDEX, "UV_INDEX": "", "UV_FIND_LINKS": "", "UV_HTTP_RETRIES": "0"}
+        alone = {
+            "UV_DEFAULT_INDEX": PYTORCH_INDEX,
+            "UV_INDEX": "",
+            "UV_FIND_LINKS": "",
+            "UV_HTTP_RETRIES": "0",
+        }
         alone |= dict.fromkeys(("UV_HTTP_TIMEOUT", "UV_HTTP_CONNECT_TIMEOUT"), str(CONNECT_S))
         text = f"installing {build} from PyTorch's index, as no configured index has it"
         try:
             return do(text, lambda: uv.install("--no-deps", build, **alone))
         except InstallError as e:  # its last causes
-            why = "" if e.is_unsatisfiable else f" (PyTorch's index: {': '.join(e.what.split(': ')[-2:])})"
+            why = (
+                ""
+                if e.is_unsatisfiable
+                else f" (PyTorch's index: {': '.join(e.what.split(': ')[-2:])})"
+            )
     do(DEFAULT_BUILD.format(ways), lambda: None)
     try:
         return do(f"installing torch {TORCH}", lambda: uv.install(f"torch=={TORCH}", also=index))
@@ -143,7 +176,9 @@ def install_cpu_torch(uv: Uv, do: Do, *, index: str = "", ways: str = "torch-ind
         raise InstallError(e.what + why, is_unsatisfiable=e.is_unsatisfiable, remedy=remedy) from e
 
 
-def call(*argv: str | pathlib.Path, env: dict[str, str] | None = None, timeout: float = TIMEOUT_S) -> str:
+def call(
+    *argv: str | pathlib.Path, env: dict[str, str] | None = None, timeout: float = TIMEOUT_S
+) -> str:
     """Run a command and return its output. Raises InstallError with the reason that it printed."""
     try:
         return run(*argv, cwd="/", timeout=timeout, env=env).stdout
@@ -151,9 +186,15 @@ def call(*argv: str | pathlib.Path, env: dict[str, str] | None = None, timeout: 
         found = re.search(r"(?ims)^error: (.*)", e.stderr)
         reason = re.sub(r"(?im)\s*^(\s*cause|error|warning): ", ": ", found[1]) if found else str(e)
         reason = " ".join(re.sub(r"`(/[^`]+)` at position (\d+)", _with_line, reason).split())
-        reason = reason if len(reason) < _LONGEST else f"{reason[: _LONGEST // 3]} ... {reason[-_LONGEST // 2 :]}"
+        reason = (
+            reason
+            if len(reason) < _LONGEST
+            else f"{reason[: _LONGEST // 3]} ... {reason[-_LONGEST // 2 :]}"
+        )
         name = argv[2] if argv[1] == "-m" else pathlib.Path(argv[0]).name
-        raise InstallError(f"{name}: {reason}", is_unsatisfiable=bool(_UNSATISFIABLE.search(e.stderr))) from e
+        raise InstallError(
+            f"{name}: {reason}", is_unsatisfiable=bool(_UNSATISFIABLE.search(e.stderr))
+        ) from e
 
 
 def _with_line(found: re.Match[str]) -> str:

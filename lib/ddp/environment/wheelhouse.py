@@ -33,7 +33,9 @@ def unpack(path: str, target: pathlib.Path) -> list[str]:
             argv = [PYTHON, "-m", "zipfile", "-e", path, str(target)]
         done = subprocess.run(argv, check=False, capture_output=True, text=True)
         if done.returncode:
-            raise RefusedError(f"{path} cannot be unpacked: {done.stderr.strip() or f'exit {done.returncode}'}")
+            raise RefusedError(
+                f"{path} cannot be unpacked: {done.stderr.strip() or f'exit {done.returncode}'}"
+            )
     houses = sorted({str(wheel.parent) for wheel in folder.rglob("*.whl")})
     if not houses:
         raise RefusedError(f"{path} contains no .whl file")

@@ -27,7 +27,9 @@ def special(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "")
 
 
-def read_named(path: pathlib.Path, limit_bytes: int = MAX_NAMED_BYTES, *, is_private: bool = False) -> bytes:
+def read_named(
+    path: pathlib.Path, limit_bytes: int = MAX_NAMED_BYTES, *, is_private: bool = False
+) -> bytes:
     """Read a file that the user named, which may be anything; links are followed. Raises OSError or RefusedError.
 
     A pipe would block, and a device may have no end. With `is_private` no other account may read it.
@@ -48,7 +50,9 @@ def private(folder: pathlib.Path) -> pathlib.Path:
     """Return a folder of mode 0700 that belongs to this account. Raises RefusedError."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
-        raise RefusedError(f"{folder} is not a folder of this account (uid {os.geteuid()}); as root: remove it")
+        raise RefusedError(
+            f"{folder} is not a folder of this account (uid {os.geteuid()}); as root: remove it"
+        )
     if about.st_mode & 0o7777 != 0o700:
         folder.chmod(0o700)
     return folder

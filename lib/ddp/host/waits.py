@@ -38,10 +38,14 @@ class Wait(contextlib.AbstractContextManager["Wait"]):
 
     def begin(self, *names: str) -> None:
         """Let `stop` find this command, by any of these names; a second time they are added."""
-        with contextlib.suppress(OSError):  # a full disk: the job is submitted, and the wait goes on
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk: the job is submitted, and the wait goes on
             if self._path is None:
                 path = folder() / _NAME.format(os.getpid())
-                self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                self._lock = os.open(
+                    path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
+                )
                 self._path = path
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._lock, "".join(f"{name}\n" for name in names).encode())

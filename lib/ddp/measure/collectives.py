@@ -18,10 +18,14 @@ from ddp.workspace import folders, operations
 Json = dict[str, typing.Any]
 BASELINE = "collectives.json"
 KEEPS = 0.9  # a measurement below this share of the baseline does not replace it
-_TABLE = re.compile(r"^# nThread.*?^# Collective test concluded[^\n]*", re.DOTALL | re.MULTILINE)  # of nccl-tests
+_TABLE = re.compile(
+    r"^# nThread.*?^# Collective test concluded[^\n]*", re.DOTALL | re.MULTILINE
+)  # of nccl-tests
 
 
-def benchmark_collectives(settings: Settings, params: models.BenchmarkCollectives, log: Log) -> Results:
+def benchmark_collectives(
+    settings: Settings, params: models.BenchmarkCollectives, log: Log
+) -> Results:
     """Measure, and store the figures unless they are worse. Raises Problem unless the job completes in time."""
     partitions = cluster.partitions(params.reservation)
     asked = as_training(params)
@@ -59,13 +63,20 @@ def read_baseline(settings: Settings) -> list[Json]:
 
 def entries(measured: Json, run: str) -> list[Json]:
     """Turn a measurement into the entries of a baseline, one for each collective."""
-    about = {name: measured[name] for name in ("backend", "nodes", "world_size", "iface", "torch", "created")}
+    about = {
+        name: measured[name]
+        for name in ("backend", "nodes", "world_size", "iface", "torch", "created")
+    }
     found: list[Json] = []
     for one in measured["collectives"]:
         points: list[Json] = []
         for row in one["results"]:
             figures = row["in_place"] or row["out_of_place"]  # DDP reduces in place
-            point = {"time_us": figures["time"], "algbw": figures["alg_bw"], "busbw": figures["bus_bw"]}
+            point = {
+                "time_us": figures["time"],
+                "algbw": figures["alg_bw"],
+                "busbw": figures["bus_bw"],
+            }
             points.append({"bytes": row["size"], **point})
         figures = {"average_busbw": one["average_bus_bandwidth"]["bandwidth"], "points": points}
         found.append(about | {"collective": one["collective"], "run": run} | figures)
@@ -73,7 +84,9 @@ def entries(measured: Json, run: str) -> list[Json]:
 
 
 def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Results:
-    measured = folders.call(settings, operations.read_json, path=f"{submitted.folder}/collectives.json")
+    measured = folders.call(
+        settings, operations.read_json, path=f"{submitted.folder}/collectives.json"
+    )
     fresh = entries(measured, submitted.run)
     old = {operations.shape(entry): entry for entry in read_baseline(settings)}
     comparison: list[str] = []
@@ -81,7 +94,9 @@ def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Res
     for entry in fresh:
         verdict, ratio = f"{entry['collective']}: {entry['average_busbw']:.4g} GB/s", 1.0
         if before := old.get(operations.shape(entry)):
-            ratio = entry["average_busbw"] / before["average_busbw"] if before["average_busbw"] else 1.0
+            ratio = (
+                entry["average_busbw"] / before["average_busbw"] if before["average_busbw"] else 1.0
+            )
             of = f"the baseline of {before['created']} ({before['average_busbw']:.4g} GB/s)"
             verdict = f"{verdict}, {ratio:.2f} of {of}"
         else:
@@ -105,19 +120,41 @@ def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Res
 
 def _printed(settings: Settings, submitted: control.Submitted) -> str:
     about: dict[str, typing.Any] = {"job_id": submitted.job_id, "lines": 2000, "rank": 0}
-    printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about)[1]
-    text = "\n".join(reading.printable(line).rstrip() for line in printed if not line.startswith("["))
+    printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about)[
+        1
+    ]
+    text = "\n".join(
+        reading.printable(line).rstrip() for line in printed if not line.startswith("[")
+    )
     return "\n".join(_TABLE.findall(text))
 
 
 def _flags(params: models.BenchmarkCollectives) -> tuple[str, ...]:
-    names = ("collective", "min_bytes", "max_bytes", "step_factor", "iters", "warmup_iters", "datatype")
+    names = (
+        "collective",
+        "min_bytes",
+        "max_bytes",
+        "step_factor",
+        "iters",
+        "warmup_iters",
+        "datatype",
+    )
     given = {f"--{name.replace('_', '-')}": getattr(params, name) for name in names}
-    return tuple(word for flag, value in given.items() if value is not None for word in (flag, str(value)))
+    return tuple(
+        word for flag, value in given.items() if value is not None for word in (flag, str(value))
+    )
 
 
 def as_training(params: models.BenchmarkCollectives | models.Plan) -> models.SubmitDdp:
     """Return the parameters that a training has, too, as a training's."""
-    names = fields.directives(type(params)).keys() | {"env", "fabric", "gpus_per_node", "cpus_per_task", "sbatch"}
+    names = fields.directives(type(params)).keys() | {
+        "env",
+        "fabric",
+        "gpus_per_node",
+        "cpus_per_task",
+        "sbatch",
+    }
     given = {name.replace("_", "-"): getattr(params, name, None) for name in names}
-    return fields.parse(models.SubmitDdp, {name: value for name, value in given.items() if value is not None})
+    return fields.parse(
+        models.SubmitDdp, {name: value for name, value in given.items() if value is not None}
+    )

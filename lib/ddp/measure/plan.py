@@ -53,7 +53,9 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
     num_nodes, gpus, place = params.nodes, params.gpus_per_node, ""
     if num_nodes is None or gpus is None:
         asked = params.model_copy(update={"nodes": None, "gpus_per_node": None})
-        there = resources.training(collectives.as_training(asked), cluster.partitions())  # as a training now
+        there = resources.training(
+            collectives.as_training(asked), cluster.partitions()
+        )  # as a training now
         num_nodes, place = num_nodes or there.num_nodes, f" in {there.partition}"
         gpus = there.gpus_per_node if gpus is None else gpus
     per_node, on_gpu = max(gpus, 1), gpus > 0
@@ -70,15 +72,24 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
         "compute": f"{_seconds(compute_s)} a step ({source})",
     }
     if world == 1:
-        rest = {"step": _seconds(compute_s), "tokens-per-second": f"{rate:.0f}", "efficiency": "100 %: one rank"}
+        rest = {
+            "step": _seconds(compute_s),
+            "tokens-per-second": f"{rate:.0f}",
+            "efficiency": "100 %: one rank",
+        }
         return results | rest
     entry, about = _baseline(collectives.read_baseline(settings), num_nodes, world, on_gpu=on_gpu)
     if entry is None:
-        between, devices = "several nodes" if num_nodes > 1 else "one node", "GPUs" if on_gpu else "CPUs"
+        between, devices = (
+            "several nodes" if num_nodes > 1 else "one node",
+            "GPUs" if on_gpu else "CPUs",
+        )
         text = f"no baseline of all_reduce over {between} on {devices}: the network is not measured"
         measure = Command("bench", {"nodes": min(num_nodes, 2), "partition": params.partition})
         raise Problem(text, remedy=measure, results=results)
-    comm_s, exposed_s, buckets = predict(work, compute_s, world, entry["points"], overlap=_OVERLAP[on_gpu])
+    comm_s, exposed_s, buckets = predict(
+        work, compute_s, world, entry["points"], overlap=_OVERLAP[on_gpu]
+    )
     step_s = compute_s + exposed_s
     results |= {
         "communication": f"{_seconds(comm_s)} a step in {buckets} buckets ({about})",
@@ -89,7 +100,9 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
     }
     if compute_s / step_s < 0.9:
         wanted = math.ceil(9 * exposed_s / (compute_s / work.accumulate))
-        results["advice"] = f"grad-accum={max(wanted, work.accumulate + 1)} raises the efficiency to 90 %"
+        results["advice"] = (
+            f"grad-accum={max(wanted, work.accumulate + 1)} raises the efficiency to 90 %"
+        )
     return results
 
 
@@ -112,7 +125,9 @@ def reduce_seconds(size: int, world: int, points: list[Json]) -> float:
 
 def busbw(size: int, points: list[Json]) -> float:
     """Interpolate the bus bandwidth in GB/s at a size, linearly in the logarithms of both."""
-    known = sorted((int(point["bytes"]), float(point["busbw"])) for point in points if point["busbw"] > 0)
+    known = sorted(
+        (int(point["bytes"]), float(point["busbw"])) for point in points if point["busbw"] > 0
+    )
     if size <= known[0][0]:
         return known[0][1] * size / known[0][0]  # latency dominates: the time stays the same
     for (low, slow), (high, fast) in itertools.pairwise(known):
@@ -124,7 +139,9 @@ def busbw(size: int, points: list[Json]) -> float:
 
 def describe_work(settings: Settings, params: models.Plan, *, on_gpu: bool) -> Work:
     """Describe the step that the payload would do, with its own defaults for what is not given."""
-    shapes = types.SimpleNamespace(**runpy.run_path(str(settings.payload / "ddptrain" / "shapes.py")))
+    shapes = types.SimpleNamespace(
+        **runpy.run_path(str(settings.payload / "ddptrain" / "shapes.py"))
+    )
     model = params.model or ("gpt2" if on_gpu else "tiny")
     seq_len = params.seq_len or (1024 if on_gpu else 128)
     tokens = (params.batch or (32 if on_gpu else 16)) * seq_len
@@ -138,38 +155,66 @@ def describe_work(settings: Settings, params: models.Plan, *, on_gpu: bool) -> W
 def _vocabulary(settings: Settings, dataset: str | None, *, on_gpu: bool) -> int:
     if dataset is None:
         return 50257 if on_gpu else 257  # gpt2's and the byte tokenizer's
-    path = dataset if "/" in dataset else folders.look(settings).datasets.get(dataset, str(settings.datasets / dataset))
+    path = (
+        dataset
+        if "/" in dataset
+        else folders.look(settings).datasets.get(dataset, str(settings.datasets / dataset))
+    )
     checks.check_inside(settings, "dataset", path, kinds=("folder",))
     try:
-        return int(folders.call(settings, operations.read_json, path=f"{path}/dataset.json")["tokenizer"]["vocab"])
+        return int(
+            folders.call(settings, operations.read_json, path=f"{path}/dataset.json")["tokenizer"][
+                "vocab"
+            ]
+        )
     except (folders.MissingError, KeyError, TypeError, ValueError) as e:
-        raise Problem(f"dataset: {path} has no dataset.json with a vocabulary", remedy=Command("prepare")) from e
+        raise Problem(
+            f"dataset: {path} has no dataset.json with a vocabulary", remedy=Command("prepare")
+        ) from e
 
 
-def _rate(settings: Settings, params: models.Plan, work: Work, *, on_gpu: bool) -> tuple[float, str]:
+def _rate(
+    settings: Settings, params: models.Plan, work: Work, *, on_gpu: bool
+) -> tuple[float, str]:
     """Return the tokens per second of one rank, and their source."""
     if params.tokens_per_second is not None:
         return float(params.tokens_per_second), "as given"
     found = folders.call(settings, folder.measured_rates, timeout_s=60, runs=settings.runs)
-    same = [run for run in found if (run["model"], run["seq_len"], run["on_gpu"]) == (work.model, work.seq_len, on_gpu)]
+    same = [
+        run
+        for run in found
+        if (run["model"], run["seq_len"], run["on_gpu"]) == (work.model, work.seq_len, on_gpu)
+    ]
     if same:
         best = min(same, key=lambda run: (run["world_size"], -run["tokens_per_second"]))
         world = best["world_size"]  # of several ranks the communication is included
-        return best["tokens_per_second"] / world, f"measured by the run {best['run']}, ranks: {world}"
+        return best[
+            "tokens_per_second"
+        ] / world, f"measured by the run {best['run']}, ranks: {world}"
     device = "GPU" if on_gpu else "rank"
-    raise ParameterError("tokens-per-second", f"no run has measured this model; give that of one {device}, or train it")
+    raise ParameterError(
+        "tokens-per-second",
+        f"no run has measured this model; give that of one {device}, or train it",
+    )
 
 
-def _baseline(entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool) -> tuple[Json | None, str]:
+def _baseline(
+    entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool
+) -> tuple[Json | None, str]:
     """Choose the entry nearest to the planned job, and describe it.
 
     busbw hardly depends on the number of ranks, but very much on whether a network lies between them.
     """
     wanted = ("all_reduce", "nccl" if on_gpu else "gloo", num_nodes > 1)
-    fitting = [one for one in entries if (one["collective"], one["backend"], one["nodes"] > 1) == wanted]
+    fitting = [
+        one for one in entries if (one["collective"], one["backend"], one["nodes"] > 1) == wanted
+    ]
     if not fitting:
         return None, ""
-    entry = min(fitting, key=lambda one: (abs(math.log(one["world_size"] / world)), abs(one["nodes"] - num_nodes)))
+    entry = min(
+        fitting,
+        key=lambda one: (abs(math.log(one["world_size"] / world)), abs(one["nodes"] - num_nodes)),
+    )
     same = entry["world_size"] == world and entry["nodes"] == num_nodes
     of = f"{entry['world_size']} ranks on {entry['nodes']} nodes, {entry['created']}"
     return entry, f"baseline of {of}" + ("" if same else "; the nearest measurement")

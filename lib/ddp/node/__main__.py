@@ -4,7 +4,13 @@ import importlib
 import os
 import sys
 
-MODULES = {"job": "supervisor", "prepare": "prepare", "unpack": "environment", "image": "container", "node": "node"}
+MODULES = {
+    "job": "supervisor",
+    "prepare": "prepare",
+    "unpack": "environment",
+    "image": "container",
+    "node": "node",
+}
 
 
 def main() -> int:
@@ -12,7 +18,9 @@ def main() -> int:
     part, name, *words = sys.argv[1:]
     program = sys.path[0]
     module = importlib.import_module(f"ddp.node.{MODULES[part]}")
-    sys.path.remove(program)  # import from this host's disk alone from now on: the program's filesystem may fail
+    sys.path.remove(
+        program
+    )  # import from this host's disk alone from now on: the program's filesystem may fail
     path = os.path.join(program, name)
     if part != "node":
         return module.main(path)

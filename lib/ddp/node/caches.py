@@ -15,7 +15,9 @@ _PLACES = {
     "MPLCONFIGDIR": "matplotlib",
     "XDG_CACHE_HOME": "xdg",  # Hugging Face's HF_HOME is below it unless it is set
 }
-_NETWORK = re.compile(r"nfs4?|cifs|smb3|lustre|beegfs\w*|gpfs|ceph|afs|9p|glusterfs|fuse\.(?!fuse-overlayfs).*")
+_NETWORK = re.compile(
+    r"nfs4?|cifs|smb3|lustre|beegfs\w*|gpfs|ceph|afs|9p|glusterfs|fuse\.(?!fuse-overlayfs).*"
+)
 _MOUNTS = "/proc/self/mountinfo"
 
 
@@ -34,7 +36,9 @@ def keep_local(env: dict[str, str], cache: str) -> None:
 def is_local(home: str) -> bool:
     """Return whether a folder exists on this node's own disk."""
     try:
-        real = storage.within(lambda: os.path.realpath(home) if home and os.path.isdir(home) else "", storage.CALL_S)
+        real = storage.within(
+            lambda: os.path.realpath(home) if home and os.path.isdir(home) else "", storage.CALL_S
+        )
         with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
             return bool(real) and not _NETWORK.fullmatch(filesystem(real, file.read()))
     except OSError:  # a server that does not respond
@@ -49,6 +53,8 @@ def filesystem(path: str, mounts: str) -> str:
         if not separator or before.count(" ") < 4:
             continue
         place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split(" ")[4])
-        if (path == place or path.startswith(f"{place.rstrip('/')}/")) and len(place) >= length:  # the last one counts
+        if (path == place or path.startswith(f"{place.rstrip('/')}/")) and len(
+            place
+        ) >= length:  # the last one counts
             found, length = after.split(" ")[0], len(place)
     return found

@@ -15,10 +15,14 @@ from ddp.node import ending, environment, slurm, spec, spool
 Json = dict[str, typing.Any]
 _BOUND = "/proc /sys /dev /tmp /var/tmp /etc/hosts /etc/resolv.conf /etc/passwd /etc/group".split()
 _PATH, _DRIVER = "LD_LIBRARY_PATH", "/usr/local/nvidia/lib64"
-_LIBRARY = re.compile(r"^\t(lib(?:cuda|nvidia|nvcuvid)\S*) \(libc6,(?:x86-64|AArch64).*\) => (\S+)$", re.MULTILINE)
+_LIBRARY = re.compile(
+    r"^\t(lib(?:cuda|nvidia|nvcuvid)\S*) \(libc6,(?:x86-64|AArch64).*\) => (\S+)$", re.MULTILINE
+)
 
 
-def launch(job: spec.JobSpec, mounts: list[str], words: list[str], env: dict[str, str]) -> tuple[list[str], list[str]]:
+def launch(
+    job: spec.JobSpec, mounts: list[str], words: list[str], env: dict[str, str]
+) -> tuple[list[str], list[str]]:
     """Return srun's further options, and the command that it starts on each node. Raises FatalError."""
     import shutil
 
@@ -36,7 +40,9 @@ def launch(job: spec.JobSpec, mounts: list[str], words: list[str], env: dict[str
             image = "docker://" + image.replace("#", "/")
         gpus = ["--nv"] if job.gpus_per_node else []
         return [], [tool, "exec", *gpus, "--bind", bound, "--pwd", job.workdir, image, *words]
-    if imported and os.path.exists(f"{os.path.dirname(env.get('SLURM_CONF', '/etc/slurm/'))}/oci.conf"):
+    if imported and os.path.exists(
+        f"{os.path.dirname(env.get('SLURM_CONF', '/etc/slurm/'))}/oci.conf"
+    ):
         return [f"--container={_folders(imported, env)[1]}"], words
     needs, hint = "apptainer on the nodes, or oci.conf in Slurm", "install one of them"
     if not imported:
@@ -76,22 +82,46 @@ def _config(job: spec.JobSpec, root: str, of_image: list[str], home: str) -> Jso
     assert job.container is not None
     kept = {*job.container.variables.split(","), "HOME", "TERM"}  # umoci adds the last two
     variables = [pair for pair in of_image if pair.partition("=")[0] not in kept]
-    paths = {*_BOUND, job.workspace, job.cache, home, *(path for fabric in job.fabrics for path in fabric.mounts)}
-    mounts = {path: path for path in sorted(paths - {"", "/"}) if os.path.exists(path)}  # outer folders first
+    paths = {
+        *_BOUND,
+        job.workspace,
+        job.cache,
+        home,
+        *(path for fabric in job.fabrics for path in fabric.mounts),
+    }
+    mounts = {
+        path: path for path in sorted(paths - {"", "/"}) if os.path.exists(path)
+    }  # outer folders first
     if job.gpus_per_node:  # the node's libraries fit its kernel module
-        known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False, timeout=60)
+        known = subprocess.run(
+            ["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False, timeout=60
+        )
         mounts |= {f"{_DRIVER}/{name}": path for name, path in _LIBRARY.findall(known.stdout)}
         found = (dict(pair.split("=", 1) for pair in of_image) | dict(job.variables)).get(_PATH, "")
-        variables.append(f"{_PATH}={found}:{_DRIVER}".replace("=:", "="))  # the last of a name counts
+        variables.append(
+            f"{_PATH}={found}:{_DRIVER}".replace("=:", "=")
+        )  # the last of a name counts
     ids = {"uid": os.geteuid(), "gid": os.getegid()}
-    maps = {f"{name}Mappings": [{"containerID": number, "hostID": number, "size": 1}] for name, number in ids.items()}
+    maps = {
+        f"{name}Mappings": [{"containerID": number, "hostID": number, "size": 1}]
+        for name, number in ids.items()
+    }
     return {
         "ociVersion": "1.0.0",
-        "process": {"user": ids, "args": ["true"], "cwd": job.workdir, "env": variables, "noNewPrivileges": True},
+        "process": {
+            "user": ids,
+            "args": ["true"],
+            "cwd": job.workdir,
+            "env": variables,
+            "noNewPrivileges": True,
+        },
         "root": {"path": root, "readonly": True},
         "mounts": [
-            {"destination": at, "type": "bind", "source": path, "options": ["rbind"]} for at, path in mounts.items()
+            {"destination": at, "type": "bind", "source": path, "options": ["rbind"]}
+            for at, path in mounts.items()
         ],
-        "annotations": {"run.oci.keep_original_groups": "1"},  # to crun: a project's group writes to its folders
+        "annotations": {
+            "run.oci.keep_original_groups": "1"
+        },  # to crun: a project's group writes to its folders
         "linux": {"namespaces": [{"type": "user"}, {"type": "mount"}], **maps},
     }

@@ -13,7 +13,13 @@ _TASK = re.compile(
     r"srun: error: \S+: task (\d+): "
     r"(?:Exited with exit code (\d+)|(Killed|Segmentation fault|Bus error|Aborted|Out Of Memory))"
 )
-_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Out Of Memory": 9}  # strsignal(3)
+_SIGNALS = {
+    "Killed": 9,
+    "Segmentation fault": 11,
+    "Bus error": 7,
+    "Aborted": 6,
+    "Out Of Memory": 9,
+}  # strsignal(3)
 _RAN_OUT = re.compile(
     r"(?:(\d+): slurmstepd\S* error: Detected \d+ oom_kill event|srun: error: \S+: task (\d+): Out Of Memory)"
 )  # of a task, by its number: the node's
@@ -43,10 +49,14 @@ def parse(log: list[str], per_node: int) -> list[End]:
             prefix, was_first = "", is_first
             if code >= 0:
                 is_first = False
-            if code - 128 in _SIGNALS.values() and was_first:  # of others, node.py or srun may have done it
+            if (
+                code - 128 in _SIGNALS.values() and was_first
+            ):  # of others, node.py or srun may have done it
                 code, prefix = 128 - code, "its torchrun was "
             if code < 0:  # an agent's own code says less than its report
-                ends.append(End(node * per_node, node, code, prefix + words(code, ran_out.get(node))))
+                ends.append(
+                    End(node * per_node, node, code, prefix + words(code, ran_out.get(node)))
+                )
     return ends
 
 
@@ -63,6 +73,10 @@ def words(code: int, shortage: str | None) -> str:
     if shortage is not None and code == -signal.SIGKILL:
         if OF_NODE in shortage:
             return f"killed: {shortage}"
-        return f"{NO_MEMORY}: {shortage}" if shortage else f"{NO_MEMORY}; submit it with a larger memory"
+        return (
+            f"{NO_MEMORY}: {shortage}"
+            if shortage
+            else f"{NO_MEMORY}; submit it with a larger memory"
+        )
     names = {member.value: member.name for member in signal.Signals}
     return f"killed by signal {-code} ({names.get(-code, 'unknown')})"

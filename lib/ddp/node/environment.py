@@ -35,7 +35,9 @@ def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tu
     """
     version = f"3.{sys.version_info[1]}"  # of the node's python3, which runs this and which the environment links to
     if wanted.python not in ("", version):
-        raise ending.FatalError(f"this node has Python {version}, the environment was made for {wanted.python}")
+        raise ending.FatalError(
+            f"this node has Python {version}, the environment was made for {wanted.python}"
+        )
     try:
         wanted = dataclasses.replace(wanted, cache=spool.own_cache(wanted.cache))
     except OSError as e:
@@ -60,7 +62,9 @@ def is_for_cpus(python: str, env: dict[str, str]) -> bool:
     find = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
     try:
         argv = [python, "-c", find]
-        found = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=LOOK_S, check=True)
+        found = subprocess.run(
+            argv, env=env, cwd="/", capture_output=True, text=True, timeout=LOOK_S, check=True
+        )
         with open(f"{found.stdout.strip()}/version.py", encoding="utf-8", errors="replace") as file:
             kinds = dict(_BUILD.findall(file.read()))
     except (OSError, subprocess.SubprocessError):
@@ -121,7 +125,9 @@ def _marker(layer: spec.Archive) -> str:
 
 def _is_complete(home: str, marker: str) -> bool:
     with contextlib.suppress(OSError), open(f"{home}.complete", encoding="ascii") as file:
-        is_there = os.path.exists(f"{home}/bin/python") or os.path.exists(f"{home}/config.json")  # an image's
+        is_there = os.path.exists(f"{home}/bin/python") or os.path.exists(
+            f"{home}/config.json"
+        )  # an image's
         return file.read().strip() == marker and is_there
     return False
 
@@ -160,14 +166,19 @@ def _unpack(wanted: spec.Environment, layer: spec.Archive, home: str, report: st
 
 
 def _complete(home: str, marker: str, took_s: int, host: str) -> None:
-    for suffix, text in (("/unpacked-in-s", str(took_s)), (".complete", marker)):  # doctor reports the first
+    for suffix, text in (
+        ("/unpacked-in-s", str(took_s)),
+        (".complete", marker),
+    ):  # doctor reports the first
         with open(home + suffix, "w", encoding="ascii") as file:
             file.write(f"{text}\n")
     spool.write(f"[ENV] {host} unpacked the environment {os.path.basename(home)} in {took_s} s")
 
 
 def _unreadable(path: str, error: OSError) -> ending.FatalError:
-    return ending.FatalError(f"{path} cannot be read ({error.strerror}); is the shared filesystem mounted here?")
+    return ending.FatalError(
+        f"{path} cannot be read ({error.strerror}); is the shared filesystem mounted here?"
+    )
 
 
 def _extract(archive: int, layer: spec.Archive, folder: str, report: str) -> None:
@@ -198,14 +209,18 @@ def _extract(archive: int, layer: spec.Archive, folder: str, report: str) -> Non
     with _reporting(report, lambda: 100 * sum(done) // max(1, held)), pools as pool:
         failures = [_extract_part(folder, contents[0])]
         failures += pool.map(functools.partial(_extract_part, folder), contents[1:])
-    if [digest.hexdigest() for digest in digests] != [sha256 for _, sha256 in parts] or held != ends[-1]:
+    if [digest.hexdigest() for digest in digests] != [
+        sha256 for _, sha256 in parts
+    ] or held != ends[-1]:
         raise ending.FatalError(f"{layer.path} is damaged; remove it, then: {layer.remedy}")
     if why := next(filter(None, failures), ""):
         raise ending.FatalError(f"{layer.path} could not be unpacked to {folder}: {why}")
 
 
 @contextlib.contextmanager
-def _reporting(path: str, percent: collections.abc.Callable[[], int]) -> collections.abc.Generator[None]:
+def _reporting(
+    path: str, percent: collections.abc.Callable[[], int]
+) -> collections.abc.Generator[None]:
     """Write the percentage to a file every second, and remove it at the end, unless its name is empty."""
     import threading
 
@@ -263,7 +278,11 @@ def _decompressed(blocks: collections.abc.Iterable[bytes]) -> collections.abc.It
     import ctypes
 
     class Buffer(ctypes.Structure):
-        _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("position", ctypes.c_size_t))
+        _fields_ = (
+            ("data", ctypes.c_void_p),
+            ("size", ctypes.c_size_t),
+            ("position", ctypes.c_size_t),
+        )
 
     lib = ctypes.CDLL("libzstd.so.1")
     lib.ZSTD_createDStream.restype = ctypes.c_void_p

@@ -10,7 +10,9 @@ import re
 
 from ddp.node import ends
 
-RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's prefix of an exception's lines within a process group
+RANK = re.compile(
+    r"^\[rank\d+\]: ?"
+)  # torch's prefix of an exception's lines within a process group
 _MODULES = r"(?:[A-Za-z_]\w*\.)*"  # before an exception's name
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
@@ -39,7 +41,9 @@ _OF_TORCH = re.compile(
     rf"{_MODULES}(?:Dist\w*Error: |RuntimeError: (?:\[|Gloo |NCCL |Rank \d))|nccl\w+Error: |\s*what\(\): "
     r"|\[[IWEF]\d{4} [\d:.]+ "
 )
-_COLLECTIVE = re.compile(r"Dist\w+Error|gloo|nccl|c10d|TCPStore|ProcessGroup|\bRank \d", re.IGNORECASE)
+_COLLECTIVE = re.compile(
+    r"Dist\w+Error|gloo|nccl|c10d|TCPStore|ProcessGroup|\bRank \d", re.IGNORECASE
+)
 _PEER_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exit(?:ed|ing)|connect timeout"
     r"|collective operation timeout|communicator was aborted|recvValue failed|heartbeat monitor|Last error: \w*socket",
@@ -73,11 +77,15 @@ OF_FILESYSTEM = {
 _OF_LIMITS = (12, 24, 28, 122)  # memory, open files, room, quota
 _NUMBERS = {words: number for number, words in OF_FILESYSTEM.items()}
 _WORDS = "|".join(map(re.escape, _NUMBERS))
-_REFUSED = re.compile(rf"{_MODULES}\w*Error: (?:\[\(.*?)?\[Errno (\d+)\]")  # Python's; shutil.copytree's is in a list
+_REFUSED = re.compile(
+    rf"{_MODULES}\w*Error: (?:\[\(.*?)?\[Errno (\d+)\]"
+)  # Python's; shutil.copytree's is in a list
 _REFUSED_BY_LIBRARY = re.compile(
     rf"(?:{_MODULES}(?:OS|IO|Runtime|Safetensor)Error: |\s*what\(\):  filesystem error: ).*({_WORDS})"
 )
-_REFUSED_BEHIND_PATH = re.compile(rf": ({_WORDS})(?:;|$)")  # of the payload (files.py) and of the shell's commands
+_REFUSED_BEHIND_PATH = re.compile(
+    rf": ({_WORDS})(?:;|$)"
+)  # of the payload (files.py) and of the shell's commands
 # How a rank reports another one (distributed.py of the payload): its number, its node, its error
 _PASSED_ON = re.compile(
     rf"(?:(?:\w+:ddptrain:)?\[FATAL\] |{_MODULES}(?:Shared|Peer)Error: )?(?:rank \d+ leaves: )?"
@@ -112,7 +120,8 @@ _PASSING = {
 }
 _LASTING = {
     _OF_SYSTEM % (122, "Disk quota exceeded"): f"the quota is used up: {_QUOTA} show it",
-    _OF_SYSTEM % (28, "(?<!>: )No space left on device"): f"remove files; {_QUOTA} show your limits",
+    _OF_SYSTEM
+    % (28, "(?<!>: )No space left on device"): f"remove files; {_QUOTA} show your limits",
     _OF_SYSTEM % (24, "Too many open files"): "see ulimit -n; use fewer workers, or close files",
     r"FileNotFoundError\b": "does the file exist on the nodes?",
     f"(DataLoader worker )?{re.escape(ends.NO_MEMORY)}": "or use a smaller batch",
@@ -229,7 +238,9 @@ def is_of_files(line: str) -> bool:
 def reports_peer(line: str) -> bool:
     """Return whether a line reports the loss of another rank."""
     line = RANK.sub("", line, count=1)
-    return has_left(line) or bool(_OF_TORCH.match(line) and _PEER_LOST.search(line) and _COLLECTIVE.search(line))
+    return has_left(line) or bool(
+        _OF_TORCH.match(line) and _PEER_LOST.search(line) and _COLLECTIVE.search(line)
+    )
 
 
 def has_left(line: str) -> bool:
@@ -242,7 +253,10 @@ def known(lines: list[str]) -> tuple[bool, str] | None:
 
     The last line counts first, then the exceptions that it was raised from; one that was handled explains nothing.
     """
-    return next((one[1:] for line in _raised(lines, _CHAINED[1:]) for one in _KNOWN if one[0].match(line)), None)
+    return next(
+        (one[1:] for line in _raised(lines, _CHAINED[1:]) for one in _KNOWN if one[0].match(line)),
+        None,
+    )
 
 
 def was_not_destroyed(lines: list[str]) -> bool:
@@ -250,4 +264,6 @@ def was_not_destroyed(lines: list[str]) -> bool:
     if _TERMINATED not in lines:
         return False
     after = lines[lines.index(_TERMINATED) :]
-    return any(_NO_FRAME in line for line in after) or not any(line.startswith("  File ") for line in after)
+    return any(_NO_FRAME in line for line in after) or not any(
+        line.startswith("  File ") for line in after
+    )

@@ -39,8 +39,12 @@ _GONE = re.compile(  # printed by spool.py and storage.py
 _FULL = ("No space left on device", "Disk quota exceeded")  # strerror(3)'s, where nothing is lost
 LOST = "Slurm lost the node"
 # What the launchers print
-_COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
-_LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent whose ranks all exited with 0
+_COMPLAINT = re.compile(
+    r"(?:\d+: )?\[FATAL\] (\S+): (.*)"
+)  # of node.py and what it starts, before any rank
+_LEFT_EARLY = re.compile(
+    r"(\d+): .*Error waiting on exit barrier"
+)  # an agent whose ranks all exited with 0
 _OF_LAUNCHER = re.compile(
     rb"\[ENV\] (job|node)=|\[FATAL\] |srun: error: |failed \(exitcode: |Error waiting on exit |"
     + re.escape(ends.SHORTAGE.encode())
@@ -62,7 +66,9 @@ _REASON = re.compile(
     r"(\s*\| )?[\w.]*(Error|Exception|Interrupt|Exit|InvalidCxxCompiler)\b(?! raised from )|\s*what\(\): "
 )
 _ATTEMPT = re.compile(r"(\d{1,18})\.r(\d{1,18})(?:t(\d{1,18}))?", re.ASCII)
-_CRASH = "Fatal Python error: "  # of faulthandler, with the stack behind it, the innermost call first
+_CRASH = (
+    "Fatal Python error: "  # of faulthandler, with the stack behind it, the innermost call first
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +97,19 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
     """Classify the failure of a job's last attempt."""
     folder = pathlib.Path(run_dir)
     log = attempt_log(folder, int(job_id))
-    complaints = {found[1]: found[2] for line in log if (found := _COMPLAINT.match(line)) and found[1] in hosts}
+    complaints = {
+        found[1]: found[2]
+        for line in log
+        if (found := _COMPLAINT.match(line)) and found[1] in hosts
+    }
     if complaints:
         host, words = next(iter(complaints.items()))
         if len(complaints) == len(hosts) > 1:
             return Verdict("parameters", "-", words, comes_again=True)
         return Verdict("node", host, words)
-    lost = [found[1] for line in log if (found := re.match(r"srun: error: Node failure on (\S+)", line))]
+    lost = [
+        found[1] for line in log if (found := re.match(r"srun: error: Node failure on (\S+)", line))
+    ]
     if lost and lost[0] in hosts:
         return Verdict("node", lost[0], LOST)
     failure = first_failure(folder, int(job_id), MAX_CHAIN)
@@ -111,7 +123,11 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
     ranks, absent = absentees(folder, int(job_id), failure.lines, hosts)
     if len(absent) == 1 < len(hosts):
         numbers = ", ".join(map(str, ranks[:16]))
-        return Verdict("node", absent[0], f"rank{'s' if len(ranks) > 1 else ''} {numbers} never joined the rendezvous")
+        return Verdict(
+            "node",
+            absent[0],
+            f"rank{'s' if len(ranks) > 1 else ''} {numbers} never joined the rendezvous",
+        )
     words = failure.lines[-1] if failure.lines else ""
     if evidence.proves_node(failure.lines) and node != "-":
         return Verdict("node", node, words)
@@ -120,14 +136,24 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
         if len(missing) == 1 and len(hosts) > 1:
             return Verdict("node", missing[0], f"it stopped responding; the others report: {words}")
         if not missing and len(hosts) > 1 and evidence.CUT.search(words):
-            return Verdict("network", "-", f"the nodes lost their connections, and no rank failed by itself: {words}")
+            return Verdict(
+                "network",
+                "-",
+                f"the nodes lost their connections, and no rank failed by itself: {words}",
+            )
     if found := evidence.known(failure.lines):
         comes_again, remedy = found
         return Verdict("program", node, f"{words[:200]}; {remedy}", comes_again)
-    return Verdict("program" if words and words != ends.words(-signal.SIGKILL, None) else "unknown", node, words)
+    return Verdict(
+        "program" if words and words != ends.words(-signal.SIGKILL, None) else "unknown",
+        node,
+        words,
+    )
 
 
-def _filesystem_fault(folder: pathlib.Path, log: list[str], failure: Failure, node: str) -> Verdict | None:
+def _filesystem_fault(
+    folder: pathlib.Path, log: list[str], failure: Failure, node: str
+) -> Verdict | None:
     """Return the verdict on a fault of the shared filesystem; None where nothing proves one.
 
     An error of the operating system proves it by a path there. Without a path, as of a socket, it takes another sign
@@ -182,7 +208,11 @@ def _are_shared(paths: tuple[str, ...], folder: pathlib.Path) -> bool:
 
 
 def _about(host: str, reason: str, words: str) -> str:
-    about = f"the shared filesystem did not respond on {host} ({reason})" if reason else "the shared filesystem failed"
+    about = (
+        f"the shared filesystem did not respond on {host} ({reason})"
+        if reason
+        else "the shared filesystem failed"
+    )
     return f"{about}: {words}" if words else about
 
 
@@ -226,7 +256,9 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     for end in () if is_clear else left:
         if end.rank not in failed_ranks:
             tag = f"[rank{end.rank}]: "
-            printed = [line.removeprefix(tag) for line in text if line.startswith(tag)]  # its own file may lack the end
+            printed = [
+                line.removeprefix(tag) for line in text if line.startswith(tag)
+            ]  # its own file may lack the end
             if any(map(TELLING.search, printed)):
                 return found(end.rank, end.node, _gist(printed, lines))
             if end.rank in reported:
@@ -234,8 +266,14 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
             return found(end.rank, end.node, quiet.get(end.rank, [])[-lines:] or [end.words])
     if not own and reported:
         return min(reported.values(), key=lambda failure: failure.at)
-    if suspects and not own and (early := next((match for line in log if (match := _LEFT_EARLY.match(line))), None)):
-        words = "exited with code 0 while others went on; do all ranks get the same number of batches?"
+    if (
+        suspects
+        and not own
+        and (early := next((match for line in log if (match := _LEFT_EARLY.match(line))), None))
+    ):
+        words = (
+            "exited with code 0 while others went on; do all ranks get the same number of batches?"
+        )
         return found(int(early[1]) * _per_node(folder), int(early[1]), [words])
     if suspects:
         first = min(suspects, key=lambda suspect: (suspect.is_peers, suspect.at))
@@ -243,14 +281,18 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     return Failure(None, None, _gist(others or text, lines))
 
 
-def _reported_by_others(suspects: list[Failure], per_node: int, reporting: tuple[int, ...]) -> dict[int, Failure]:
+def _reported_by_others(
+    suspects: list[Failure], per_node: int, reporting: tuple[int, ...]
+) -> dict[int, Failure]:
     """Return, by rank, the failures that only other ranks tell of: with its node a rank loses its own report."""
     reported: dict[int, Failure] = {}
     for suspect in suspects:
         rank = evidence.reported_of(suspect.lines[-1]) if suspect.is_peers else None
         if rank is not None:
             of_rank = dataclasses.replace(suspect, rank=rank, node=rank // per_node)
-            reported.setdefault(rank, dataclasses.replace(of_rank, is_peers=False, reporting=reporting))
+            reported.setdefault(
+                rank, dataclasses.replace(of_rank, is_peers=False, reporting=reporting)
+            )
     return reported
 
 
@@ -266,13 +308,17 @@ def _noted(folder: pathlib.Path, job_id: int, log: list[str]) -> str:
     """Return the fault of filesystem or network that the job itself recorded of its last attempt, or ""."""
     with contextlib.suppress(OSError):
         last = tail(folder / "control" / f"{int(job_id)}.failures", 65536)[-1:]
-        _, attempt, kind, _, words = last[0].split("\t") if last and last[0].count("\t") == 4 else ("",) * 5
+        _, attempt, kind, _, words = (
+            last[0].split("\t") if last and last[0].count("\t") == 4 else ("",) * 5
+        )
         if kind in ("filesystem", "network") and log and f" attempt={attempt} " in log[0]:
             return words
     return ""
 
 
-def _suspects(folder: pathlib.Path, job_id: int, lines: int) -> tuple[list[Failure], dict[int, list[str]]]:
+def _suspects(
+    folder: pathlib.Path, job_id: int, lines: int
+) -> tuple[list[Failure], dict[int, list[str]]]:
     """Return the ranks of the last attempt that report an error, and the output of the others by rank.
 
     The error files' format is that of torch/distributed/elastic/multiprocessing/errors/error_handler.py, since 1.9;
@@ -287,14 +333,22 @@ def _suspects(folder: pathlib.Path, job_id: int, lines: int) -> tuple[list[Failu
             more: Json = about.get("extraInfo") or {}
             message = str(about["message"])
             text = str(more.get("py_callstack") or message).splitlines()
-            text = text if any(line.strip() for line in text) else [message or "an error without a message"]
+            text = (
+                text
+                if any(line.strip() for line in text)
+                else [message or "an error without a message"]
+            )
             gist = _gist(text, lines)
             at = float(more.get("timestamp") or path.lstat().st_mtime)
-            is_peers = more.get("of_peer") is True or any(map(evidence.reports_peer, (gist[-1], message)))
+            is_peers = more.get("of_peer") is True or any(
+                map(evidence.reports_peer, (gist[-1], message))
+            )
             suspects.append(Failure(rank, node, gist, at, is_peers, refused=_refused(more)))
     recorded = {suspect.rank for suspect in suspects}
     logs = [log for log in rank_logs(folder, job_id)[:MAX_RANK_LOGS] if log["rank"] not in recorded]
-    for log in sorted(logs, key=lambda log: log["path"].endswith("/stderr.log")):  # sys.exit("why") writes there
+    for log in sorted(
+        logs, key=lambda log: log["path"].endswith("/stderr.log")
+    ):  # sys.exit("why") writes there
         text = [line for line in tail(pathlib.Path(log["path"]), 32768) if line.strip()]
         if any(TELLING.search(line) for line in text):
             gist = _gist(text, lines)
@@ -314,7 +368,9 @@ def _refused(more: Json) -> evidence.Refusal | None:
     return evidence.Refusal(number, paths, node if isinstance(node, str) else "")
 
 
-def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[str]) -> tuple[list[int], list[str]]:
+def absentees(
+    folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[str]
+) -> tuple[list[int], list[str]]:
     """Return the ranks that never joined the rendezvous, and their nodes; none where that is not why it failed.
 
     The payload names the ranks. torch's rendezvous only reports a timeout: then they are those of the nodes that
@@ -327,9 +383,13 @@ def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[s
         ranks = [int(number) for number in re.findall(r"\d+", found[1] or "0")]
     elif _TIMED_OUT.search(text):
         log = attempt_log(folder, job_id)
-        started = {found[1] for line in log if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
+        started = {
+            found[1] for line in log if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))
+        }
         absent = [number for number, host in enumerate(hosts) if started and host not in started]
-        ranks = [rank for number in absent for rank in range(number * per_node, (number + 1) * per_node)]
+        ranks = [
+            rank for number in absent for rank in range(number * per_node, (number + 1) * per_node)
+        ]
     numbers = sorted({rank // per_node for rank in ranks})
     return ranks, [hosts[number] for number in numbers if number < len(hosts)]
 
@@ -365,16 +425,30 @@ def _gist(text: list[str], lines: int) -> list[str]:
     for index, line in enumerate(bare):
         if line.startswith("Traceback (most recent call last)"):
             is_raising = True
-        elif line.startswith("Exception ignored "):  # Python's, of a destructor or the last flush; its error follows
+        elif line.startswith(
+            "Exception ignored "
+        ):  # Python's, of a destructor or the last flush; its error follows
             is_ignored = True
         elif "[FATAL]" in line or _REASON.match(line) or (is_raising and not line[0].isspace()):
             reason, is_raising, is_ignored = reason if is_ignored else index, False, False
         elif line.startswith(_CRASH):
             crash = index
-    if crash > reason and (reason < 0 or not bare[crash].startswith(f"{_CRASH}Aborted")):  # an abort follows its reason
-        at = next((index for index in range(crash, len(bare)) if bare[index].startswith("Current thread")), len(bare))
+    if crash > reason and (
+        reason < 0 or not bare[crash].startswith(f"{_CRASH}Aborted")
+    ):  # an abort follows its reason
+        at = next(
+            (
+                index
+                for index in range(crash, len(bare))
+                if bare[index].startswith("Current thread")
+            ),
+            len(bare),
+        )
         frames = list(itertools.takewhile(lambda line: line.startswith("  File "), bare[at + 1 :]))
-        return [*frames[: lines - 1][::-1], ", ".join([bare[crash], *(frame.strip() for frame in frames[:1])])]
+        return [
+            *frames[: lines - 1][::-1],
+            ", ".join([bare[crash], *(frame.strip() for frame in frames[:1])]),
+        ]
     if reason < 0:
         return text[-lines:]
     more: list[str] = []
@@ -400,7 +474,9 @@ def rank_logs(folder: pathlib.Path, job_id: int) -> list[Json]:
         with contextlib.suppress(OSError):
             about = path.lstat()
             if about.st_size and stat.S_ISREG(about.st_mode):
-                found.append({"path": str(path), "node": node, "rank": rank, "written": about.st_mtime})
+                found.append(
+                    {"path": str(path), "node": node, "rank": rank, "written": about.st_mtime}
+                )
     return sorted(found, key=lambda log: (log["rank"], log["path"]))
 
 
@@ -411,7 +487,9 @@ def _rank_files(
     per_node = _per_node(folder)
     attempts = [path for path in (folder / "logs").glob(f"{int(job_id)}.r*") if path.is_dir()]
     for attempt in sorted(attempts, key=lambda path: attempt_order(path.name))[-1:]:
-        for path in itertools.islice(attempt.glob(f"node-*/*/attempt_*/*/{name}"), 2 * MAX_RANK_LOGS):
+        for path in itertools.islice(
+            attempt.glob(f"node-*/*/attempt_*/*/{name}"), 2 * MAX_RANK_LOGS
+        ):
             with contextlib.suppress(ValueError):
                 node = int(path.parents[3].name.removeprefix("node-"))
                 yield path, node * per_node + int(path.parent.name), node

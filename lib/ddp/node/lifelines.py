@@ -98,7 +98,11 @@ class Lifelines:
 
 def _keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, IDLE_S), (socket.TCP_KEEPINTVL, EVERY_S), (socket.TCP_KEEPCNT, PROBES)):
+    for option, value in (
+        (socket.TCP_KEEPIDLE, IDLE_S),
+        (socket.TCP_KEEPINTVL, EVERY_S),
+        (socket.TCP_KEEPCNT, PROBES),
+    ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
@@ -136,7 +140,10 @@ def _join(address: str, port: int, words: str) -> socket.socket:
 
 def follow(connection: socket.socket, on_signal: OnSignal) -> None:
     """Pass on the signals that the supervisor sends, until it ends the step or has ended."""
-    with contextlib.suppress(OSError), connection.makefile(encoding="ascii", errors="replace") as lines:
+    with (
+        contextlib.suppress(OSError),
+        connection.makefile(encoding="ascii", errors="replace") as lines,
+    ):
         for line in lines:
             word, _, number = line.strip().partition(" ")
             if word == "signal" and number.isdecimal():

@@ -65,7 +65,9 @@ class Watch:
     `path` is the file that holds the remark for as long as it is true.
     """
 
-    def __init__(self, path: str, num_nodes: int, ranks_per_node: int, words: list[str], port: int) -> None:
+    def __init__(
+        self, path: str, num_nodes: int, ranks_per_node: int, words: list[str], port: int
+    ) -> None:
         self._path, self._port, self._words = path, port, words
         self._num_nodes, self._ranks_per_node = num_nodes, ranks_per_node
         self._reader, self.pipe = os.pipe()  # the agent's end is `pipe`
@@ -73,7 +75,9 @@ class Watch:
         self._is_remarked = False
         self._agent = 0
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._look)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._listen, self._look)
+        ]
 
     def start(self, agent: int) -> None:
         """Begin, once the agent's process has its end of the pipe."""
@@ -133,7 +137,9 @@ class Watch:
         with contextlib.suppress(OSError):
             source = storage.within(lambda: libraries(self._words), storage.CALL_S)
         known = [_REMEDIES[name] for name in source if name in _REMEDIES]
-        return (known[0] if known else _ANY).format(nodes=self._num_nodes, ranks=self._ranks_per_node)
+        return (known[0] if known else _ANY).format(
+            nodes=self._num_nodes, ranks=self._ranks_per_node
+        )
 
 
 def libraries(words: list[str]) -> list[str]:
@@ -147,7 +153,10 @@ def libraries(words: list[str]) -> list[str]:
 def children(parent: int) -> collections.abc.Iterator[int]:
     """Yield the child processes of a process."""
     for path in glob.iglob("/proc/[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError), open(path, encoding="utf-8", errors="replace") as file:
+        with (
+            contextlib.suppress(OSError, IndexError),
+            open(path, encoding="utf-8", errors="replace") as file,
+        ):
             about = file.read()
             if int(about.rpartition(")")[2].split()[1]) == parent:
                 yield int(about.split()[0])
@@ -160,7 +169,10 @@ def is_connected(process: int, port: int) -> bool:
         with contextlib.suppress(OSError):
             sockets.add(os.readlink(path))
     for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/{process}/net/{table}", encoding="ascii") as lines:
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{process}/net/{table}", encoding="ascii") as lines,
+        ):
             for line in lines:
                 fields = line.split()
                 remote, state, inode = fields[2], fields[3], fields[9]

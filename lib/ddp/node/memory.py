@@ -18,7 +18,12 @@ def shortage(host: str, proc: pathlib.Path = pathlib.Path("/proc/self")) -> str:
     """Report the memory that a process of this task was killed for; "" where the cgroup counts no such kill."""
     try:
         groups = _groups(proc)
-        counted = [found for group in groups[:-1] for name in _EVENTS if (found := _kills(group / name)) is not None]
+        counted = [
+            found
+            for group in groups[:-1]
+            for name in _EVENTS
+            if (found := _kills(group / name)) is not None
+        ]
         is_counted = any(counted[:1])  # the job's own counts earlier attempts, too
         return f"{host}{ends.SHORTAGE}{_details(host, groups)}" if is_counted else ""
     except (OSError, ValueError):
@@ -26,7 +31,11 @@ def shortage(host: str, proc: pathlib.Path = pathlib.Path("/proc/self")) -> str:
 
 
 def _details(host: str, groups: list[pathlib.Path]) -> str:
-    limited = [(group, limit) for group in groups if (limit := _number(group, _LIMITS)) and limit < _UNLIMITED]
+    limited = [
+        (group, limit)
+        for group in groups
+        if (limit := _number(group, _LIMITS)) and limit < _UNLIMITED
+    ]
     if not limited:
         return f"{host}{ends.OF_NODE}, and the job had no limit"
     group, limit = min(limited, key=lambda one: one[1])
@@ -38,13 +47,20 @@ def _details(host: str, groups: list[pathlib.Path]) -> str:
 
 def _groups(proc: pathlib.Path) -> list[pathlib.Path]:
     """Return the folders of this task's cgroup and of those above it, up to the job's; [] outside of a job's."""
-    paths = {kinds: path for _, kinds, path in (line.split(":", 2) for line in _lines(proc / "cgroup"))}
+    paths = {
+        kinds: path for _, kinds, path in (line.split(":", 2) for line in _lines(proc / "cgroup"))
+    }
     kinds = next((kinds for kinds in paths if "memory" in kinds.split(",")), "")
     for line in _lines(proc / "mounts"):
         _, point, kind, options = line.split()[:4]
-        if kind == ("cgroup" if kinds else "cgroup2") and (not kinds or "memory" in options.split(",")):
+        if kind == ("cgroup" if kinds else "cgroup2") and (
+            not kinds or "memory" in options.split(",")
+        ):
             own = pathlib.Path(point + paths.get(kinds, ""))
-            job = next((index for index, group in enumerate(own.parents) if group.name.startswith("job_")), None)
+            job = next(
+                (index for index, group in enumerate(own.parents) if group.name.startswith("job_")),
+                None,
+            )
             return [] if job is None else [own, *own.parents[: job + 1]]
     return []
 
@@ -54,7 +70,9 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 
 def _kills(path: pathlib.Path) -> int | None:
-    found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE) if path.exists() else None
+    found = (
+        re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE) if path.exists() else None
+    )
     return int(found[1]) if found else None
 
 

@@ -12,7 +12,11 @@ import time
 
 from ddp.node import ending, spec
 
-_SIOCGIFCONF, _IFREQ, _MOST_ADDRESSES = 0x8912, 40, 1024  # netdevice(7); bytes of a struct ifreq on 64 bits
+_SIOCGIFCONF, _IFREQ, _MOST_ADDRESSES = (
+    0x8912,
+    40,
+    1024,
+)  # netdevice(7); bytes of a struct ifreq on 64 bits
 _PROBE_PORT = 9  # connecting UDP sends nothing, it picks the route
 
 
@@ -29,11 +33,16 @@ def addresses() -> dict[str, str]:
     """Return the IPv4 addresses of this node, secondary ones too, with the interface of each."""
     data = array.array("B", bytes(_IFREQ * _MOST_ADDRESSES))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", len(data), data.buffer_info()[0]))
+        answer = fcntl.ioctl(
+            probe, _SIOCGIFCONF, struct.pack("iP", len(data), data.buffer_info()[0])
+        )
     num_bytes = int(struct.unpack("iP", answer)[0])
     found = [data[at : at + _IFREQ].tobytes() for at in range(0, num_bytes, _IFREQ)]
     # A secondary address may have a label, such as eth0:1
-    return {socket.inet_ntoa(one[20:24]): one[:16].split(b"\0")[0].split(b":")[0].decode() for one in found}
+    return {
+        socket.inet_ntoa(one[20:24]): one[:16].split(b"\0")[0].split(b":")[0].decode()
+        for one in found
+    }
 
 
 def interface_address(name: str) -> str:
@@ -50,7 +59,9 @@ def head_address(here: str, hosts: list[str], shown: str) -> str:
     A node's name is a label that need not resolve anywhere: its address is NodeAddr, which slurmctld took from its
     registration. `shown` is what `scontrol -o show node` printed just now.
     """
-    known: dict[str, str] = dict(re.findall(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", shown, re.MULTILINE))
+    known: dict[str, str] = dict(
+        re.findall(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", shown, re.MULTILINE)
+    )
     peer = next(name for name in hosts if name != here)  # this node need not be the first by name
     given = known.get(peer)
     if given is None:
@@ -110,14 +121,20 @@ def check_head(head: str, port: int, head_node: str) -> None:
         else:
             return
     where = f"cannot reach {head}:{port} ({head_node}): {reason}"
-    raise ending.FatalError(f"{where}; let TCP through between the nodes (firewall, security group)")
+    raise ending.FatalError(
+        f"{where}; let TCP through between the nodes (firewall, security group)"
+    )
 
 
 def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: int) -> None:
     """Set the variables of the fabric's libraries in `env`; the user's own stay. Raises FatalError."""
     if num_nodes < 2:  # NCCL needs none of them
         return
-    kept = {name: env[name] for name in ("CUDA_VISIBLE_DEVICES", *(name for name, _ in job.variables)) if name in env}
+    kept = {
+        name: env[name]
+        for name in ("CUDA_VISIBLE_DEVICES", *(name for name, _ in job.variables))
+        if name in env
+    }
     for path in fabric.needs:
         if not os.path.exists(path):
             why = f"which is not on this node{' or not in the container' if job.container else ''}"
@@ -142,5 +159,9 @@ def _sourced(fabric: spec.Fabric, env: dict[str, str]) -> dict[str, str]:
     script = 'exec 3>&1 1>&2; NCCL_LIB_DIR=$1; . "$2"; env -0 >&3'
     argv = ["/bin/bash", "-p", "-c", script, "bash", fabric.library_path, fabric.profile]
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=False)
-    pairs = (entry.partition("=") for entry in done.stdout.decode(errors="surrogateescape").split("\0") if entry)
+    pairs = (
+        entry.partition("=")
+        for entry in done.stdout.decode(errors="surrogateescape").split("\0")
+        if entry
+    )
     return {name: value for name, _, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}

@@ -33,7 +33,9 @@ from ddp.node import (
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-LAST_LINES_S = 3.0  # srun ends all tasks when one exits: the others get this long to print their errors
+LAST_LINES_S = (
+    3.0  # srun ends all tasks when one exits: the others get this long to print their errors
+)
 SAVING_S = 5.0  # for a task to exit after another one has failed
 # torch's copy of a rank's lines breaks one that is still being written, and may lose the last (2.13, tail_log.py)
 TAIL = """\
@@ -128,15 +130,23 @@ class Node:
         if self._meeting is not None:
             self._meeting.close(is_done=code == 0)
         if code and self._is_leaving:  # srun would end the other tasks, whose ranks may still save
-            spool.write(f"[PREEMPT] {self.host}: the ranks here ended with code {code} when they were asked to stop")
+            spool.write(
+                f"[PREEMPT] {self.host}: the ranks here ended with code {code} when they were asked to stop"
+            )
             code = 0
         if code:
             if shortage := memory.shortage(self.host):
                 spool.write(f"[ENV] {shortage}")
             if lost := witness.trouble():
-                spool.write(f"[ENV] {self.host}: {self.job.workspace} lost the files that were open ({lost})")
-            with contextlib.suppress(OSError):  # the file at which the other tasks exit without saving
-                storage.within(lambda: open(self._failed, "w", encoding="ascii").close(), storage.CALL_S)
+                spool.write(
+                    f"[ENV] {self.host}: {self.job.workspace} lost the files that were open ({lost})"
+                )
+            with contextlib.suppress(
+                OSError
+            ):  # the file at which the other tasks exit without saving
+                storage.within(
+                    lambda: open(self._failed, "w", encoding="ascii").close(), storage.CALL_S
+                )
         if scanner is not None:
             scanner.close()
         self._end_logs(logs)
@@ -152,17 +162,25 @@ class Node:
                 self._locks = environment.use(image, self.host)[1]
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
-                raise ending.FatalError(f"{self.job.container.image} has no python3; use an image with torch")
+                raise ending.FatalError(
+                    f"{self.job.container.image} has no python3; use an image with torch"
+                )
         else:
             caches.keep_local(self.env, self.job.cache)
             if found := self.job.python:
                 self._use_own(found)
             else:
                 assert self.job.environment is not None
-                found, self._locks = environment.use(self.job.environment, self.host, f"{self.run_dir}/control")
+                found, self._locks = environment.use(
+                    self.job.environment, self.host, f"{self.run_dir}/control"
+                )
                 programs = os.path.dirname(found)
-                self.env.update(PATH=f"{programs}:{self.env['PATH']}" if self.env.get("PATH") else programs)
-        if not self.job.leaves_outcome and (not self.job.gpus_per_node or environment.is_for_cpus(found, self.env)):
+                self.env.update(
+                    PATH=f"{programs}:{self.env['PATH']}" if self.env.get("PATH") else programs
+                )
+        if not self.job.leaves_outcome and (
+            not self.job.gpus_per_node or environment.is_for_cpus(found, self.env)
+        ):
             self.env.setdefault("ACCELERATE_USE_CPU", "true")  # else its ranks on CPUs train alone
         if payload := self.job.payload:
             self.env["PYTHONPATH"] = ":".join(filter(None, (self.env.get("PYTHONPATH"), payload)))
@@ -171,16 +189,24 @@ class Node:
     def _use_own(self, python: str) -> None:
         """Check the user's own interpreter, and put its folder on PATH. Raises FatalError."""
         try:
-            storage.within(lambda: os.stat(python), storage.CALL_S)  # in a virtual environment a link to the host's own
+            storage.within(
+                lambda: os.stat(python), storage.CALL_S
+            )  # in a virtual environment a link to the host's own
         except OSError as e:
             hint = "each node needs this path, and the Python that it links to; or give python=none"
-            raise ending.FatalError(f"{python} cannot be started ({storage.reason(e)}); {hint}") from e
+            raise ending.FatalError(
+                f"{python} cannot be started ({storage.reason(e)}); {hint}"
+            ) from e
         if "PATH" not in dict(self.job.variables):
             self.env["PATH"] = f"{os.path.dirname(python)}:{self.env.get('PATH', os.defpath)}"
 
     def _connect(self, fabric: spec.Fabric) -> None:
         """Set the address and the interface of this node: gloo takes one exact name; "=" makes NCCL match exactly."""
-        head, port, head_node = self.env["HEAD_IP"], int(self.env["HEAD_PORT"]), self.env["HEAD_NODE"]
+        head, port, head_node = (
+            self.env["HEAD_IP"],
+            int(self.env["HEAD_PORT"]),
+            self.env["HEAD_NODE"],
+        )
         address, interface = network.find_way(head, head_node, fabric.interface)
         if self.host != head_node:
             network.check_head(head, port, head_node)
@@ -191,16 +217,22 @@ class Node:
             self.env["GLOO_SOCKET_IFNAME"] = self.env.get("GLOO_SOCKET_IFNAME") or interface
             self.env["NCCL_SOCKET_IFNAME"] = self.env.get("NCCL_SOCKET_IFNAME") or f"={interface}"
         gloo, nccl = (self.env.get(f"{name}_SOCKET_IFNAME", "") for name in ("GLOO", "NCCL"))
-        spool.write(f"[ENV] node={self.host} address={address} fabric={fabric.name} gloo={gloo} nccl={nccl}")
+        spool.write(
+            f"[ENV] node={self.host} address={address} fabric={fabric.name} gloo={gloo} nccl={nccl}"
+        )
 
     def _logs(self) -> str:
         """Return the folder for this node's logs: on its own disk, else in the run's folder."""
         below, note = f"node-{self.number}", spool.note(self.host)
         shared = f"{self.run_dir}/logs/{self.attempt}/{below}"
         try:
-            logs = spool.folder(self.job.cache, self.env["SLURM_JOB_ID"], "logs", self.attempt, below)
+            logs = spool.folder(
+                self.job.cache, self.env["SLURM_JOB_ID"], "logs", self.attempt, below
+            )
         except OSError as e:
-            note(f"logs cannot be written to {self.job.cache} ({e.strerror}); they are written to {shared}")
+            note(
+                f"logs cannot be written to {self.job.cache} ({e.strerror}); they are written to {shared}"
+            )
             return shared
         self.forwarder = spool.Forwarder(note)
         self.forwarder.add_tree(logs, shared, below=f"{self.run_dir}/logs")
@@ -210,7 +242,9 @@ class Node:
         """Start to read the quantities in rank 0's output, if this node has it and the job names any."""
         if self.number != "0" or not self.job.metrics:
             return None
-        return quantities.Scanner(logs, f"{self.run_dir}/metrics.jsonl", self.job.metrics, spool.note(self.host))
+        return quantities.Scanner(
+            logs, f"{self.run_dir}/metrics.jsonl", self.job.metrics, spool.note(self.host)
+        )
 
     def _end_logs(self, logs: str) -> None:
         import shutil
@@ -218,7 +252,9 @@ class Node:
         if self.forwarder is not None and self.forwarder.close():
             shutil.rmtree(logs, ignore_errors=True)
             above = os.path.dirname(logs)
-            with contextlib.suppress(OSError):  # as far up as they are empty now, the job's folder included
+            with contextlib.suppress(
+                OSError
+            ):  # as far up as they are empty now, the job's folder included
                 while os.path.basename(above) != "jobs":
                     os.rmdir(above)
                     above = os.path.dirname(above)
@@ -255,7 +291,9 @@ class Node:
         if self._meeting is None:
             self._child = subprocess.Popen(argv, env=self.env, pass_fds=self._locks)
             return
-        self._child = subprocess.Popen(argv, env=self.env, pass_fds=(*self._locks, self._meeting.pipe))
+        self._child = subprocess.Popen(
+            argv, env=self.env, pass_fds=(*self._locks, self._meeting.pipe)
+        )
         self._meeting.start(self._child.pid)
 
     def _watch_meeting(self, words: list[str]) -> meeting.Watch | None:
@@ -265,7 +303,9 @@ class Node:
         if self.number != "0" or self.job.leaves_outcome or is_alone:
             return None
         path = f"{self.run_dir}/control/{self.attempt}{meeting.SUFFIX}"
-        return meeting.Watch(path, num_nodes, self.job.ranks_per_node, words, int(self.env["HEAD_PORT"]))
+        return meeting.Watch(
+            path, num_nodes, self.job.ranks_per_node, words, int(self.env["HEAD_PORT"])
+        )
 
     def _use_instances(self) -> bool:
         """Give each rank a MIG instance, if the job got some: CUDA shows a process one, and takes no number for it."""
@@ -322,7 +362,9 @@ class Node:
                 if parent != agent.pid:
                     continue
                 process = path.split("/")[2]
-                if found := re.search(rb"\0LOCAL_RANK=(\d+)\0", b"\0" + _bytes(f"/proc/{process}/environ")):
+                if found := re.search(
+                    rb"\0LOCAL_RANK=(\d+)\0", b"\0" + _bytes(f"/proc/{process}/environ")
+                ):
                     ranks[int(process)] = int(self.number) * self.job.ranks_per_node + int(found[1])
         return ranks
 

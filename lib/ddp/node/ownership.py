@@ -9,8 +9,12 @@ import os
 import stat
 
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # O_PATH: a folder may be searchable, not readable
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO would wait for a writer
+_FOLDER = (
+    os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+)  # O_PATH: a folder may be searchable, not readable
+_FILE = (
+    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+)  # O_NONBLOCK: a FIFO would wait for a writer
 
 
 class UntrustedError(Exception):
@@ -45,7 +49,11 @@ def _open(path: str, trusted_uids: frozenset[int], flags: int) -> int:
             below = _open_below(descriptor, name, flags if number == len(names) else _FOLDER, at)
             os.close(descriptor)
             descriptor = below
-            if number == len(names) and flags == _FILE and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            if (
+                number == len(names)
+                and flags == _FILE
+                and not stat.S_ISREG(os.fstat(descriptor).st_mode)
+            ):
                 raise UntrustedError(f"{path} is not a regular file: remove it")
             _check(at, os.fstat(descriptor), trusted_uids)
     except BaseException:
@@ -60,7 +68,9 @@ def _open_below(folder: int, name: str, flags: int, path: str) -> int:
     except OSError as e:
         with contextlib.suppress(OSError):
             os.readlink(name, dir_fd=folder)
-            raise UntrustedError(f"{path} is a symbolic link: use the path that it leads to, or remove it") from e
+            raise UntrustedError(
+                f"{path} is a symbolic link: use the path that it leads to, or remove it"
+            ) from e
         raise OSError(e.errno, e.strerror, path) from e
 
 
@@ -73,7 +83,9 @@ def _check(path: str, about: os.stat_result, trusted_uids: frozenset[int]) -> No
     if not mode & _WRITABLE_BY_OTHERS:
         return
     if not stat.S_ISDIR(about.st_mode):
-        raise UntrustedError(f"{path} has mode {mode:04o}, so others can write it: chmod go-w {path}")
+        raise UntrustedError(
+            f"{path} has mode {mode:04o}, so others can write it: chmod go-w {path}"
+        )
     if not mode & stat.S_ISVTX:
         whom = "any account" if mode & stat.S_IWOTH else f"group {about.st_gid}"
         why = f"without the sticky bit, so {whom} can replace what is in it: chmod +t {path}"

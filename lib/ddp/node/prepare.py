@@ -28,11 +28,17 @@ def main(spec_path: str) -> int:
     return code
 
 
-def _run(job: spec.PrepareSpec, command: tuple[str, ...], env: dict[str, str], locks: tuple[int, ...]) -> int:
+def _run(
+    job: spec.PrepareSpec, command: tuple[str, ...], env: dict[str, str], locks: tuple[int, ...]
+) -> int:
     argv = [env["PY"], "-m", *command]
     if job.elements:
         argv += ["--task", f"{env['SLURM_ARRAY_TASK_ID']}/{job.elements}"]
-    report = f"{job.run_dir}/.inspection.{env['SLURM_JOB_ID']}" if "inspect" in command and not job.elements else ""
+    report = (
+        f"{job.run_dir}/.inspection.{env['SLURM_JOB_ID']}"
+        if "inspect" in command and not job.elements
+        else ""
+    )
     if not report:
         return _wait(subprocess.Popen(argv, env=env, pass_fds=locks, cwd=job.run_dir))
     with open(report, "wb") as file:  # the report of the check is kept beside the log

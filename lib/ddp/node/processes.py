@@ -33,7 +33,9 @@ def state_of(process: int) -> State | None:
     with contextlib.suppress(OSError):
         for thread in map(int, os.listdir(f"/proc/{process}/task")):
             with contextlib.suppress(OSError, IndexError):  # it ended meanwhile
-                states[thread] = _text(f"/proc/{process}/task/{thread}/stat").rpartition(")")[2].split()[0]
+                states[thread] = (
+                    _text(f"/proc/{process}/task/{thread}/stat").rpartition(")")[2].split()[0]
+                )
     if process not in states:
         return None
     stuck = [thread for thread in sorted(states) if states[thread] == UNINTERRUPTIBLE]

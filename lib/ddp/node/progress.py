@@ -61,7 +61,9 @@ def has_saved(run_dir: str, places: list[str], since: float) -> bool:
             is_top = folder == top
             names[:] = [name for name in names if not _is_ignored(name, is_top=is_top)]
             for name in files:
-                if not _is_ignored(name, is_top=is_top) and _is_newer(os.path.join(folder, name), since):
+                if not _is_ignored(name, is_top=is_top) and _is_newer(
+                    os.path.join(folder, name), since
+                ):
                     return True
             if time.monotonic() > until:
                 return True

@@ -40,7 +40,9 @@ class Lines:
         self._first = next((name for name in self._patterns if name != "step"), "")
         self._is_counted = "step" not in self._patterns
         self.step = 0
-        self.best: dict[str, typing.Any] = {}  # of each loss: step and value, for readers of the file's end
+        self.best: dict[
+            str, typing.Any
+        ] = {}  # of each loss: step and value, for readers of the file's end
 
     def record(self, line: str) -> dict[str, typing.Any]:
         """Return the record of a line; empty without a match."""
@@ -69,8 +71,13 @@ class Lines:
         for line in tail.splitlines():
             with contextlib.suppress(ValueError, AttributeError, TypeError):
                 record = json.loads(line)
-                self.step = int(record["step"]) if self._is_counted and "step" in record else self.step
-                self.best |= {name: (int(at), float(low)) for name, (at, low) in record.get("best", {}).items()}
+                self.step = (
+                    int(record["step"]) if self._is_counted and "step" in record else self.step
+                )
+                self.best |= {
+                    name: (int(at), float(low))
+                    for name, (at, low) in record.get("best", {}).items()
+                }
 
 
 class Scanner:
@@ -79,7 +86,9 @@ class Scanner:
     def __init__(self, logs: str, target: str, patterns: Patterns, note: spool.Note) -> None:
         self._logs, self._target = logs, target
         self._lines = Lines(patterns, note)
-        self._files: dict[str, tuple[int, bytes]] = {}  # up to where a file is read, and its line that has not ended
+        self._files: dict[
+            str, tuple[int, bytes]
+        ] = {}  # up to where a file is read, and its line that has not ended
         self._waiting: list[str] = []
         self._has_read = False
         self._over = threading.Event()
@@ -98,9 +107,15 @@ class Scanner:
             is_last = self._over.wait(_PAUSE_S)
             with contextlib.suppress(OSError):  # the next pass tries again
                 self._begin()
-                records = [record for path in self._outputs() for record in self._read(path, is_last=is_last)]
+                records = [
+                    record
+                    for path in self._outputs()
+                    for record in self._read(path, is_last=is_last)
+                ]
                 now = time.time()
-                for number, record in enumerate(records, 1):  # those of one pass are spread evenly over its time
+                for number, record in enumerate(
+                    records, 1
+                ):  # those of one pass are spread evenly over its time
                     record["time"] = began + (now - began) * number / len(records)
                     self._waiting.append(json.dumps(record))
                 began = now
@@ -112,13 +127,19 @@ class Scanner:
         with contextlib.suppress(FileNotFoundError), open(self._target, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             tail = file.read()
-            self._waiting += [""] if tail and not tail.endswith(b"\n") else []  # a crash cut the last line
+            self._waiting += (
+                [""] if tail and not tail.endswith(b"\n") else []
+            )  # a crash cut the last line
             self._lines.resume(tail.decode(errors="replace"))
         self._has_read = True
 
     def _outputs(self) -> list[str]:
         """Return the files of rank 0: it is the first of its node."""
-        tops = [top for top, _, names in os.walk(self._logs) if os.path.basename(top) == "0" and "stdout.log" in names]
+        tops = [
+            top
+            for top, _, names in os.walk(self._logs)
+            if os.path.basename(top) == "0" and "stdout.log" in names
+        ]
         return [f"{top}/{name}.log" for top in sorted(tops) for name in ("stdout", "stderr")]
 
     def _read(self, path: str, *, is_last: bool) -> collections.abc.Iterator[dict[str, typing.Any]]:
@@ -129,7 +150,9 @@ class Scanner:
                 offset += len(data)
                 *lines, rest = _ENDS.split(rest + data)
                 rest = rest[: 4 * LONGEST_LINE]
-                yield from filter(None, (self._lines.record(line.decode(errors="replace")) for line in lines))
+                yield from filter(
+                    None, (self._lines.record(line.decode(errors="replace")) for line in lines)
+                )
         if is_last and rest:
             yield from filter(None, [self._lines.record(rest.decode(errors="replace"))])
             rest = b""

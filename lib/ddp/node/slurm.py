@@ -9,7 +9,10 @@ import time
 
 from ddp.node import ending, spool, storage
 
-CONF_FOLDERS = ("/run/slurm/conf", "/etc/slurm")  # of slurmd: where it gets its files from slurmctld, and where not
+CONF_FOLDERS = (
+    "/run/slurm/conf",
+    "/etc/slurm",
+)  # of slurmd: where it gets its files from slurmctld, and where not
 ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
 REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 NODE_BACK_S = 600.0
@@ -29,7 +32,9 @@ def call(*argv: str) -> subprocess.CompletedProcess[str]:
     """Run a Slurm command; one that is missing or hangs has failed with 127."""
     nothing = subprocess.DEVNULL
     try:
-        return subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/", timeout=120, stdin=nothing)
+        return subprocess.run(
+            argv, capture_output=True, text=True, check=False, cwd="/", timeout=120, stdin=nothing
+        )
     except (OSError, subprocess.TimeoutExpired) as e:
         return subprocess.CompletedProcess(argv, 127, "", f"{argv[0]}: {e}")
 
@@ -38,7 +43,9 @@ def hostnames(nodelist: str) -> list[str]:
     """Expand a list of nodes such as n[1-2], in its order. Raises FatalError."""
     shown = call("scontrol", "show", "hostnames", nodelist)
     if shown.returncode or not shown.stdout.split():
-        raise ending.FatalError(f"scontrol show hostnames {nodelist}: {shown.stderr.strip()[-300:]}")
+        raise ending.FatalError(
+            f"scontrol show hostnames {nodelist}: {shown.stderr.strip()[-300:]}"
+        )
     return shown.stdout.split()
 
 
@@ -51,14 +58,18 @@ def show_nodes(nodelist: str, hosts: list[str]) -> str:
             return shown.stdout
         reason = (shown.stderr + shown.stdout).strip().rpartition("\n")[2]
         if pause_s:
-            spool.write(f"[ENV] Slurm gave no addresses of the nodes ({reason}); asking again in {pause_s} s")
+            spool.write(
+                f"[ENV] Slurm gave no addresses of the nodes ({reason}); asking again in {pause_s} s"
+            )
             pause(pause_s)
     raise ending.FatalError(f"Slurm gave no addresses of {' '.join(hosts)}: {reason}")
 
 
 def slurmd_port() -> int:
     """Return the port of the nodes' slurmd."""
-    found = re.search(r"^SlurmdPort += (\d+)", call("scontrol", "show", "config").stdout, re.MULTILINE)
+    found = re.search(
+        r"^SlurmdPort += (\d+)", call("scontrol", "show", "config").stdout, re.MULTILINE
+    )
     return int(found[1]) if found else 6818
 
 
@@ -68,8 +79,12 @@ def usable_nodes(partition: str, reservation: str) -> set[str]:
     among: set[str] | None = None
     if reservation:  # the job runs on its nodes alone, whose states are others
         states += ",reserved,maint"
-        found = re.search(r" Nodes=([^ ]*) ", call("scontrol", "-o", "show", "reservation", reservation).stdout)
-        among = set(call("scontrol", "show", "hostnames", found[1]).stdout.split()) if found else set()
+        found = re.search(
+            r" Nodes=([^ ]*) ", call("scontrol", "-o", "show", "reservation", reservation).stdout
+        )
+        among = (
+            set(call("scontrol", "show", "hostnames", found[1]).stdout.split()) if found else set()
+        )
     nodes = set(call("sinfo", "-h", "-N", "-p", partition, "-t", states, "-o", "%N").stdout.split())
     return nodes if among is None else nodes & among
 
@@ -92,7 +107,9 @@ def await_node(node: str, is_stopping: storage.Claim, *, is_silent: bool) -> boo
             return False
         if time.monotonic() - reported >= storage.REPORT_S:
             reported = time.monotonic()
-            spool.write(f"[RESTART] {node} is {''.join(state[:1]) or 'unknown'}; waiting for it, {waited:.0f} s")
+            spool.write(
+                f"[RESTART] {node} is {''.join(state[:1]) or 'unknown'}; waiting for it, {waited:.0f} s"
+            )
         pause(2.0)
     return True
 
@@ -137,7 +154,9 @@ def _cause(job_id: str, found: dict[str, str], restarts: int) -> str:
 
 def is_preempted(job_id: str) -> bool:
     """Return whether another job takes this one's place. Slurm forgets it as soon as the job's last node is free."""
-    shown = call("squeue", "-h", "-j", job_id, "-O", "PreemptTime")  # scontrol does not always show it
+    shown = call(
+        "squeue", "-h", "-j", job_id, "-O", "PreemptTime"
+    )  # scontrol does not always show it
     return bool(re.match(r"\d{4}-", shown.stdout))
 
 
@@ -145,7 +164,9 @@ def _restarts(found: dict[str, str]) -> int:
     return int(found.get("Restarts") or 0)
 
 
-def requeue(job_id: str, restarts: int, is_cancelled: storage.Claim, *, is_ending: bool = False) -> bool:
+def requeue(
+    job_id: str, restarts: int, is_cancelled: storage.Claim, *, is_ending: bool = False
+) -> bool:
     """Requeue a job, once; return whether it is queued again.
 
     While it runs, or `is_ending`: Slurm ends it at its time limit or for another job, and takes a requeue until its
@@ -176,8 +197,17 @@ def signals_every_process() -> bool:
     if not re.search(r"^ProctrackType += proctrack/cgroup", shown, re.MULTILINE):
         return True
     for folder in (os.path.dirname(os.environ.get("SLURM_CONF", "")), *CONF_FOLDERS):
-        with contextlib.suppress(OSError), open(f"{folder}/cgroup.conf", encoding="utf-8", errors="replace") as file:
-            return bool(re.search(r"^\s*SignalChildrenProcesses\s*=\s*yes", file.read(), re.MULTILINE | re.IGNORECASE))
+        with (
+            contextlib.suppress(OSError),
+            open(f"{folder}/cgroup.conf", encoding="utf-8", errors="replace") as file,
+        ):
+            return bool(
+                re.search(
+                    r"^\s*SignalChildrenProcesses\s*=\s*yes",
+                    file.read(),
+                    re.MULTILINE | re.IGNORECASE,
+                )
+            )
     return False
 
 
@@ -203,7 +233,10 @@ def release(job_id: str, restarts: int, *, is_ours: bool, ending_s: float = 0.0)
 def exclude(job_id: str, names: str, more: list[str]) -> None:
     """Exclude nodes. Slurm allows that only while the job is pending: as soon as it is requeued."""
     for _ in range(10):
-        if call("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={names}", *more).returncode == 0:
+        if (
+            call("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={names}", *more).returncode
+            == 0
+        ):
             spool.write(f"[RESTART] without {names}")
             return
         pause(1)

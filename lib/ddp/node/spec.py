@@ -23,17 +23,23 @@ class Archive:
     sha256: str
     unpacked_bytes: int
     remedy: str  # the command that builds a damaged archive again
-    parts: tuple[tuple[int, str], ...] = ()  # bytes and SHA-256 of each part of the archive; () where it is one
+    parts: tuple[
+        tuple[int, str], ...
+    ] = ()  # bytes and SHA-256 of each part of the archive; () where it is one
 
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
     """The Python environment that the job unpacks on each node."""
 
-    layers: tuple[Archive, ...]  # the environment, then a layer in front of it, whose Python then runs
+    layers: tuple[
+        Archive, ...
+    ]  # the environment, then a layer in front of it, whose Python then runs
     cache: str  # folder on the node's own disk, private to the job's user
     python: str  # version, such as 3.12; empty: it is an image
-    trusted_uids: tuple[int, ...]  # who may own the archives and the folders above, beside root and the job's user
+    trusted_uids: tuple[
+        int, ...
+    ]  # who may own the archives and the folders above, beside root and the job's user
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +73,9 @@ class JobSpec:
     run: str
     job_dir: str
     workspace: str
-    cache: str  # folder on each node's own disk, for the environment and for output until it is copied
+    cache: (
+        str  # folder on each node's own disk, for the environment and for output until it is copied
+    )
     command: tuple[Word, ...]
     resume: str  # the value of the word `resume` in a run without a checkpoint of its own
     leaves_outcome: bool  # the program writes its outcome to a file
@@ -85,13 +93,21 @@ class JobSpec:
     reservation: str
     is_sweep: bool
     token_path: str  # file with a Hugging Face token; empty: the job gets none
-    metrics: tuple[tuple[str, str], ...]  # quantities that rank 0's output has, and the pattern of each
+    metrics: tuple[
+        tuple[str, str], ...
+    ]  # quantities that rank 0's output has, and the pattern of each
     workdir: str  # the folder that the ranks start in
     origin: str = ""  # the root of the user's project, which may have been copied
-    secrets_path: str = ""  # file with variables that nobody else may read, a JSON object; empty: there are none
-    python: str = ""  # of the user's own environment, which runs where it lies; empty: another environment
+    secrets_path: str = (
+        ""  # file with variables that nobody else may read, a JSON object; empty: there are none
+    )
+    python: str = (
+        ""  # of the user's own environment, which runs where it lies; empty: another environment
+    )
     nodes: int = 0  # that the ranks use, if the job has spare ones; 0: all of the job's
-    payload: str = ""  # folder that holds the payload's package, for a container and the user's own Python
+    payload: str = (
+        ""  # folder that holds the payload's package, for a container and the user's own Python
+    )
     stop_signal: str = ""  # that the ranks get when they are asked to stop, such as USR1; empty: $STOP_FILE alone asks
 
 
@@ -135,6 +151,10 @@ def build(kind: typing.Any, value: typing.Any) -> typing.Any:
         return tuple(build(one, item) for one, item in zip(kinds, value))  # noqa: B905 - repeat() has no end
     if dataclasses.is_dataclass(kind):
         kinds = {field.name: field.type for field in dataclasses.fields(kind)}
-        given = {name: item for key, item in value.items() if (name := key.replace("-", "_")) in kinds}
-        return typing.cast(typing.Any, kind)(**{name: build(kinds[name], item) for name, item in given.items()})
+        given = {
+            name: item for key, item in value.items() if (name := key.replace("-", "_")) in kinds
+        }
+        return typing.cast(typing.Any, kind)(
+            **{name: build(kinds[name], item) for name, item in given.items()}
+        )
     return value

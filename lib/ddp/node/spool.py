@@ -12,7 +12,10 @@ import threading
 import time
 
 CHUNK = 1 << 20
-QUICK_S, SLOW_S = 0.2, 1.0  # between two passes: in the first half minute, when a user may watch; and later
+QUICK_S, SLOW_S = (
+    0.2,
+    1.0,
+)  # between two passes: in the first half minute, when a user may watch; and later
 FLUSH_S = 60.0
 KEPT_S = 7 * 86400.0  # output that could not be copied is kept this long
 
@@ -79,7 +82,9 @@ class Mirror:
 
     def __init__(self, source: str, target: str, *, below: str = "") -> None:
         self.target = target
-        self._below = below  # an existing folder for the target's own; without a mount it is absent, too
+        self._below = (
+            below  # an existing folder for the target's own; without a mount it is absent, too
+        )
         self._keeps_time = bool(below)  # a log's last change shows which rank failed first
         self._source = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         self._offset = 0  # of the first byte not copied
@@ -169,7 +174,9 @@ class Forwarder:
             except OSError as e:
                 if not self.trouble:
                     failed = now
-                    self._note(f"output cannot be written ({e.strerror or e}) and waits on this node's disk")
+                    self._note(
+                        f"output cannot be written ({e.strerror or e}) and waits on this node's disk"
+                    )
                 self.trouble = e.strerror or str(e)
                 time.sleep(QUICK_S if now - failed < 10 else SLOW_S)
             else:

@@ -18,7 +18,10 @@ import typing
 from ddp.node import explain, processes, storage
 
 LEAST_S = 120.0
-STEPS, SILENCES = 10, 2  # times the median step, and the longest silence so far, as of an evaluation
+STEPS, SILENCES = (
+    10,
+    2,
+)  # times the median step, and the longest silence so far, as of an evaluation
 APART_S = 3600.0  # between two restarts
 _FEWEST = 5  # steps of an attempt without which it is not judged: torch compiles in the first ones
 _EVERY_S = 10.0
@@ -29,7 +32,9 @@ _WAITING = re.compile(r"/torch/(?:distributed/|nn/parallel/|autograd/graph\.py)"
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x[\da-f]+ ")
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
 # Printed by node.py for each rank before it is asked for its stack
-_STATE = re.compile(r"(?:\d+: )?\[ENV\] (?P<node>\S+): rank (?P<rank>\d+) (?P<words>.*\((?P<letter>\w)(?:, \S+)?\))$")
+_STATE = re.compile(
+    r"(?:\d+: )?\[ENV\] (?P<node>\S+): rank (?P<rank>\d+) (?P<words>.*\((?P<letter>\w)(?:, \S+)?\))$"
+)
 _HALTED = (processes.STOPPED, processes.TRACED, processes.ENDED)
 
 
@@ -48,7 +53,9 @@ class Watch:
     def _work(self) -> None:
         while not self._over.wait(_EVERY_S):
             words = ""
-            with contextlib.suppress(OSError, ValueError, KeyError):  # a filesystem that hangs shows nothing
+            with contextlib.suppress(
+                OSError, ValueError, KeyError
+            ):  # a filesystem that hangs shows nothing
                 words = storage.within(self._look, storage.CALL_S)
             if words and not self._over.is_set():
                 self._on_stalled(words)
@@ -56,18 +63,28 @@ class Watch:
     def _look(self) -> str:
         lines = explain.tail(pathlib.Path(self._run_dir, "metrics.jsonl"), _TAIL_BYTES)
         words = judge(lines, self._began, time.time())
-        return words if os.path.exists(f"{self._run_dir}/latest") else ""  # else all that it did would be lost
+        return (
+            words if os.path.exists(f"{self._run_dir}/latest") else ""
+        )  # else all that it did would be lost
 
 
 def judge(lines: list[str], began: float, now: float) -> str:
     """Return how long a run has made no step, "" unless it stands still. `began` and `now` are seconds since 1970."""
     records = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-    records = [record for record in records if isinstance(at := record.get("time"), int | float) and at >= began]
-    steps = [record for record in records if record.get("kind", "step") == "step" and "step" in record]
+    records = [
+        record
+        for record in records
+        if isinstance(at := record.get("time"), int | float) and at >= began
+    ]
+    steps = [
+        record for record in records if record.get("kind", "step") == "step" and "step" in record
+    ]
     if len(steps) < _FEWEST or steps[-1]["step"] == steps[-1].get("total_steps"):
         return ""
     times = [record["time"] for record in records]
-    median_s = statistics.median(after["time"] - before["time"] for before, after in itertools.pairwise(steps))
+    median_s = statistics.median(
+        after["time"] - before["time"] for before, after in itertools.pairwise(steps)
+    )
     longest_s = max(after - before for before, after in itertools.pairwise(times))
     silent_s = now - max(times)
     if silent_s < max(LEAST_S, STEPS * median_s, SILENCES * longest_s):
@@ -123,7 +140,10 @@ class _Stacks(typing.NamedTuple):
 def _places(log: list[str]) -> dict[int, _Place]:
     """Return where the ranks' processes were, by rank."""
     found = [match for line in log if (match := _STATE.match(line))]
-    return {int(match["rank"]): _Place(match["node"], match["words"], match["letter"]) for match in found}
+    return {
+        int(match["rank"]): _Place(match["node"], match["words"], match["letter"])
+        for match in found
+    }
 
 
 def _stacks(folder: pathlib.Path, job_id: int) -> _Stacks:

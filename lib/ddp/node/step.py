@@ -43,12 +43,16 @@ def command(
     argv = [srun, f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
     argv += [f"--cpus-per-task={env['SLURM_CPUS_PER_TASK']}", "--cpu-bind=none"]
     argv += ["--kill-on-bad-exit=1", "--wait=300", "--label", "--chdir=/"]
-    if len(hosts) != int(env["SLURM_JOB_NUM_NODES"]):  # --overlap: the step of a lost node still holds its resources
+    if len(hosts) != int(
+        env["SLURM_JOB_NUM_NODES"]
+    ):  # --overlap: the step of a lost node still holds its resources
         argv += [f"--nodelist={','.join(hosts)}", "--overlap"]
     is_contained = job.container is not None and program[1] == "node"
     launch = ["/bin/sh", "-c", _START, "" if is_contained else PYTHON, *program]
     if is_contained:
-        options, launch = container.launch(job, [path for path in mounts if os.path.exists(path)], launch, env)
+        options, launch = container.launch(
+            job, [path for path in mounts if os.path.exists(path)], launch, env
+        )
         argv += options
     return [*argv, *launch]
 

@@ -60,7 +60,9 @@ class Witness:
         if self._descriptor < 0:
             return ""
         try:
-            within(lambda: os.fsync(self._descriptor), CALL_S)  # answered by the client or the server, not by a cache
+            within(
+                lambda: os.fsync(self._descriptor), CALL_S
+            )  # answered by the client or the server, not by a cache
         except OSError as e:
             is_over = e.errno is None or e.errno in evidence.OF_FILESYSTEM
             return reason(e) if is_over else ""
@@ -70,7 +72,9 @@ class Witness:
 class Storage:
     """A folder on the shared filesystem."""
 
-    def __init__(self, folder: str, note: spool.Note, *, is_cancelled: Claim = lambda: False) -> None:
+    def __init__(
+        self, folder: str, note: spool.Note, *, is_cancelled: Claim = lambda: False
+    ) -> None:
         self.folder = folder
         self._note, self._is_cancelled = note, is_cancelled
 
@@ -101,7 +105,9 @@ class Storage:
         while found := self.trouble():
             waited = time.monotonic() - began
             if reported is None or time.monotonic() - reported > REPORT_S:
-                self._note(f"{self.folder} does not respond ({found}); waiting for it, {waited:.0f} s")
+                self._note(
+                    f"{self.folder} does not respond ({found}); waiting for it, {waited:.0f} s"
+                )
                 reported = time.monotonic()
             if waited > PATIENCE_S or self._is_cancelled():
                 gone = f"{self.folder} has not responded for {waited:.0f} s: {found}"

@@ -18,18 +18,34 @@ import time
 import traceback
 import zipapp
 
-from ddp.node import ending, explain, lifelines, network, progress, slurm, spec, spool, stall, step, storage
+from ddp.node import (
+    ending,
+    explain,
+    lifelines,
+    network,
+    progress,
+    slurm,
+    spec,
+    spool,
+    stall,
+    step,
+    storage,
+)
 
 LEAVING_S = 30.0  # Slurm's KillWait
 LAST_FLUSH_S = 5.0  # for output, after an earlier wait or when Slurm is about to kill this process
 _SLICE_S = 0.1  # of a pause that a signal ends
-MAX_FAULTS = 8  # attempts after faults of the filesystem, a node or the network, over all starts of the job
+MAX_FAULTS = (
+    8  # attempts after faults of the filesystem, a node or the network, over all starts of the job
+)
 LONGEST_PAUSE_S = 60.0
 EXPLAINING_S = 120.0
 TOGETHER_S = 3.0  # nodes that are lost within this time are lost together
 PORT, PORTS = 20000, 10000  # below the range of outgoing connections
 WARNED_S = 300.0  # before the end of the time limit: a warning within it is Slurm's (_LEAD_S and up to 60 s)
-SAVING_S = 10.0  # for ranks to save before the supervisor looks whether they did, within Slurm's KillWait
+SAVING_S = (
+    10.0  # for ranks to save before the supervisor looks whether they did, within Slurm's KillWait
+)
 CAUSES = {
     "limit": "it has reached its time limit",
     "preemption": "another job takes its place",
@@ -45,10 +61,14 @@ class Supervisor:
     def __init__(self, job: spec.JobSpec, spec_path: str, env: dict[str, str]) -> None:
         self.job, self.spec_path, self.env = job, spec_path, env
         self.host, self.job_id = env["SLURMD_NODENAME"], env["SLURM_JOB_ID"]
-        self.slurm_id = self.job_id  # for commands: the id of an array's last task stands for all of its tasks
+        self.slurm_id = (
+            self.job_id
+        )  # for commands: the id of an array's last task stands for all of its tasks
         if job.is_sweep:
             self.slurm_id = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
-        self.run_dir = f"{job.job_dir}-{env['SLURM_ARRAY_TASK_ID']}" if job.is_sweep else job.job_dir
+        self.run_dir = (
+            f"{job.job_dir}-{env['SLURM_ARRAY_TASK_ID']}" if job.is_sweep else job.job_dir
+        )
         self.control = f"{self.run_dir}/control"
         self.program = f"{self.control}/{self.job_id}.pyz"
         self.num_nodes = job.nodes or int(env["SLURM_JOB_NUM_NODES"])
@@ -60,7 +80,10 @@ class Supervisor:
         self.lost: list[str] = []  # nodes that stopped responding in this attempt
         self.joined: set[str] = set()  # nodes whose tasks run
         self.removed: list[str] = []  # nodes that spare ones replaced
-        self.stalled, self.stalled_at = "", -stall.APART_S  # that this attempt stands still; when the last one did
+        self.stalled, self.stalled_at = (
+            "",
+            -stall.APART_S,
+        )  # that this attempt stands still; when the last one did
         self._step: subprocess.Popen[bytes] | None = None
         self.stopping = ""  # the first signal
         self.is_ending = False  # TERM was received, after whatever signal: Slurm ends this job
@@ -82,7 +105,9 @@ class Supervisor:
         self.code = 0
         self.outcome = ""
         self.output = spool.Output(job.cache, self.job_id, spool.note(self.host))
-        self.storage = storage.Storage(self.control, spool.note(self.host), is_cancelled=lambda: self.is_ending)
+        self.storage = storage.Storage(
+            self.control, spool.note(self.host), is_cancelled=lambda: self.is_ending
+        )
         self.fabric = network.choose(job, self.num_nodes)
         self._stop_file = ""
 
@@ -133,7 +158,9 @@ class Supervisor:
         import shutil
 
         job, env = self.job, self.env
-        self.srun = shutil.which("srun", path=env.get("PATH")) or "srun"  # PATH may be the user's from here on
+        self.srun = (
+            shutil.which("srun", path=env.get("PATH")) or "srun"
+        )  # PATH may be the user's from here on
         env.update(job.variables)
         env.update(self._secrets())
         env |= {
@@ -146,12 +173,16 @@ class Supervisor:
             "TORCH_FR_BUFFER_SIZE": "2000",
             "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}]: ",
         }
-        env.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # else each rank connects with each other one (gloo)
+        env.setdefault(
+            "TORCH_GLOO_LAZY_INIT", "1"
+        )  # else each rank connects with each other one (gloo)
         if not job.gpus_per_node:
             env["CUDA_VISIBLE_DEVICES"] = ""
         if job.token_path and not self.storage.do(lambda: os.access(job.token_path, os.R_OK)):
             where = "does not exist, so this job has no Hugging Face token"
-            spool.write(f"[ENV] {job.token_path} {where}; submit the run with the trainer to get one")
+            spool.write(
+                f"[ENV] {job.token_path} {where}; submit the run with the trainer to get one"
+            )
         places = {"RUN_DIR": self.run_dir, "resume": None}  # each attempt sets the second
         self.words = [places[word.text] if word.is_variable else word.text for word in job.command]
         if job.is_sweep:
@@ -169,14 +200,22 @@ class Supervisor:
             self.retries = {name: int(found[name]) for name in self.retries}
         env["HEAD_IP"], env["HEAD_NODE"] = self._head_address(), self.host
         program = os.path.dirname(self.spec_path)
-        self.storage.do(lambda: zipapp.create_archive(program, self.program))  # one file, which each node reads once
+        self.storage.do(
+            lambda: zipapp.create_archive(program, self.program)
+        )  # one file, which each node reads once
         if job.environment and (spare := self.allocated[self.num_nodes :]):
-            subprocess.Popen(step.command(self.srun, job, spare, [self.program, "unpack", self.spec_path], env=env))
+            subprocess.Popen(
+                step.command(
+                    self.srun, job, spare, [self.program, "unpack", self.spec_path], env=env
+                )
+            )
 
     def _take(self, allocated: list[str]) -> None:
         """Put the ranks on the first nodes of these; the others are spare."""
         self.allocated, self.hosts = allocated, allocated[: self.num_nodes]
-        self._write(f"{self.control}/{self.job_id}.hosts", " ".join(self.hosts) + "\n")  # in the order of the ranks
+        self._write(
+            f"{self.control}/{self.job_id}.hosts", " ".join(self.hosts) + "\n"
+        )  # in the order of the ranks
 
     def _head_address(self) -> str:
         """Return this node's address for the others. Query Slurm now: a node may return with another address."""
@@ -201,7 +240,9 @@ class Supervisor:
             self.is_ending = True
             self.is_signalled = True  # Slurm sends TERM to the ranks, too
             threading.Thread(target=self._settle, daemon=True).start()
-        spool.write(f"[PREEMPT] {slurm.stamp()} {name}: $STOP_FILE asks the ranks to save and leave")
+        spool.write(
+            f"[PREEMPT] {slurm.stamp()} {name}: $STOP_FILE asks the ranks to save and leave"
+        )
         threading.Thread(target=self._ask_to_stop, args=(name,), daemon=True).start()
 
     def _ask_to_stop(self, name: str) -> None:
@@ -215,12 +256,18 @@ class Supervisor:
 
     def _signal_ranks(self, name: str) -> None:
         """Send the program's stop signal to the ranks on all nodes, and log who was reached."""
-        reached = self._lines.signal(signal.Signals[f"SIG{name}"]) if self._lines is not None else []
+        reached = (
+            self._lines.signal(signal.Signals[f"SIG{name}"]) if self._lines is not None else []
+        )
         self.is_signalled = self.is_signalled or bool(reached)
         if reached:
-            spool.write(f"[PREEMPT] {slurm.stamp()} {name} was sent to the ranks on {' '.join(reached)}")
+            spool.write(
+                f"[PREEMPT] {slurm.stamp()} {name} was sent to the ranks on {' '.join(reached)}"
+            )
         if missed := [host for host in self.hosts if host not in reached]:
-            spool.write(f"[PREEMPT] {slurm.stamp()} {name} did not reach the ranks on {' '.join(missed)}")
+            spool.write(
+                f"[PREEMPT] {slurm.stamp()} {name} did not reach the ranks on {' '.join(missed)}"
+            )
 
     # -- the end of an attempt that was asked to stop ------------------------------------------------------------------
 
@@ -232,7 +279,9 @@ class Supervisor:
         if self.outcome == "preempted" or self.is_ending:
             return True
         if not self.stopping:
-            return self._is_preempted()  # at the start of its grace time Slurm sends TERM to the ranks alone
+            return (
+                self._is_preempted()
+            )  # at the start of its grace time Slurm sends TERM to the ranks alone
         if self.lost or self.stalled or self.code == ending.FATAL:
             return False
         return self.is_signalled or self.code != 0
@@ -292,7 +341,9 @@ class Supervisor:
         if time.time() < self.end - WARNED_S:
             return True  # an operator's warning
         path = f"{self.control}/{self.job_id}.limits"
-        places = progress.folders(self.run_dir, self.job.workdir, [word or "" for word in self.words])
+        places = progress.folders(
+            self.run_dir, self.job.workdir, [word or "" for word in self.words]
+        )
         before = progress.parse(self._read(path))
         mark = dataclasses.replace(self._mark, step=self._first_step())
         if before is not None and not self._is_further(before, mark, places):
@@ -326,7 +377,9 @@ class Supervisor:
 
     def _attempt(self) -> None:
         """Run the ranks once, on all nodes, until they end; set code and outcome."""
-        self.attempt_id = f"{self.job_id}.r{self.restarts}" + (f"t{self.again}" if self.again else "")
+        self.attempt_id = f"{self.job_id}.r{self.restarts}" + (
+            f"t{self.again}" if self.again else ""
+        )
         outcome, stop = (f"{self.control}/{self.attempt_id}.{name}" for name in ("outcome", "stop"))
         env = self.env
         env |= {"RUN_ATTEMPT_ID": self.attempt_id, "STOP_FILE": stop}
@@ -337,16 +390,24 @@ class Supervisor:
         self._metrics_size = self.storage.do(lambda: progress.size(self._metrics))
         if self.stopping:  # the signal was received between two attempts
             self._ask_to_stop("")
-        resume = "auto" if resumes else self.job.resume  # this run's own checkpoint goes before the one it began from
+        resume = (
+            "auto" if resumes else self.job.resume
+        )  # this run's own checkpoint goes before the one it began from
         words = [resume if word is None else word for word in self.words]
         program = [self.program, "node", self.spec_path, *words]
-        argv = step.command(self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts)
+        argv = step.command(
+            self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts
+        )
         self.lost, self.joined, self.stalled = [], set(), ""
         lines = self._lines = lifelines.Lifelines(self._on_joined, self._on_lost, env["HEAD_IP"])
         env["LIFELINE"] = lines.place
         self.code = 0
-        if self.job.container and self.job.environment:  # slurmstepd reads the bundle before the step begins
-            prepare = step.command(self.srun, self.job, self.hosts, [self.program, "image", self.spec_path], env=env)
+        if (
+            self.job.container and self.job.environment
+        ):  # slurmstepd reads the bundle before the step begins
+            prepare = step.command(
+                self.srun, self.job, self.hosts, [self.program, "image", self.spec_path], env=env
+            )
             self.code = subprocess.call(prepare, env=env, cwd="/")
         for port in _ports(0 if self.code else 3):
             self.code = 1
@@ -434,7 +495,9 @@ class Supervisor:
         if "is the shared filesystem mounted" in words:
             return self._outwait("filesystem", node)
         partition = self.env["SLURM_JOB_PARTITION"]
-        return self._restart(f"{node} is suspect, but partition {partition} has no other node for it; trying it again")
+        return self._restart(
+            f"{node} is suspect, but partition {partition} has no other node for it; trying it again"
+        )
 
     def _record_failure(self, kind: str, node: str, words: str) -> None:
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\t{self.attempt_id}\t{kind}\t{node}\t{words}\n"
@@ -449,7 +512,9 @@ class Supervisor:
         if self.stalled:
             node, words = "-", ""
             with contextlib.suppress(OSError, ValueError):
-                node, words = storage.within(lambda: stall.behind(self.run_dir, self.job_id, self.hosts), EXPLAINING_S)
+                node, words = storage.within(
+                    lambda: stall.behind(self.run_dir, self.job_id, self.hosts), EXPLAINING_S
+                )
             return explain.Verdict("program", node, "; ".join(filter(None, (self.stalled, words))))
         with contextlib.suppress(OSError, ValueError):
             attempt = (self.run_dir, self.job_id, self.attempt_id, self.hosts)
@@ -470,10 +535,14 @@ class Supervisor:
     def _outwait(self, kind: str, node: str) -> bool:
         """Wait until a fault that is not the program's may be over; return whether to try again."""
         if self.retries["faults"] >= MAX_FAULTS:
-            spool.write(f"[RESTART] given up after {MAX_FAULTS} faults of the filesystem, the nodes or the network")
+            spool.write(
+                f"[RESTART] given up after {MAX_FAULTS} faults of the filesystem, the nodes or the network"
+            )
             return False
         self._count("faults")
-        if kind == "node" and not slurm.await_node(node, lambda: bool(self.stopping), is_silent=bool(self.lost)):
+        if kind == "node" and not slurm.await_node(
+            node, lambda: bool(self.stopping), is_silent=bool(self.lost)
+        ):
             return False
         self.storage.await_ready()
         pause_s = min(LONGEST_PAUSE_S, 2.0 ** self.retries["faults"])
@@ -509,15 +578,27 @@ class Supervisor:
         return self._read(f"{self.control}/{self.job_id}.excluded").split()
 
     def _leave_out(self, bad: list[str]) -> None:
-        self._write(f"{self.control}/{self.job_id}.excluded", "".join(f"{node}\n" for node in bad), append=True)
-        fewest = [f"NumNodes={self.num_nodes}-{self.env['SLURM_JOB_NUM_NODES']}"] if self.job.nodes else []
-        slurm.exclude(self.slurm_id, ",".join(sorted({*self.job.exclude, *self._left_out(), *bad})), fewest)
+        self._write(
+            f"{self.control}/{self.job_id}.excluded",
+            "".join(f"{node}\n" for node in bad),
+            append=True,
+        )
+        fewest = (
+            [f"NumNodes={self.num_nodes}-{self.env['SLURM_JOB_NUM_NODES']}"]
+            if self.job.nodes
+            else []
+        )
+        slurm.exclude(
+            self.slurm_id, ",".join(sorted({*self.job.exclude, *self._left_out(), *bad})), fewest
+        )
 
     def _requeue(self) -> bool:
         self.comes_back = True
         is_ending = self.is_ending
         is_interrupted = (lambda: False) if is_ending else (lambda: self.is_ending)
-        self.is_requeued = slurm.requeue(self.slurm_id, self.restarts, is_interrupted, is_ending=is_ending)
+        self.is_requeued = slurm.requeue(
+            self.slurm_id, self.restarts, is_interrupted, is_ending=is_ending
+        )
         return self.is_requeued
 
     def _make_way(self) -> None:
@@ -545,7 +626,11 @@ class Supervisor:
         paths = [path for path in (self.job.token_path, self.job.secrets_path) if path]
         if not paths or self.stopping or self.comes_back:
             return
-        array = (self.env["SLURM_ARRAY_JOB_ID"], self.env["SLURM_ARRAY_TASK_ID"]) if self.job.is_sweep else None
+        array = (
+            (self.env["SLURM_ARRAY_JOB_ID"], self.env["SLURM_ARRAY_TASK_ID"])
+            if self.job.is_sweep
+            else None
+        )
         if array and not slurm.is_last_task(*array):
             return  # other runs of the sweep use it
         for path in paths:
@@ -559,7 +644,9 @@ class Supervisor:
             found: dict[str, str] = json.loads(self.storage.do(lambda: _text(path))) if path else {}
         except OSError as e:
             hint = "submit the run again with env-file"
-            raise ending.FatalError(f"{path}, the job's secret variables: {storage.reason(e)}; {hint}") from e
+            raise ending.FatalError(
+                f"{path}, the job's secret variables: {storage.reason(e)}; {hint}"
+            ) from e
         return found
 
     def _read(self, path: str) -> str:

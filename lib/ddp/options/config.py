@@ -12,11 +12,15 @@ from ddp.problem import ParameterError
 from ddp.settings import Settings
 from slurm_ddp import backports
 
-SYSTEM = pathlib.Path("/etc/slurm-ddp.toml")  # the charm writes it; on another cluster its administrator may
+SYSTEM = pathlib.Path(
+    "/etc/slurm-ddp.toml"
+)  # the charm writes it; on another cluster its administrator may
 USER = ".config/slurm-ddp.toml"
 PREFIX = "DDP_"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}  # of variables
-DEFAULT_WORKSPACE = "slurm-ddp"  # in the home folder, which clusters without the charm share between their nodes
+DEFAULT_WORKSPACE = (
+    "slurm-ddp"  # in the home folder, which clusters without the charm share between their nodes
+)
 
 
 class Config(fields.Parsed):
@@ -24,7 +28,9 @@ class Config(fields.Parsed):
 
     workspace: fields.Folder | None = None
     account: fields.Account = ""  # whose environments and datasets all users share
-    unit: typing.Annotated[str, fields.matches(r"([a-z][a-z0-9-]*/[0-9]+)?", 80, "a unit such as trainer/0")] = ""
+    unit: typing.Annotated[
+        str, fields.matches(r"([a-z][a-z0-9-]*/[0-9]+)?", 80, "a unit such as trainer/0")
+    ] = ""
     torch_build: fields.TorchBuild = "auto"
     torch_index: fields.Index = ""
     mlflow_tracking_uri: fields.Tracking = ""
@@ -61,7 +67,9 @@ def settings(config: Config) -> Settings:
     home = pathlib.Path(about.pw_dir)
     alike = config.model_dump(exclude={"workspace", "mlflow_tracking_uri"})
     return Settings(
-        workspace=pathlib.Path(config.workspace.rstrip("/")) if config.workspace else home / DEFAULT_WORKSPACE,
+        workspace=pathlib.Path(config.workspace.rstrip("/"))
+        if config.workspace
+        else home / DEFAULT_WORKSPACE,
         user=about.pw_name,
         uid=about.pw_uid,
         gid=about.pw_gid,
@@ -84,7 +92,9 @@ def _account() -> pwd.struct_passwd:
         return pwd.getpwuid(os.geteuid())
     except KeyError:
         hint = f"is the directory of accounts (LDAP, sssd) up? see: getent passwd {os.geteuid()}"
-        raise ParameterError("account", f"uid {os.geteuid()} has none on this host; {hint}") from None
+        raise ParameterError(
+            "account", f"uid {os.geteuid()} has none on this host; {hint}"
+        ) from None
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -102,4 +112,8 @@ def _read(path: pathlib.Path) -> dict[str, object]:
 def write(config: collections.abc.Mapping[str, str | bool]) -> str:
     """Format a configuration file. The alphabets of the values exclude quotes and backslashes."""
     lines = [f"{name} = {json.dumps(value)}" for name, value in sorted(config.items())]
-    return "# Written by the charm ddp-trainer; change its options instead. Read by ddp.\n" + "\n".join(lines) + "\n"
+    return (
+        "# Written by the charm ddp-trainer; change its options instead. Read by ddp.\n"
+        + "\n".join(lines)
+        + "\n"
+    )

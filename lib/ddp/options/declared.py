@@ -69,9 +69,15 @@ class Option:
 
     def schema(self) -> dict[str, object]:
         """Declare it as a parameter in charmcraft.yaml."""
-        declared: dict[str, object] = {"type": ["string", "integer"] if self.takes_number else self.kind}
+        declared: dict[str, object] = {
+            "type": ["string", "integer"] if self.takes_number else self.kind
+        }
         declared |= {"enum": list(self.choices)} if self.choices else {}
-        for name, value in (("minimum", self.minimum), ("maximum", self.maximum), ("default", self.default)):
+        for name, value in (
+            ("minimum", self.minimum),
+            ("maximum", self.maximum),
+            ("default", self.default),
+        ):
             if value is not None:
                 declared[name] = value
         shown = f" [default: {self.text.default}]" if self.text.default else ""
@@ -80,7 +86,9 @@ class Option:
 
 def options(model: type[fields.Parsed]) -> tuple[Option, ...]:
     """List the options of a model, in the order of declaration."""
-    found = ((str(field.alias), field) for field in model.model_fields.values() if not field.exclude)
+    found = (
+        (str(field.alias), field) for field in model.model_fields.values() if not field.exclude
+    )
     return tuple(_option(model, name, field) for name, field in found)
 
 
@@ -97,13 +105,17 @@ def directives(params: fields.Parsed) -> list[tuple[str, str]]:
 
 
 def _text(model: type[fields.Parsed], name: str) -> Text:
-    entry = next((TEXTS[c.__name__][name] for c in model.__mro__ if name in TEXTS.get(c.__name__, {})), None)
+    entry = next(
+        (TEXTS[c.__name__][name] for c in model.__mro__ if name in TEXTS.get(c.__name__, {})), None
+    )
     return spec.build(Text, TEXTS[name] if entry is None else entry)
 
 
 def _option(model: type[fields.Parsed], name: str, field: pydantic.fields.FieldInfo) -> Option:
     base, marks = fields.base_of(field.annotation)
-    limits = next((mark for mark in (*field.metadata, *marks) if isinstance(mark, fields.Limits)), None)
+    limits = next(
+        (mark for mark in (*field.metadata, *marks) if isinstance(mark, fields.Limits)), None
+    )
     return Option(
         model=model,
         name=name,

@@ -7,11 +7,15 @@ from slurm_ddp import backports
 
 _HERE = pathlib.Path(__file__)
 _DECLARED = backports.read_toml(_HERE.with_suffix(".toml"))
-FABRICS = tuple(spec.build(spec.Fabric, {"name": name, **entry}) for name, entry in _DECLARED.items())
+FABRICS = tuple(
+    spec.build(spec.Fabric, {"name": name, **entry}) for name, entry in _DECLARED.items()
+)
 NAMES = ("auto", *sorted(_DECLARED))
 
 
 def root_scripts(name: str) -> dict[str, str]:
     """Read the Prolog and Epilog that root must install on the nodes for this fabric; most need none."""
-    paths = {part: _HERE.with_name("templates") / f"{name}-{part}.sh" for part in ("prolog", "epilog")}
+    paths = {
+        part: _HERE.with_name("templates") / f"{name}-{part}.sh" for part in ("prolog", "epilog")
+    }
     return {part: path.read_text() for part, path in paths.items() if path.is_file()}

@@ -36,7 +36,9 @@ RESERVED = frozenset(
 Check = collections.abc.Callable[[str], str]  # of a text, which it returns. Raises ValueError
 # Names of variables with secrets, by their ends
 _SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSPHRASE)", re.ASCII | re.IGNORECASE)
-_SLURMS = re.compile(r"SLURMD?_.*")  # sbatch(1), output environment variables: Slurm sets them in every job
+_SLURMS = re.compile(
+    r"SLURMD?_.*"
+)  # sbatch(1), output environment variables: Slurm sets them in every job
 # sbatch(1), long options: the job sets these and relies on them
 SBATCH_KEPT = tuple(
     """
@@ -63,7 +65,9 @@ class Directive:
     """The option of sbatch(1) that an option sets, with the same value unless that is computed."""
 
     name: str
-    is_computed: bool = False  # `ddp.submit.resources` computes the value, also for an option that is not given
+    is_computed: bool = (
+        False  # `ddp.submit.resources` computes the value, also for an option that is not given
+    )
 
 
 def matches(pattern: str, limit: int, allowed: str, also: Check = str) -> pydantic.AfterValidator:
@@ -127,7 +131,9 @@ def _check_grid(value: str) -> str:
 def _check_steps(value: str) -> str:
     first, last = (int(part) for part in value.split("-"))
     if not 1 <= first <= last or last - first >= MAX_PROFILED_STEPS:
-        raise ValueError(f"{shown(value)} is not allowed; first and last step, at most {MAX_PROFILED_STEPS} of them")
+        raise ValueError(
+            f"{shown(value)} is not allowed; first and last step, at most {MAX_PROFILED_STEPS} of them"
+        )
     return value
 
 
@@ -144,16 +150,22 @@ def _check_env(value: str) -> str:
     for word in shlex.split(value):
         name, equals, _ = word.partition("=")
         if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"{shown(word)} is not NAME=value; quote a value with blanks, as in A='b c'")
+            raise ValueError(
+                f"{shown(word)} is not NAME=value; quote a value with blanks, as in A='b c'"
+            )
         check_unreserved(name)
         if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            raise ValueError(f"{name} would be in the job's script for others to read; use the trainer's hf-token")
+            raise ValueError(
+                f"{name} would be in the job's script for others to read; use the trainer's hf-token"
+            )
         if is_secret(name) and equals:
             how = "use env-file with a file of mode 0600, or in a terminal export it and give env its name alone"
             raise ValueError(f"{name} would be in the job's script for others to read; {how}")
         if not equals:
             secretly = f"export {name}, or use env-file with a file of mode 0600"
-            raise ValueError(f"{name} has no value; {secretly if is_secret(name) else f'write {name}=value'}")
+            raise ValueError(
+                f"{name} has no value; {secretly if is_secret(name) else f'write {name}=value'}"
+            )
     return value
 
 
@@ -185,8 +197,14 @@ def parse_variables(text: str) -> dict[str, str]:
 def _check_metric(value: str) -> str:
     for line in value.splitlines():
         name, equals, pattern = line.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}", name) or name in ("kind", "time", "best"):
-            raise ValueError(f"{shown(line)} is not allowed; NAME=PATTERN, such as loss=loss[ =:]+([0-9.eE+-]+)")
+        if (
+            not equals
+            or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}", name)
+            or name in ("kind", "time", "best")
+        ):
+            raise ValueError(
+                f"{shown(line)} is not allowed; NAME=PATTERN, such as loss=loss[ =:]+([0-9.eE+-]+)"
+            )
         try:
             groups = re.compile(pattern).groups
         except (re.error, OverflowError, RecursionError) as e:
@@ -201,7 +219,9 @@ _WORD = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _PATH = r"/[A-Za-z0-9._/+@=-]*"
 _PATH_RULE = "an absolute path of letters, digits and . _ / + @ = -"
 _NAME_RULE = "only letters, digits and . _ -, beginning with a letter or digit"
-_TIME = "minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-HH:MM:SS, from 1 minute to 365 days, or UNLIMITED"
+_TIME = (
+    "minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-HH:MM:SS, from 1 minute to 365 days, or UNLIMITED"
+)
 
 
 def _path(*words: str) -> pydantic.AfterValidator:
@@ -211,59 +231,106 @@ def _path(*words: str) -> pydantic.AfterValidator:
 
 
 Name = typing.Annotated[str, matches(_WORD, 64, _NAME_RULE)]
-ShortName = typing.Annotated[str, matches(_WORD, 56, _NAME_RULE)]  # something is put before or behind it
-Names = typing.Annotated[str, matches(f"{_WORD}([, ] ?{_WORD})*", 600, "names, separated by commas or blanks")]
+ShortName = typing.Annotated[
+    str, matches(_WORD, 56, _NAME_RULE)
+]  # something is put before or behind it
+Names = typing.Annotated[
+    str, matches(f"{_WORD}([, ] ?{_WORD})*", 600, "names, separated by commas or blanks")
+]
 Path = typing.Annotated[str, _path()]
 _MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"  # gpt and smoke among them
-Workload = typing.Annotated[str, matches(f"{_MODULE}|{_PATH}", 1024, f"gpt, smoke or {_PATH_RULE}", _check_path)]
+Workload = typing.Annotated[
+    str, matches(f"{_MODULE}|{_PATH}", 1024, f"gpt, smoke or {_PATH_RULE}", _check_path)
+]
 Python = typing.Annotated[str, _path("auto", "none")]
 Source = typing.Annotated[str, _path("python-stdlib")]
 Tokenizer = typing.Annotated[str, _path("auto", "byte", "gpt2")]
 Dataset = typing.Annotated[
-    str, matches(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}|{_PATH}", 1024, f"a dataset's name or {_PATH_RULE}", _check_path)
+    str,
+    matches(
+        rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}|{_PATH}",
+        1024,
+        f"a dataset's name or {_PATH_RULE}",
+        _check_path,
+    ),
 ]
-Words = typing.Annotated[str, matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell", _check_words)]
-Metrics = typing.Annotated[str, matches(r"[ -~\n]*", 2000, "NAME=PATTERN with printable ASCII", _check_metric)]
+Words = typing.Annotated[
+    str, matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell", _check_words)
+]
+Metrics = typing.Annotated[
+    str, matches(r"[ -~\n]*", 2000, "NAME=PATTERN with printable ASCII", _check_metric)
+]
 Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
 _AXIS = r"[a-z][A-Za-z0-9_.-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
 _GRID_RULE = "options with their values, such as: lr=0.001,0.003 batch=8,16"
 Grid = typing.Annotated[str, matches(rf"( *{_AXIS} *)*", 4096, _GRID_RULE, _check_grid)]
-Constraint = typing.Annotated[str, matches(f"{_WORD}([&|]{_WORD})*", 256, "names of features joined by & or |")]
-Time = typing.Annotated[str, matches(rf"[0-9:-]+|{'|'.join(times.NO_LIMIT)}", 24, _TIME, _check_time)]
+Constraint = typing.Annotated[
+    str, matches(f"{_WORD}([&|]{_WORD})*", 256, "names of features joined by & or |")
+]
+Time = typing.Annotated[
+    str, matches(rf"[0-9:-]+|{'|'.join(times.NO_LIMIT)}", 24, _TIME, _check_time)
+]
 _MEMORY, _MEMORY_RULE = r"[1-9][0-9]{0,8}[MGT]?", "a whole number with M, G or T, such as 8G"
 SITE = "site"
 Memory = typing.Annotated[str, matches(f"{_MEMORY}|{SITE}", 10, f"{_MEMORY_RULE}, or {SITE}")]
 MemoryPerCpu = typing.Annotated[str, matches(_MEMORY, 10, _MEMORY_RULE)]
 _IMAGE = rf"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?([#/]{_WORD})*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{{64}})"
 _IMAGE_RULE = (
-    "an imported image's name, an image with its tag, such as nvcr.io#nvidia/pytorch:25.01-py3, or a file's path"
+    "an imported image's name, an image with its tag, such as "
+    "nvcr.io#nvidia/pytorch:25.01-py3, or a file's path"
 )
 Image = typing.Annotated[str, matches(rf"{_WORD}|{_IMAGE}|{_PATH}", 512, _IMAGE_RULE, _check_path)]
 _SOURCE_RULE = "docker://IMAGE:TAG, docker-archive:FILE or oci-archive:FILE, as skopeo takes them"
-ImageSource = typing.Annotated[str, matches(r"(docker:/|(docker|oci)-archive:)[\w./:@+=-]+", 512, _SOURCE_RULE)]
+ImageSource = typing.Annotated[
+    str, matches(r"(docker:/|(docker|oci)-archive:)[\w./:@+=-]+", 512, _SOURCE_RULE)
+]
 Ranks = typing.Annotated[str, matches(r"[0-9]{1,6}(,[0-9]{1,6})*", 256, "ranks such as 0 or 0,8")]
 _HOSTS = r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[0-9,-]+\])?[A-Za-z0-9._-]*"
-Hosts = typing.Annotated[str, matches(rf"{_HOSTS}(,{_HOSTS})*", 1024, "names of nodes, such as node-[0-3],big-7")]
+Hosts = typing.Annotated[
+    str, matches(rf"{_HOSTS}(,{_HOSTS})*", 1024, "names of nodes, such as node-[0-3],big-7")
+]
 _BEFORE = r"after(any|ok|notok)?(:[1-9][0-9]{0,9}(_[0-9]{1,7})?(\+[0-9]{1,6})?)+"
 _BEFORE_RULE = "after, afterany, afterok or afternotok with jobs' ids, such as afterok:40:41; all with , or any with ?"
-Dependency = typing.Annotated[str, matches(rf"{_BEFORE}((,{_BEFORE})*|(\?{_BEFORE})*)", 512, _BEFORE_RULE)]
+Dependency = typing.Annotated[
+    str, matches(rf"{_BEFORE}((,{_BEFORE})*|(\?{_BEFORE})*)", 512, _BEFORE_RULE)
+]
 _SBATCH_WORD = r"--[a-z][a-z0-9-]{1,40}(=[A-Za-z0-9._:,@%/+-]{1,200})?"
 _SBATCH_RULE = "sbatch's own long options, separated by blanks, such as --nice=100 --switches=1"
 Sbatch = typing.Annotated[str, matches(rf"({_SBATCH_WORD}( {_SBATCH_WORD})*)?", 1024, _SBATCH_RULE)]
-Steps = typing.Annotated[str, matches(r"[0-9]{1,9}-[0-9]{1,9}", 20, "first and last step, such as 10-12", _check_steps)]
-Size = typing.Annotated[str, matches(r"[1-9][0-9]{0,11}[KMG]?", 13, "a number of bytes with K, M or G, such as 64M")]
-States = typing.Annotated[str, matches(r"[A-Za-z_]+(,[A-Za-z_]+)*", 200, "Slurm's states, such as RUNNING,PENDING")]
-Glob = typing.Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._*-]*", 80, "a name in which * is any text, such as lrs*")]
+Steps = typing.Annotated[
+    str, matches(r"[0-9]{1,9}-[0-9]{1,9}", 20, "first and last step, such as 10-12", _check_steps)
+]
+Size = typing.Annotated[
+    str, matches(r"[1-9][0-9]{0,11}[KMG]?", 13, "a number of bytes with K, M or G, such as 64M")
+]
+States = typing.Annotated[
+    str, matches(r"[A-Za-z_]+(,[A-Za-z_]+)*", 200, "Slurm's states, such as RUNNING,PENDING")
+]
+Glob = typing.Annotated[
+    str, matches(r"[A-Za-z0-9][A-Za-z0-9._*-]*", 80, "a name in which * is any text, such as lrs*")
+]
 _SINCE_RULE = "a time ago such as 90m, 12h or 2d, or a date such as 2026-11-20"
-Since = typing.Annotated[str, matches(r"[1-9][0-9]{0,4}[mhdw]|[12][0-9]{3}[0-9T:Z.+-]{0,36}", 40, _SINCE_RULE)]
+Since = typing.Annotated[
+    str, matches(r"[1-9][0-9]{0,4}[mhdw]|[12][0-9]{3}[0-9T:Z.+-]{0,36}", 40, _SINCE_RULE)
+]
 Folder = typing.Annotated[
-    str, matches(r"/[A-Za-z0-9._/-]+", 200, "an absolute path of letters, digits and . _ / -", _check_path)
+    str,
+    matches(
+        r"/[A-Za-z0-9._/-]+", 200, "an absolute path of letters, digits and . _ / -", _check_path
+    ),
 ]
 Account = typing.Annotated[str, matches(r"([a-z_][a-z0-9_-]*)?", 32, "the name of an account")]
 _URL = r"https?://[A-Za-z0-9._:/+-]+"
-Index = typing.Annotated[str, matches(rf"({_URL})?", 500, "the URL of a package index without credentials, or nothing")]
+Index = typing.Annotated[
+    str, matches(rf"({_URL})?", 500, "the URL of a package index without credentials, or nothing")
+]
 Tracking = typing.Annotated[
-    str, matches(rf"({_URL}|{_PATH})?", 500, "a server's http(s) URI without credentials, or a path, or nothing")
+    str,
+    matches(
+        rf"({_URL}|{_PATH})?",
+        500,
+        "a server's http(s) URI without credentials, or a path, or nothing",
+    ),
 ]
 Lines = typing.Annotated[int, between(1, MAX_LINES)]
 Seconds = typing.Annotated[int, between(1, 30 * 86400)]
@@ -273,7 +340,9 @@ Fabric = typing.Annotated[str, among(*fabrics.NAMES)]
 
 # Options of several verbs that set a directive of sbatch
 Partition = typing.Annotated[Name | None, Directive("partition", is_computed=True)]
-Nodes = typing.Annotated[typing.Annotated[int, between(1, MAX_NODES)] | None, Directive("nodes", is_computed=True)]
+Nodes = typing.Annotated[
+    typing.Annotated[int, between(1, MAX_NODES)] | None, Directive("nodes", is_computed=True)
+]
 _Gpus = typing.Annotated[int, between(0, MAX_GPUS)]
 _Cpus = typing.Annotated[int, between(1, MAX_CPUS)]
 Gpus = typing.Annotated[_Gpus | None, Directive("gpus-per-node", is_computed=True)]
@@ -297,12 +366,20 @@ Model = typing.TypeVar("Model", bound=Parsed)
 
 def parse(model: type[Model], given: collections.abc.Mapping[str, object]) -> Model:
     """Parse options; a whole number counts as its text, since YAML makes 30 a number. Raises ParameterError."""
-    known = {field.alias or name: field for name, field in model.model_fields.items() if not field.exclude}
+    known = {
+        field.alias or name: field
+        for name, field in model.model_fields.items()
+        if not field.exclude
+    }
     for name in sorted(given):
         if name not in known:
-            raise ParameterError(shown(name)[1:-1], f"unknown option; there are: {', '.join(sorted(known))}")
+            raise ParameterError(
+                shown(name)[1:-1], f"unknown option; there are: {', '.join(sorted(known))}"
+            )
     values = {
-        name: str(value) if type(value) is int and base_of(known[name].annotation)[0] is str else value
+        name: str(value)
+        if type(value) is int and base_of(known[name].annotation)[0] is str
+        else value
         for name, value in given.items()
     }
     try:
@@ -328,7 +405,11 @@ def _explain(error: typing.Any, value: object) -> str:
     kind = str(error["type"])
     if kind == "missing":
         return "must be given"
-    for prefix, wanted in {"string": "a text", "int": "a whole number", "bool": "true or false"}.items():
+    for prefix, wanted in {
+        "string": "a text",
+        "int": "a whole number",
+        "bool": "true or false",
+    }.items():
         if kind.startswith(prefix):
             return f"{shown(value)} is not allowed; {wanted}"
     return str(error.get("ctx", {}).get("error", error["msg"]))
@@ -348,7 +429,9 @@ def variables(text: str) -> tuple[tuple[str, str], ...]:
 
 def patterns(text: str) -> tuple[tuple[str, str], ...]:
     """Split a checked `metric` into names and patterns."""
-    return tuple((name, pattern) for name, _, pattern in (line.partition("=") for line in text.splitlines()))
+    return tuple(
+        (name, pattern) for name, _, pattern in (line.partition("=") for line in text.splitlines())
+    )
 
 
 def memory_mb(text: str) -> int:

@@ -26,13 +26,20 @@ class Place(Parsed):
     @pydantic.field_validator("sbatch")
     @classmethod
     def _check_sbatch(cls, value: str) -> str:
-        own = {directive.name: cls.model_fields[name].alias for name, directive in fields.directives(cls).items()}
+        own = {
+            directive.name: cls.model_fields[name].alias
+            for name, directive in fields.directives(cls).items()
+        }
         for word in value.split():
             name = word.partition("=")[0].removeprefix("--")
             # sbatch accepts a prefix of an option's name for the option
-            if ours := next((ours for theirs, ours in own.items() if theirs.startswith(name)), None):
+            if ours := next(
+                (ours for theirs, ours in own.items() if theirs.startswith(name)), None
+            ):
                 raise ValueError(f"--{name} has its own option; use {ours}")
-            if kept := next((theirs for theirs in fields.SBATCH_KEPT if theirs.startswith(name)), None):
+            if kept := next(
+                (theirs for theirs in fields.SBATCH_KEPT if theirs.startswith(name)), None
+            ):
                 raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
         return value
 
@@ -60,7 +67,9 @@ class Training(Nodes):
     workload: fields.Workload = pydantic.Field("gpt", validate_default=True)
     cpus_per_task: fields.Cpus = None
     memory: typing.Annotated[fields.Memory | None, Directive("mem", is_computed=True)] = None
-    mem_per_cpu: typing.Annotated[fields.MemoryPerCpu | None, Directive("mem-per-cpu", is_computed=True)] = None
+    mem_per_cpu: typing.Annotated[
+        fields.MemoryPerCpu | None, Directive("mem-per-cpu", is_computed=True)
+    ] = None
     exclusive: typing.Annotated[bool, Directive("exclusive")] = False
     dependency: typing.Annotated[fields.Dependency | None, Directive("dependency")] = None
     args: fields.Words = ""
@@ -81,18 +90,28 @@ class Training(Nodes):
     python: fields.Python = "auto"
     requirements: fields.Path | None = None
     snapshot: bool = True
-    arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # of the command line, behind the workload
-    ranks: int | None = pydantic.Field(None, exclude=True)  # on each node, as torchrun's command line asks for them
-    secrets: dict[str, str] = pydantic.Field({}, exclude=True, repr=False)  # variables of the terminal's, by env
+    arguments: tuple[str, ...] = pydantic.Field(
+        (), exclude=True
+    )  # of the command line, behind the workload
+    ranks: int | None = pydantic.Field(
+        None, exclude=True
+    )  # on each node, as torchrun's command line asks for them
+    secrets: dict[str, str] = pydantic.Field(
+        {}, exclude=True, repr=False
+    )  # variables of the terminal's, by env
     typed_in: str = pydantic.Field("", exclude=True)  # the folder; an action has none
-    active: str = pydantic.Field("", exclude=True)  # the folder of the environment that is active there
+    active: str = pydantic.Field(
+        "", exclude=True
+    )  # the folder of the environment that is active there
 
     @pydantic.field_validator("workload")
     @classmethod
     def _check_workload(cls, value: str, info: pydantic.ValidationInfo) -> str:
         is_module = value not in ("gpt", "smoke") and not value.startswith("/")
         if info.data.get("module") and not is_module:
-            raise ValueError(f"{shown(value)} is not allowed; with module the name of one, such as train.main")
+            raise ValueError(
+                f"{shown(value)} is not allowed; with module the name of one, such as train.main"
+            )
         if is_module and not info.data.get("module"):
             raise ValueError(f"{shown(value)} is not allowed; gpt, smoke or an absolute path")
         return value
@@ -171,7 +190,9 @@ class ListRuns(Parsed):
     state: fields.States | None = None
     name: fields.Glob | None = None
     since: fields.Since | None = None
-    sort: typing.Annotated[str, among("submitted", "name", "state", "loss", "best", "rate", "step")] = "submitted"
+    sort: typing.Annotated[
+        str, among("submitted", "name", "state", "loss", "best", "rate", "step")
+    ] = "submitted"
     lines: fields.Lines = 50
 
 

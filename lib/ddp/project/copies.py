@@ -95,16 +95,31 @@ class Copy:
         """Where the ranks start."""
         root, place = self.found.root, os.path.normpath(self.folder / self.below)
         near = (root / self.found.script).parent if self.found.script else root / self.below
-        parts = [self._copied(part) for part in self.python_path.split(":")] if self.python_path else []
-        parts += [self._copied(str(path)) for path in importable(near, root) if not self.found.is_alone]
+        parts = (
+            [self._copied(part) for part in self.python_path.split(":")] if self.python_path else []
+        )
+        parts += [
+            self._copied(str(path)) for path in importable(near, root) if not self.found.is_alone
+        ]
         return Start(place, str(root), ":".join(dict.fromkeys(parts)))
 
     def _copied(self, part: str) -> str:
         """Return a folder of PYTHONPATH as the ranks find it."""
         root = self.found.root
         path = pathlib.Path(os.path.normpath(root / self.below / part))
-        inside = next((one for one in (path, pathlib.Path(os.path.realpath(path))) if one.is_relative_to(root)), None)
-        return str(path) if inside is None else os.path.normpath(self.folder / inside.relative_to(root))
+        inside = next(
+            (
+                one
+                for one in (path, pathlib.Path(os.path.realpath(path)))
+                if one.is_relative_to(root)
+            ),
+            None,
+        )
+        return (
+            str(path)
+            if inside is None
+            else os.path.normpath(self.folder / inside.relative_to(root))
+        )
 
     def place(self) -> None:
         """Move the copy into the run's folder, which exists by now. Raises WorkspaceError."""
@@ -123,7 +138,9 @@ class Copy:
 
     def _apply(self) -> None:
         """Update the copy in place; each file appears whole."""
-        old = pathlib.Path(tempfile.mkdtemp(dir=self.partial))  # for what is replaced, until the submission succeeds
+        old = pathlib.Path(
+            tempfile.mkdtemp(dir=self.partial)
+        )  # for what is replaced, until the submission succeeds
         for name in self.update.removed:
             self._rename(self.folder / name, old / str(len(self.done)))
             for above in pathlib.PurePath(name).parents[:-1]:
@@ -141,7 +158,9 @@ class Copy:
                     self._rename(place, _beside(place))
                 place.mkdir(exist_ok=True)
             if os.path.lexists(target):
-                is_of_run = name in self.update.aside or (target.is_dir() and not target.is_symlink())
+                is_of_run = name in self.update.aside or (
+                    target.is_dir() and not target.is_symlink()
+                )
                 self._rename(target, _beside(target) if is_of_run else old / str(len(self.done)))
             self._rename(source, target)
 
@@ -171,7 +190,9 @@ class Copy:
 
 
 @contextlib.contextmanager
-def copied(settings: Settings, params: models.Training, run: str, log: Log) -> collections.abc.Generator[Copy | None]:
+def copied(
+    settings: Settings, params: models.Training, run: str, log: Log
+) -> collections.abc.Generator[Copy | None]:
     """Copy a project and yield the copy; None for a program of ours, and without a snapshot. Raises Problem."""
     if params.workload in ("gpt", "smoke") or not params.snapshot:
         yield None
@@ -180,11 +201,15 @@ def copied(settings: Settings, params: models.Training, run: str, log: Log) -> c
     folder = settings.runs / run / FOLDER
 
     def work() -> Copy:
-        shutil.rmtree(partial, ignore_errors=True)  # left on a mount that died under a process of this number
+        shutil.rmtree(
+            partial, ignore_errors=True
+        )  # left on a mount that died under a process of this number
         found = find(settings, params)
         below, remark = _below(found, params.typed_in)
         given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
-        copy = dataclasses.replace(stage(settings, found, partial, folder), below=below, python_path=given)
+        copy = dataclasses.replace(
+            stage(settings, found, partial, folder), below=below, python_path=given
+        )
         for line in (_about(found), remark, _of_run(copy.update)):
             if line:
                 log(line)
@@ -197,11 +222,15 @@ def copied(settings: Settings, params: models.Training, run: str, log: Log) -> c
             folders.call(settings, shutil.rmtree, path=partial, ignore_errors=True)
 
 
-def stage(settings: Settings, found: root.Project, partial: pathlib.Path, folder: pathlib.Path) -> Copy:
+def stage(
+    settings: Settings, found: root.Project, partial: pathlib.Path, folder: pathlib.Path
+) -> Copy:
     """Copy what a run's copy lacks of a project to `partial`, a new folder. Raises ParameterError."""
     states = folder.with_name(STATES)
     former = states.read_text() if states.is_file() else None
-    copy = Copy(settings, found, partial, folder, compare(found, folder), not folder.exists(), former)
+    copy = Copy(
+        settings, found, partial, folder, compare(found, folder), not folder.exists(), former
+    )
     root.copy(found, partial, copy.update.copied)
     return copy
 
@@ -213,7 +242,9 @@ def find(settings: Settings, params: models.Training) -> root.Project:
     script = None if params.module else pathlib.Path(params.workload)
     found = root.find(script, own=own, typed_in=typed_in)
     secret = os.path.realpath(params.env_file) if params.env_file else ""
-    return dataclasses.replace(found, files=tuple(name for name in found.files if str(found.root / name) != secret))
+    return dataclasses.replace(
+        found, files=tuple(name for name in found.files if str(found.root / name) != secret)
+    )
 
 
 def in_place(params: models.Training) -> Start:
@@ -221,7 +252,9 @@ def in_place(params: models.Training) -> Start:
     folder = pathlib.Path(params.typed_in or pathlib.Path(params.workload).parent)
     given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
     parts = [os.path.normpath(folder / part) for part in given.split(":")] if given else []
-    root = next((path for path in (folder, *folder.parents) if (path / "pyproject.toml").is_file()), None)
+    root = next(
+        (path for path in (folder, *folder.parents) if (path / "pyproject.toml").is_file()), None
+    )
     parts += [str(path) for path in importable(folder, root)] if root is not None else []
     return Start(str(folder), str(root or folder), ":".join(dict.fromkeys(parts)))
 
@@ -243,11 +276,22 @@ def _packages(root: pathlib.Path) -> list[pathlib.Path]:
             texts.append(files.read_named(root / name).decode(errors="replace"))
     if not (any(map(_BUILD.search, texts)) or (root / "setup.py").is_file()):
         return []
-    named = [root / (one[0] or pathlib.PurePath(one[1]).parent) for text in texts for one in _PLACED.findall(text)]
-    named += [
-        root / one for text in texts for several in _ALSO.findall(text) for one in re.findall(r"[\w./-]+", several)
+    named = [
+        root / (one[0] or pathlib.PurePath(one[1]).parent)
+        for text in texts
+        for one in _PLACED.findall(text)
     ]
-    found = [place for place in dict.fromkeys((root / "src", *named)) if place != root and _holds_modules(place)]
+    named += [
+        root / one
+        for text in texts
+        for several in _ALSO.findall(text)
+        for one in re.findall(r"[\w./-]+", several)
+    ]
+    found = [
+        place
+        for place in dict.fromkeys((root / "src", *named))
+        if place != root and _holds_modules(place)
+    ]
     return found or ([root] if _holds_modules(root) else [])
 
 
@@ -261,8 +305,12 @@ def _holds_modules(place: pathlib.Path) -> bool:
     modules = {path.stem for path in place.glob("*.py")} | {
         path.parts[len(place.parts)] for path in place.glob("*/*.py")
     }
-    modules |= {path.parts[len(place.parts)] for path in place.glob("*/*/*.py")}  # a package without __init__.py
-    return bool(modules - _NO_PACKAGES) and modules.isdisjoint(sys.stdlib_module_names - _NO_PACKAGES)
+    modules |= {
+        path.parts[len(place.parts)] for path in place.glob("*/*/*.py")
+    }  # a package without __init__.py
+    return bool(modules - _NO_PACKAGES) and modules.isdisjoint(
+        sys.stdlib_module_names - _NO_PACKAGES
+    )
 
 
 def compare(found: root.Project, folder: pathlib.Path) -> Update:
@@ -274,8 +322,16 @@ def compare(found: root.Project, folder: pathlib.Path) -> Update:
     before = read_states(folder)
     former = before or {}
     gone = [name for name in former if name not in set(found.files)]
-    parents = {str(above) for name in (*found.files, *former) for above in pathlib.PurePath(name).parents[:-1]}
-    links = {name for name, is_link in _each(lambda one: (folder / one).is_symlink(), parents).items() if is_link}
+    parents = {
+        str(above)
+        for name in (*found.files, *former)
+        for above in pathlib.PurePath(name).parents[:-1]
+    }
+    links = {
+        name
+        for name, is_link in _each(lambda one: (folder / one).is_symlink(), parents).items()
+        if is_link
+    }
     removed: set[str] = set()
 
     def present(name: str) -> str:
@@ -283,7 +339,9 @@ def compare(found: root.Project, folder: pathlib.Path) -> Update:
         behind = links & {str(parent) for parent in pathlib.PurePath(name).parents[:-1]}
         return ("" if behind <= removed else "other") if behind else root.stamp(folder / name)
 
-    removed |= {name for name, state in _each(present, gone).items() if state and state == former[name][1]}
+    removed |= {
+        name for name, state in _each(present, gone).items() if state and state == former[name][1]
+    }
     sources, nows = _each(found.stamp, found.files), _each(present, found.files)
     update = Update({}, set(), tuple(sorted(removed)), [], {})
     for name, source in sources.items():
@@ -292,7 +350,12 @@ def compare(found: root.Project, folder: pathlib.Path) -> Update:
             update.known[name] = (source, now)
         elif now and then is not None and source == then[0]:  # the run may have changed it
             update.known[name] = then
-        elif before is not None and then is None and name != found.script and _time(now) > _time(source):
+        elif (
+            before is not None
+            and then is None
+            and name != found.script
+            and _time(now) > _time(source)
+        ):
             update.written.append(name)
         else:
             update.copied[name] = source
@@ -301,7 +364,9 @@ def compare(found: root.Project, folder: pathlib.Path) -> Update:
     return update
 
 
-def _each(work: collections.abc.Callable[[str], T], names: collections.abc.Iterable[str]) -> dict[str, T]:
+def _each(
+    work: collections.abc.Callable[[str], T], names: collections.abc.Iterable[str]
+) -> dict[str, T]:
     """Do work for each name, many at a time: most of a small file's way to a network filesystem is waiting."""
     given = list(names)
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
@@ -320,7 +385,10 @@ def read_states(folder: pathlib.Path) -> States | None:
         held: object = json.loads(folder.with_name(STATES).read_text())
         if not isinstance(held, dict):
             return None
-        return {name: (str(one[0]), str(one[1])) for name, one in typing.cast("dict[str, list[object]]", held).items()}
+        return {
+            name: (str(one[0]), str(one[1]))
+            for name, one in typing.cast("dict[str, list[object]]", held).items()
+        }
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -330,18 +398,27 @@ def find_module(
 ) -> tuple[str, str] | None:
     """Find a module in the project of a run: its path there, and its folder as seen from where the ranks started."""
     wanted, name = tuple(name.split(".")), name.replace(".", "/")
-    about, code = record.get("code"), folder.with_name(str(record.get("sweep") or folder.name)) / FOLDER
+    about, code = (
+        record.get("code"),
+        folder.with_name(str(record.get("sweep") or folder.name)) / FOLDER,
+    )
     start = pathlib.Path(str(record.get("workdir") or folder))
     if not isinstance(about, dict):  # it runs where it lies
         near = (start, start / "src", start.parent)
-        found = (place for place in near if (place / f"{name}.py").is_file() or any((place / name).glob("*.py")))
+        found = (
+            place
+            for place in near
+            if (place / f"{name}.py").is_file() or any((place / name).glob("*.py"))
+        )
         return next(((str(place / name), os.path.relpath(place, start)) for place in found), None)
     above: set[str] = set()
     for path in map(pathlib.PurePosixPath, read_states(code) or {}):
         if path.suffix in (".py", ".so"):
             parts = (*path.parts[:-1], path.name.partition(".")[0])
             above |= {
-                "/".join(parts[:number]) for number in range(len(parts)) if parts[number:][: len(wanted)] == wanted
+                "/".join(parts[:number])
+                for number in range(len(parts))
+                if parts[number:][: len(wanted)] == wanted
             }
     if not above:
         return None
@@ -351,10 +428,15 @@ def find_module(
 
 
 def find_left_out(
-    folder: pathlib.Path, record: collections.abc.Mapping[str, object], names: collections.abc.Sequence[str]
+    folder: pathlib.Path,
+    record: collections.abc.Mapping[str, object],
+    names: collections.abc.Sequence[str],
 ) -> str | None:
     """Find what a run's copy lacks, by its name: where the command was typed, above that, or three levels below."""
-    about, code = record.get("code"), folder.with_name(str(record.get("sweep") or folder.name)) / FOLDER
+    about, code = (
+        record.get("code"),
+        folder.with_name(str(record.get("sweep") or folder.name)) / FOLDER,
+    )
     start = pathlib.Path(str(record.get("workdir") or folder))
     if isinstance(about, dict):
         origin = pathlib.Path(str(typing.cast("dict[str, object]", about).get("origin")))
@@ -377,7 +459,11 @@ def written_by_run(folder: pathlib.Path) -> list[str]:
     """List the files below a run's copy that the run wrote or changed, without Python's caches."""
     former = read_states(folder) or {}
     names = {path.relative_to(folder).as_posix(): path for path in walk(folder)}
-    return [name for name, path in names.items() if name not in former or root.stamp(path) != former[name][1]]
+    return [
+        name
+        for name, path in names.items()
+        if name not in former or root.stamp(path) != former[name][1]
+    ]
 
 
 def walk(folder: pathlib.Path) -> collections.abc.Iterator[pathlib.Path]:
@@ -398,7 +484,10 @@ def _below(found: root.Project, typed_in: str) -> tuple[str, str]:
         return str(here.relative_to(found.root)), ""
     if here == found.root:
         return script, ""
-    return script, f"{here} is not in the project {found.root}: the job starts in the script's folder"
+    return (
+        script,
+        f"{here} is not in the project {found.root}: the job starts in the script's folder",
+    )
 
 
 def _about(found: root.Project) -> str:
@@ -411,7 +500,9 @@ def _about(found: root.Project) -> str:
         how = f"!/{found.left_out[0]} in .ddpignore takes it in"
         about += f"; git ignores {found.left_out[0]}{more}, so they are not copied: {how}"
     has_no_git = (found.root / ".git").exists() and shutil.which("git") is None
-    return about + ("; git is not installed here, so .gitignore does not count" if has_no_git else "")
+    return about + (
+        "; git is not installed here, so .gitignore does not count" if has_no_git else ""
+    )
 
 
 def _of_run(update: Update) -> str:

@@ -41,7 +41,14 @@ _TRIFLES = re.compile(r"(.*/)?(\.[^/]*|[^/]*(\.egg-info|\.log|\.pyc|~)|node_modu
 _GIT_S = 60.0
 _COPIES = 8  # at a time: most of a small file's way to a network filesystem is waiting
 # Git's hooks set them, and git would read another repository: git-rev-parse(1), --local-env-vars
-_GIT_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+_GIT_VARIABLES = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_PREFIX",
+    "GIT_COMMON_DIR",
+    "GIT_OBJECT_DIRECTORY",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +60,12 @@ class Project:
     files: tuple[str, ...]  # the paths below `root` of regular files and links
     size_bytes: int = 0
     commit: str = ""  # with "-dirty" if tracked files differ from it; empty outside of git, and before the first commit
-    private: frozenset[str] = frozenset()  # of `files`: git ignores them, so others need not read their copies
-    left_out: tuple[str, ...] = ()  # what git ignores and is not copied: files and folders, those with a "/" at the end
+    private: frozenset[str] = (
+        frozenset()
+    )  # of `files`: git ignores them, so others need not read their copies
+    left_out: tuple[
+        str, ...
+    ] = ()  # what git ignores and is not copied: files and folders, those with a "/" at the end
     is_alone: bool = False  # `root` is never copied: the script, without what lies beside it
 
     @functools.cached_property
@@ -93,7 +104,9 @@ def mode_of(about: os.stat_result) -> int:
     return about.st_mode & 0o777 | 0o400
 
 
-def find(script: pathlib.Path | None, *, own: Paths = (), typed_in: pathlib.Path | None = None) -> Project:
+def find(
+    script: pathlib.Path | None, *, own: Paths = (), typed_in: pathlib.Path | None = None
+) -> Project:
     """Find the project of a script, or with None of a module, and its files. Raises ParameterError.
 
     A link to a script is followed, as Python does. `own` are folders of the workspace, which are no projects;
@@ -110,17 +123,25 @@ def find(script: pathlib.Path | None, *, own: Paths = (), typed_in: pathlib.Path
     top = _git_top(folder)
     if top is not None and not _is_never(top, own):
         return _measured(_of_git(script, top))
-    near = (path for path in (folder, *folder.parents) if any((path / name).is_file() for name in _MARKERS))
+    near = (
+        path
+        for path in (folder, *folder.parents)
+        if any((path / name).is_file() for name in _MARKERS)
+    )
     root = next((path for path in near if not _is_never(path, own)), None)
     if root is None:
         takes_here = here is not None and folder.is_relative_to(here) and not _is_never(here, own)
         root = here if here is not None and takes_here and not os.path.ismount(here) else folder
     is_alone = _is_never(root, own) or os.path.ismount(root)
     if is_alone and script is None:
-        raise _refusal(root, "is never copied as a whole", "put the module into a folder below, and cd there")
+        raise _refusal(
+            root, "is never copied as a whole", "put the module into a folder below, and cd there"
+        )
     files = () if is_alone else itertools.islice(_walk(root, _spec(root)), 10 * LIMIT_FILES)
     name = "" if script is None else script.relative_to(root).as_posix()
-    return _measured(Project(root, name, (name, *files) if name else tuple(files), is_alone=is_alone))
+    return _measured(
+        Project(root, name, (name, *files) if name else tuple(files), is_alone=is_alone)
+    )
 
 
 def _is_never(path: pathlib.Path, own: Paths) -> bool:
@@ -130,10 +151,14 @@ def _is_never(path: pathlib.Path, own: Paths) -> bool:
         return True
     if path.stat().st_uid == os.geteuid() or any(path.is_relative_to(folder) for folder in own):
         return False
-    return any(above.stat().st_mode & stat.S_ISVTX for above in (path, *path.parents))  # as /tmp has
+    return any(
+        above.stat().st_mode & stat.S_ISVTX for above in (path, *path.parents)
+    )  # as /tmp has
 
 
-def copy(project: Project, target: pathlib.Path, names: collections.abc.Collection[str] | None = None) -> None:
+def copy(
+    project: Project, target: pathlib.Path, names: collections.abc.Collection[str] | None = None
+) -> None:
     """Copy a project's files, or some, to `target`, a new folder. Raises ParameterError, and leaves the copied behind.
 
     Links to files of the project stay relative, others lead to where they led: their content is not copied, since
@@ -151,16 +176,22 @@ def copy(project: Project, target: pathlib.Path, names: collections.abc.Collecti
                 (target / name).symlink_to(project.link(name))
             elif stat.S_ISREG(source.stat().st_mode):  # else it was replaced meanwhile
                 about = source.stat()
-                (target / name).touch(mode=0o600)  # nobody else reads what git ignores, not even while it is copied
+                (target / name).touch(
+                    mode=0o600
+                )  # nobody else reads what git ignores, not even while it is copied
                 shutil.copyfile(source, target / name)
                 os.utime(target / name, ns=(about.st_atime_ns, about.st_mtime_ns))
-                (target / name).chmod(mode_of(about) & (0o700 if name in project.private else 0o777))
+                (target / name).chmod(
+                    mode_of(about) & (0o700 if name in project.private else 0o777)
+                )
 
     try:
         with concurrent.futures.ThreadPoolExecutor(_COPIES) as pool:
             collections.deque(pool.map(copy_one, names), maxlen=0)
     except OSError as e:
-        raise _refusal(e.filename, f"cannot be copied: {e.strerror}", _leave_out(project.root)) from e
+        raise _refusal(
+            e.filename, f"cannot be copied: {e.strerror}", _leave_out(project.root)
+        ) from e
     if project.script in names and not (target / project.script).is_file():
         raise _refusal(project.script, "was removed while it was copied", "submit again")
 
@@ -174,11 +205,17 @@ def _of_git(script: pathlib.Path | None, top: pathlib.Path) -> Project:
         if any(is_generated(top / part) for part in (path, *path.parents[:-1])):
             continue
         is_repository = name.endswith("/")  # of which git lists no files
-        names += [f"{name}{inner}" for inner in _walk(top / name, _spec(top / name))] if is_repository else [name]
+        names += (
+            [f"{name}{inner}" for inner in _walk(top / name, _spec(top / name))]
+            if is_repository
+            else [name]
+        )
     parents = {name.rpartition("/")[0] for name in names}
     ignored = _ls_files(top, "--others", "--ignored", "--exclude-standard", "--directory")
     ignored = [name for name in ignored if not _TRIFLES.fullmatch(name)]
-    beside = [name for name in ignored if name.rpartition("/")[0] in parents and not name.endswith("/")]
+    beside = [
+        name for name in ignored if name.rpartition("/")[0] in parents and not name.endswith("/")
+    ]
     built = [name for name in beside if name.endswith(_IMPORTABLE)]
     private = _small(top, set(beside) - {*built})
     names += [*built, *private]
@@ -186,14 +223,21 @@ def _of_git(script: pathlib.Path | None, top: pathlib.Path) -> Project:
         names += [name for name in _walk(top, spec) if spec(name) is True]
     name = "" if script is None else script.relative_to(top).as_posix()
     files = (*([name] if name else []), *(path for path in names if spec(path) is not False))
-    commit = _git(top, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").stdout.strip()
-    kept = {*files, *(f"{above}/" for file in files for above in pathlib.PurePosixPath(file).parents[:-1])}
+    commit = _git(
+        top, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"
+    ).stdout.strip()
+    kept = {
+        *files,
+        *(f"{above}/" for file in files for above in pathlib.PurePosixPath(file).parents[:-1]),
+    }
     left_out: list[str] = []
     for one in sorted(ignored):  # git may list a folder and what is in it
         is_listed = bool(left_out) and left_out[-1].endswith("/") and one.startswith(left_out[-1])
         if not (is_listed or one in kept or is_generated(top / one) or spec(one) is not None):
             left_out.append(one)
-    return Project(top, name, files, commit=commit, private=frozenset(private), left_out=tuple(left_out))
+    return Project(
+        top, name, files, commit=commit, private=frozenset(private), left_out=tuple(left_out)
+    )
 
 
 def _small(top: pathlib.Path, names: collections.abc.Collection[str]) -> list[str]:
@@ -229,7 +273,9 @@ def _spec(root: pathlib.Path) -> Verdict:
     except FileNotFoundError:
         return lambda _: None
     except OSError as e:
-        raise _refusal(root / _IGNORE, f"cannot be read: {e.strerror}", "make it readable, or remove it") from e
+        raise _refusal(
+            root / _IGNORE, f"cannot be read: {e.strerror}", "make it readable, or remove it"
+        ) from e
     except files.RefusedError as e:
         raise ParameterError("workload", f"{e}; {_IGNORE} lists what the job does not need") from e
     import pathspec  # noqa: PLC0415 - few projects have such a file, and this takes as long as a submission's rest
@@ -260,7 +306,9 @@ def _measured(project: Project) -> Project:
 
 def is_generated(path: pathlib.Path) -> bool:
     """Return whether a path is a cache, a virtual environment, or git's own folder."""
-    return path.name in (".git", "__pycache__") or any((path / marker).exists() for marker in _GENERATED)
+    return path.name in (".git", "__pycache__") or any(
+        (path / marker).exists() for marker in _GENERATED
+    )
 
 
 def _git_top(folder: pathlib.Path) -> pathlib.Path | None:
@@ -284,16 +332,29 @@ def _git(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[str]
     env |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     argv = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *words]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=_GIT_S, check=False)
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=env,
+            timeout=_GIT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired as e:
-        raise _refusal(folder, f"git {words[0]} took over {_GIT_S:g} s", "give --no-snapshot") from e
+        raise _refusal(
+            folder, f"git {words[0]} took over {_GIT_S:g} s", "give --no-snapshot"
+        ) from e
     out, err = (os.fsdecode(stream) for stream in (done.stdout, done.stderr))
     return subprocess.CompletedProcess(argv, done.returncode, out, err)
 
 
-def _refusal(path: pathlib.Path | str, why: str, how: str = "give the path of a script") -> ParameterError:
+def _refusal(
+    path: pathlib.Path | str, why: str, how: str = "give the path of a script"
+) -> ParameterError:
     text = str(path)
-    return ParameterError("workload", f"{text if text.isprintable() else ascii(text)}: {why}; {how}")
+    return ParameterError(
+        "workload", f"{text if text.isprintable() else ascii(text)}: {why}; {how}"
+    )
 
 
 def _leave_out(root: pathlib.Path) -> str:

@@ -21,7 +21,10 @@ def values_of(shown: collections.abc.Mapping[str, str]) -> dict[str, object]:
         if isinstance(text, tables.Table):
             head, *body = text.rows
             rows = (zip(map(str.lower, head), row, strict=True) for row in body)
-            return [{name: tables.value(cell, is_text=name in _TEXTS) for name, cell in row} for row in rows]
+            return [
+                {name: tables.value(cell, is_text=name in _TEXTS) for name, cell in row}
+                for row in rows
+            ]
         return tables.value(text) if name in _NUMBERS else text
 
     return {name: value(name, text) for name, text in shown.items()}

@@ -36,23 +36,31 @@ def find(settings: Settings, named: str | None) -> tuple[str, int]:
         run = found[0]
         job_id = run.job_id or (run.job.job_id if run.job is not None else None)
     if job_id is None and silence:
-        raise Problem(f"no file of {name} has a job's id, and {silence}", remedy=remedies.START_SLURMCTLD)
+        raise Problem(
+            f"no file of {name} has a job's id, and {silence}", remedy=remedies.START_SLURMCTLD
+        )
     if job_id is None:
         raise ParameterError("run", f"{settings.runs} has no run {name} with a job", remedy=LIST)
     return name, job_id
 
 
-def name_of(settings: Settings, named: str | None, *, is_started: bool = False) -> tuple[str, int | None]:
+def name_of(
+    settings: Settings, named: str | None, *, is_started: bool = False
+) -> tuple[str, int | None]:
     """Return the run that a name, a job's id or one like 40_3 stands for, and a named job. Raises ParameterError."""
     if named is None:
         newest = folders.call(settings, folder.newest, runs=settings.runs, is_started=is_started)
         if newest is None:
             raise Problem(f"there is no run in {settings.runs} yet", remedy=START)
         return newest, None
-    if not (job := re.fullmatch(r"(\d+)(?:_(\d+))?", named, re.ASCII)) or read_record(settings, named):
+    if not (job := re.fullmatch(r"(\d+)(?:_(\d+))?", named, re.ASCII)) or read_record(
+        settings, named
+    ):
         return named, None
     job_id, element = int(job[1]), None if job[2] is None else int(job[2])
-    run = folders.call(settings, folder.find_job, runs=settings.runs, job_id=job_id, element=element)
+    run = folders.call(
+        settings, folder.find_job, runs=settings.runs, job_id=job_id, element=element
+    )
     if run is None:
         remedy = LIST if job[2] else _LIST_NUMBER
         raise ParameterError("run", f"no run in {settings.runs} has job {named}", remedy=remedy)
@@ -64,7 +72,9 @@ def read_record(settings: Settings, name: str) -> reading.Json:
     return folders.call(settings, folder.read_record, path=settings.runs / name)
 
 
-def load(settings: Settings, names: collections.abc.Sequence[str], *, is_brief: bool = False) -> tuple[list[Run], str]:
+def load(
+    settings: Settings, names: collections.abc.Sequence[str], *, is_brief: bool = False
+) -> tuple[list[Run], str]:
     """Load runs with their states; also a line that says who is silent, if Slurm does not answer. Raises Problem.
 
     The states are those of the runs' files then.
@@ -97,7 +107,9 @@ def judge(settings: Settings, runs: collections.abc.Sequence[Run], queue: Queue)
     return [_judged(settings, run, known[run.name], queue) for run in runs]
 
 
-def _accounted(settings: Settings, runs: collections.abc.Sequence[Run]) -> dict[str, jobs.Job | jobs.Silence | None]:
+def _accounted(
+    settings: Settings, runs: collections.abc.Sequence[Run]
+) -> dict[str, jobs.Job | jobs.Silence | None]:
     """Return the accounting's record of runs, by their names, that the controller no longer knows."""
     by_job = {run.job_id: run for run in runs if run.job_id is not None}
     if not by_job:
@@ -110,16 +122,23 @@ def _accounted(settings: Settings, runs: collections.abc.Sequence[Run]) -> dict[
     found: dict[str, jobs.Job | jobs.Silence | None] = {}
     for number, job in known.items():
         run = by_job[number]
-        if job.name in (run.name, run.record.get("sweep")):  # else a new controller gave its id to another's
+        if job.name in (
+            run.name,
+            run.record.get("sweep"),
+        ):  # else a new controller gave its id to another's
             found[run.name] = job
     return found
 
 
-def read(settings: Settings, name: str, *, is_brief: bool = False, reader: metrics.Reader | None = None) -> Run:
+def read(
+    settings: Settings, name: str, *, is_brief: bool = False, reader: metrics.Reader | None = None
+) -> Run:
     """Read a run's folder without asking Slurm. Raises Problem if it does not exist."""
     path = settings.runs / name
     try:
-        return folders.call(settings, folder.read, timeout_s=60, path=path, is_brief=is_brief, reader=reader)
+        return folders.call(
+            settings, folder.read, timeout_s=60, path=path, is_brief=is_brief, reader=reader
+        )
     except folders.MissingError as e:
         raise Problem(f"there is no run {name!r} in {settings.runs}", remedy=LIST) from e
 
@@ -137,7 +156,11 @@ def job_among(run: Run, known: collections.abc.Iterable[jobs.Job]) -> jobs.Job |
         for job in known
         if job.run_name == run.name
         or (run.kind == "prepare" and job.name == run.name)
-        or (number.isdecimal() and job.name == run.record.get("sweep") and jobs.holds_task(job.task, int(number)))
+        or (
+            number.isdecimal()
+            and job.name == run.record.get("sweep")
+            and jobs.holds_task(job.task, int(number))
+        )
     ]
     active = [job for job in mine if job.is_active]
     last = [job for job in mine if job.job_id == run.job_id]
@@ -152,7 +175,9 @@ def job_of(settings: Settings, name: str, job_id: int) -> jobs.Job | None:
 
 def is_of(known: jobs.Job, run: str) -> bool:
     """Whether a job is this run's, by its name; the runs of a sweep share the sweep's."""
-    return known.name == run or (known.array_id is not None and known.name == run.rpartition("-")[0])
+    return known.name == run or (
+        known.array_id is not None and known.name == run.rpartition("-")[0]
+    )
 
 
 def _settled(settings: Settings, run: Run) -> Run:
@@ -193,14 +218,18 @@ def elements(settings: Settings, sweep: Run, queue: Queue) -> list[Run]:
     if isinstance(queue, jobs.Silence):
         return [state.with_job(run, queue) for run in found]
     known = {run.name: job_among(run, queue) for run in found}
-    known |= _accounted(settings, [run for run in found if known[run.name] is None and run.last_attempt is None])
+    known |= _accounted(
+        settings, [run for run in found if known[run.name] is None and run.last_attempt is None]
+    )
     return [_of_sweep(run, known[run.name]) for run in found]
 
 
 def _of_sweep(run: Run, job: jobs.Job | jobs.Silence | None) -> Run:
     """Return an element of a sweep with its state, now that Slurm has answered."""
     if job is None and run.job_id is None:
-        return dataclasses.replace(state.with_job(run, job), state=State.CANCELLED, why="it never started")
+        return dataclasses.replace(
+            state.with_job(run, job), state=State.CANCELLED, why="it never started"
+        )
     return state.with_job(run, job)
 
 
@@ -215,11 +244,19 @@ def show_sweep(settings: Settings, name: str, queue: Queue) -> tuple[Results, li
         table.append(tuple(map(str, cells)))
     counts = collections.Counter(str(run.state) for run in runs)
     silence = silence_of(runs, queue)
-    results = {"sweep": name, "state": whole(counts, has_answer=not silence), "states": counted(counts)}
+    results = {
+        "sweep": name,
+        "state": whole(counts, has_answer=not silence),
+        "states": counted(counts),
+    }
     results["runs"] = aligned(table)
     if best is not None:
         options = reading.printable(best.options)
-        results |= {"best-run": best.name, "best-loss": f"{best.score:.6g}", "best-options": options}
+        results |= {
+            "best-run": best.name,
+            "best-loss": f"{best.score:.6g}",
+            "best-options": options,
+        }
     if silence:
         results["slurm"] = silence
     return results, runs
@@ -227,7 +264,11 @@ def show_sweep(settings: Settings, name: str, queue: Queue) -> tuple[Results, li
 
 def best_of(runs: collections.abc.Iterable[Run]) -> Run | None:
     """Return the completed run with the lowest loss: validation's, or without one training's."""
-    scored = [(run.score, run.name, run) for run in runs if run.score is not None and run.state == State.COMPLETED]
+    scored = [
+        (run.score, run.name, run)
+        for run in runs
+        if run.score is not None and run.state == State.COMPLETED
+    ]
     return min(scored, default=(0, "", None))[2] if scored else None
 
 

@@ -11,7 +11,9 @@ def draw(points: Points, marks: Points = (), *, columns: int = 76, rows: int = 1
     """Draw points, sorted by step, as a line in a frame; `marks` are drawn as `o`. Empty without points."""
     if not points:
         return ""
-    plot: typing.Any = importlib.import_module("plotext")  # it takes as long to import as the rest of the program
+    plot: typing.Any = importlib.import_module(
+        "plotext"
+    )  # it takes as long to import as the rest of the program
     plot.clear_figure()
     plot.theme("clear")
     plot.limit_size(False, False)  # this process's own terminal may be another, or none

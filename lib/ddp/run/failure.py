@@ -14,12 +14,19 @@ from ddp.workspace import folders
 
 _LINES = 5
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
-_MISSING_FILE = re.compile(r"FileNotFoundError: .*['\"]([^/'\"][^'\"]*)['\"]$")  # by a relative path
+_MISSING_FILE = re.compile(
+    r"FileNotFoundError: .*['\"]([^/'\"][^'\"]*)['\"]$"
+)  # by a relative path
 _TAKE_IN = "put it into the project; if git ignores it, !NAME in .ddpignore takes it in"
 # Programs that a node may lack, by the exceptions of torch._inductor (also around Triton's), subprocess and GitPython
-_COMPILER = r"([\w.]*InductorError: )?([\w.]*InvalidCxxCompiler: |RuntimeError: Failed to find C compiler)"
+_COMPILER = (
+    r"([\w.]*InductorError: )?([\w.]*InvalidCxxCompiler: |RuntimeError: Failed to find C compiler)"
+)
 _GIT = r"FileNotFoundError: \[Errno 2\] .*: 'git'$|([\w.]+\.)?GitCommandNotFound: |ImportError: .*Bad git executable"
-_PACKAGES = {_COMPILER: ("g++", "torch.compile needs a C++ compiler"), _GIT: ("git", "the program calls git")}
+_PACKAGES = {
+    _COMPILER: ("g++", "torch.compile needs a C++ compiler"),
+    _GIT: ("git", "the program calls git"),
+}
 _FIGURES = (
     "last_loss first_loss best_loss tokens_per_second samples_per_second steps nodes world_size checkpoint loss_png"
 ).split()
@@ -35,8 +42,12 @@ def results_of(run: Run) -> Results:
     for key in _FIGURES:
         if (value := known.get(key)) is not None:
             name = _NAMES.get(key, key.replace("_", "-"))
-            results[name] = f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 1200)
-    return results | ({"device": printable(", ".join(sorted(run.devices)), 200)} if run.devices else {})
+            results[name] = (
+                f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 1200)
+            )
+    return results | (
+        {"device": printable(", ".join(sorted(run.devices)), 200)} if run.devices else {}
+    )
 
 
 def exit_code(run: Run) -> int:
@@ -59,12 +70,18 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> Problem | None:
         return Problem(text, remedy=Command("submit", {"run": run.name}))
     if run.state in (State.CANCELLED, State.TIMEOUT, State.PREEMPTED, State.DEADLINE):
         return Problem(text)
-    failure = folders.call(settings, folder.find_failure, path=run.folder, job_id=job_id, lines=_LINES)
+    failure = folders.call(
+        settings, folder.find_failure, path=run.folder, job_id=job_id, lines=_LINES
+    )
     results: Results = {}
     own = [one for one in run.failures if one.attempt.startswith(f"{job_id}.")]
     lines = [printable(line) for line in failure.lines]
-    quoted = one_line(lines[-1], 300) if lines and not failure.absent_ranks else ""  # in the error's own line
-    if own and not (quoted and len(own) == 1 and own[0].reason.startswith(quoted.removeprefix("[FATAL] ")[:200])):
+    quoted = (
+        one_line(lines[-1], 300) if lines and not failure.absent_ranks else ""
+    )  # in the error's own line
+    if own and not (
+        quoted and len(own) == 1 and own[0].reason.startswith(quoted.removeprefix("[FATAL] ")[:200])
+    ):
         rows = (f"{one.time} fault={one.fault} node={one.node}: {one.reason}" for one in own)
         results["failures"] = "\n".join(map(printable, rows))
     if unquoted := lines[:-1] if quoted and one_line(lines[-1], 4000) == quoted else lines:
@@ -80,17 +97,25 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> Problem | None:
         elif run.job is not None and run.job.reason not in ("None", "NonZeroExitCode", ""):
             words = f" ({run.job.reason})"
         if lines:
-            words += f": {quoted}" + (f" ({printable(failure.place, 200)})" if failure.place else "")
+            words += f": {quoted}" + (
+                f" ({printable(failure.place, 200)})" if failure.place else ""
+            )
             remedy = _remedy(settings, run, lines)
     if not run.record:
-        words += f"; {run.folder}/job.json is missing or damaged, so other files of the run may be, too"
+        words += (
+            f"; {run.folder}/job.json is missing or damaged, so other files of the run may be, too"
+        )
     return Problem(text + words, remedy=remedy, results=results)
 
 
 def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
     """Return the remedy for the error in a log's last lines; None if nothing is known."""
     has_own = run.record.get("container")
-    found = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_package(lines[-1])
+    found = (
+        None
+        if has_own
+        else _missing_module(settings, run, lines[-1]) or _missing_package(lines[-1])
+    )
     missing = _MISSING_FILE.search(lines[-1])
     if found is None and missing and (path := _left_out(settings, run, missing[1])):
         words = f"found at {path}, which is not in the run's copy: {_TAKE_IN}, or give its absolute path"
@@ -102,7 +127,9 @@ def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
 
 def _left_out(settings: Settings, run: Run, *names: str) -> str:
     """Return the path of what the run's copy lacks, or ""."""
-    found = folders.call(settings, copies.find_left_out, folder=run.folder, record=run.record, names=names)
+    found = folders.call(
+        settings, copies.find_left_out, folder=run.folder, record=run.record, names=names
+    )
     return printable(found, 300) if found else ""
 
 

@@ -21,7 +21,9 @@ from ddp.run.reading import Json
 from ddp.slurm import jobs
 
 RECORD, METRICS = "job.json", "metrics.jsonl"
-RUN_FILES = frozenset("logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code code.json".split())
+RUN_FILES = frozenset(
+    "logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code code.json".split()
+)
 _WRITERS = 8
 _BRIEF_BYTES = 1 << 16  # of a metrics.jsonl that is looked at briefly
 _LOG_BYTES = 256 * 1024
@@ -35,7 +37,9 @@ _SUBMISSION_S = 600.0  # an intent this old belongs to no submission that is sti
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def create(path: pathlib.Path, texts: dict[str, str], *, again: bool) -> dict[str, str | None] | None:
+def create(
+    path: pathlib.Path, texts: dict[str, str], *, again: bool
+) -> dict[str, str | None] | None:
     """Make a run's folder with its files, by name. Raises RefusedError if it exists, unless `again`.
 
     Returns the former content of these files, None for one that did not exist; None if the folder is new.
@@ -70,11 +74,15 @@ def remove(*paths: pathlib.Path) -> None:
     """Remove the folders of runs that never started; one that holds more than `create` wrote stays."""
     for path in paths:
         held = set(reading.names(path))
-        if held <= RUN_FILES and not any(reading.names(path / name) for name in held & {"logs", "control"}):
+        if held <= RUN_FILES and not any(
+            reading.names(path / name) for name in held & {"logs", "control"}
+        ):
             shutil.rmtree(path)
 
 
-def create_sweep(path: pathlib.Path, texts: dict[str, str], elements: collections.abc.Sequence[dict[str, str]]) -> None:
+def create_sweep(
+    path: pathlib.Path, texts: dict[str, str], elements: collections.abc.Sequence[dict[str, str]]
+) -> None:
     """Make a sweep's folder and one for each of its runs, or none of them."""
     places = _places(path, len(elements))
     for place in filter(os.path.lexists, places):
@@ -108,7 +116,11 @@ def is_unfinished(path: pathlib.Path, sweep: str = "") -> bool:
     held = reading.names(path)
     is_of_pods = "code" in held and "job.sbatch" not in held  # of `ddp render --kubernetes`
     is_ours = all(name in RUN_FILES or _is_partial(name) for name in held)
-    return is_ours and not is_of_pods and not any(reading.names(path / name) for name in ("logs", "control"))
+    return (
+        is_ours
+        and not is_of_pods
+        and not any(reading.names(path / name) for name in ("logs", "control"))
+    )
 
 
 def _is_partial(name: str) -> bool:
@@ -121,7 +133,9 @@ def kind_of(path: pathlib.Path) -> str | None:
     if record := read_record(path):
         return str(record["kind"]) if "kind" in record else None
     found = read(path)
-    has_started = bool(found.attempts or found.checkpoints or found.metrics.num_records or found.job_id)
+    has_started = bool(
+        found.attempts or found.checkpoints or found.metrics.num_records or found.job_id
+    )
     is_of_pods = not os.path.lexists(path / "job.sbatch")
     return found.kind if has_started and not is_of_pods else None
 
@@ -179,7 +193,10 @@ def read_record(path: pathlib.Path) -> Json:
 def read_places(path: pathlib.Path) -> places.Places:
     """Read where a run's code came from, and which copy it ran."""
     record = read_record(path)
-    code, of = reading.as_object(record.get("code")), path.with_name(str(record.get("sweep") or path.name))
+    code, of = (
+        reading.as_object(record.get("code")),
+        path.with_name(str(record.get("sweep") or path.name)),
+    )
     own = reading.json_object(of / "program" / RECORD).get("origin") or code.get("origin") or ""
     return places.Places(str(own).rstrip("/"), str(of / str(code.get("folder") or "code")))
 
@@ -189,7 +206,13 @@ def summarised(path: pathlib.Path) -> float:
     return reading.written(path / "summary.json") or 0.0
 
 
-def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader | None = None, user: str = "") -> Run:
+def read(
+    path: pathlib.Path,
+    *,
+    is_brief: bool = False,
+    reader: metrics.Reader | None = None,
+    user: str = "",
+) -> Run:
     """Read a run; absent and damaged files are named in its notes. Raises FileNotFoundError if it does not exist.
 
     With `is_brief` only the end of metrics.jsonl and no checkpoints; `reader` has read its metrics.jsonl before.
@@ -199,7 +222,10 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
     notes: list[str] = []
     record = reading.json_object(path / RECORD, notes)
     summary = reading.json_object(path / "summary.json", notes)
-    if record.get("summary_before") and reading.written(path / "summary.json") == record["summary_before"]:
+    if (
+        record.get("summary_before")
+        and reading.written(path / "summary.json") == record["summary_before"]
+    ):
         summary = {}  # of an earlier job
     reader = reader or metrics.Reader(path / METRICS, tail_bytes=_BRIEF_BYTES if is_brief else None)
     measured = reader.read()
@@ -211,7 +237,11 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
     changed = [path / RECORD, path / "summary.json", path / METRICS]
     times = [reading.written(one) or 0.0 for one in changed]
     times += [one.ended for one in attempts if one.ended]
-    hosts = " ".join(reading.tail(path / "control" / f"{number}.hosts", 1 << 20)).split() if number else []
+    hosts = (
+        " ".join(reading.tail(path / "control" / f"{number}.hosts", 1 << 20)).split()
+        if number
+        else []
+    )
     ranks = [reading.as_object(rank) for rank in reading.as_list(summary.get("ranks"))]
     found = Run(
         name=path.absolute().name,
@@ -224,7 +254,8 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
         attempts=tuple(attempts[-_MAX_ROWS:]),
         failures=tuple(failures[-_MAX_ROWS:]),
         checkpoints=() if is_brief else tuple(_checkpoints(path)),
-        hosts=tuple(hosts) or tuple(dict.fromkeys(str(rank["host"]) for rank in ranks if rank.get("host"))),
+        hosts=tuple(hosts)
+        or tuple(dict.fromkeys(str(rank["host"]) for rank in ranks if rank.get("host"))),
         tracking_url=str(reading.json_object(path / "tracking.json").get("url") or ""),
         curve_png=str(path / "loss.png") if (path / "loss.png").is_file() else "",
         written=max(times),
@@ -239,7 +270,9 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
 
 def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
     """Yield the percentages that nodes write every second; a file that is older was left by a node that failed."""
-    for path in (control / name for name in reading.names(control) if name.endswith(environment.UNPACKING)):
+    for path in (
+        control / name for name in reading.names(control) if name.endswith(environment.UNPACKING)
+    ):
         if time.time() - (reading.written(path) or 0.0) < _LIVE_S:
             yield reading.number("".join(reading.tail(path, 16)), 0)
 
@@ -247,7 +280,9 @@ def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
 def _remark(control: pathlib.Path, attempts: list[Attempt]) -> str:
     """Read what the last attempt's first node found strange: that its ranks never connected."""
     own = [one.name for one in attempts if one.order[0] >= 0]  # a failure's name may be anything
-    return " ".join(reading.tail(control / f"{own[-1]}{meeting.SUFFIX}", 2000)).strip() if own else ""
+    return (
+        " ".join(reading.tail(control / f"{own[-1]}{meeting.SUFFIX}", 2000)).strip() if own else ""
+    )
 
 
 def names(runs: pathlib.Path) -> list[str]:
@@ -260,8 +295,12 @@ def names(runs: pathlib.Path) -> list[str]:
             with contextlib.suppress(OSError):
                 if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
                     continue
-                places = [pathlib.Path(entry.path, name) for name in (RECORD, METRICS, "summary.json")]
-                times = [reading.written(place) or 0.0 if place.is_file() else 0.0 for place in places]
+                places = [
+                    pathlib.Path(entry.path, name) for name in (RECORD, METRICS, "summary.json")
+                ]
+                times = [
+                    reading.written(place) or 0.0 if place.is_file() else 0.0 for place in places
+                ]
                 if any(times):
                     found.append((times[0] or max(times), entry.name))
     return [name for _, name in sorted(found, reverse=True)[:MAX_LISTED]]
@@ -275,7 +314,9 @@ def newest(runs: pathlib.Path, *, is_started: bool) -> str | None:
     for name in names(runs):
         record = read_record(runs / name)
         is_waiting = "sweep" in record and not reading.tail(runs / name / "control" / "job", 100)
-        if not (record.get("automatic") or is_waiting or (is_started and record.get("kind") == "sweep")):
+        if not (
+            record.get("automatic") or is_waiting or (is_started and record.get("kind") == "sweep")
+        ):
             return name
     return None
 
@@ -286,14 +327,19 @@ def read_failures(path: pathlib.Path) -> list[Failure]:
     own = read_places(path)
     for name in reading.names(path / "control"):
         if name.endswith(".failures"):
-            rows = (own.translate(line).split("\t", 4) for line in reading.tail(path / "control" / name, _LOG_BYTES))
+            rows = (
+                own.translate(line).split("\t", 4)
+                for line in reading.tail(path / "control" / name, _LOG_BYTES)
+            )
             found += [Failure(*words) for words in rows if len(words) == 5]
     return sorted(found, key=lambda failure: failure.time)
 
 
 def _job_id(path: pathlib.Path, record: Json) -> int | None:
     """Return the id of the run's last job, of a sweep's element that of its task; without job.json the newest log's."""
-    started = reading.tail(path / "control" / "job", 100)  # an element's job has its id once it starts
+    started = reading.tail(
+        path / "control" / "job", 100
+    )  # an element's job has its id once it starts
     if started and (number := reading.number(started[-1].strip(), 0)):
         return number
     if "sweep" in record:
@@ -303,7 +349,9 @@ def _job_id(path: pathlib.Path, record: Json) -> int | None:
         return number if type(number) is int else None
     logs = [path / "logs" / name for name in reading.names(path / "logs") if name.endswith(".out")]
     log = max(logs, key=lambda log: reading.written(log) or 0.0, default=path / "logs" / "none")
-    is_later = not record or (reading.written(log) or 0.0) >= (reading.written(path / RECORD) or 0.0)
+    is_later = not record or (reading.written(log) or 0.0) >= (
+        reading.written(path / RECORD) or 0.0
+    )
     return reading.number(log.stem, 0) or None if is_later else None
 
 
@@ -313,11 +361,19 @@ def _attempts(path: pathlib.Path, failed: list[Failure]) -> list[Attempt]:
     The launcher makes the folder of an attempt's logs when it starts the ranks, so its time is the attempt's start.
     """
     control, logs = path / "control", reading.names(path / "logs")
-    outcomes = {name.removesuffix(".outcome") for name in reading.names(control) if name.endswith(".outcome")}
+    outcomes = {
+        name.removesuffix(".outcome")
+        for name in reading.names(control)
+        if name.endswith(".outcome")
+    }
     failures = {failure.attempt: failure for failure in failed}
     found: list[Attempt] = []
-    for name in outcomes | failures.keys() | {name for name in logs if explain.attempt_order(name)[0] >= 0}:
-        place = control / f"{name}.outcome" if name in outcomes else None  # a failure's name may be anything
+    for name in (
+        outcomes | failures.keys() | {name for name in logs if explain.attempt_order(name)[0] >= 0}
+    ):
+        place = (
+            control / f"{name}.outcome" if name in outcomes else None
+        )  # a failure's name may be anything
         outcome = reading.json_object(place) if place else {}
         failure = failures.get(name)
         code = outcome.get("exit_code")
@@ -334,7 +390,9 @@ def _attempts(path: pathlib.Path, failed: list[Failure]) -> list[Attempt]:
                 loss=reading.real(outcome.get("loss")),
             )
         )
-    return sorted(found, key=lambda attempt: (attempt.began or attempt.ended or math.inf, attempt.order))
+    return sorted(
+        found, key=lambda attempt: (attempt.began or attempt.ended or math.inf, attempt.order)
+    )
 
 
 def _checkpoints(path: pathlib.Path) -> collections.abc.Iterator[Checkpoint]:
@@ -378,11 +436,15 @@ def _outputs(path: pathlib.Path, job_id: int, rank: int | None) -> list[pathlib.
     return [pathlib.Path(one["path"]) for one in sorted(found, key=lambda one: one["written"])]
 
 
-def read_log(path: pathlib.Path, job_id: int, *, lines: int, rank: int | None) -> tuple[str, list[str]]:
+def read_log(
+    path: pathlib.Path, job_id: int, *, lines: int, rank: int | None
+) -> tuple[str, list[str]]:
     """Return where a job's output is, or one rank's in its last attempt, and its last lines with the user's paths."""
     found = _outputs(path, job_id, rank)
     if not found:
-        raise FileNotFoundError(errno.ENOENT, f"no output of rank {rank}", str(path / "logs" / f"{job_id}.r*"))
+        raise FileNotFoundError(
+            errno.ENOENT, f"no output of rank {rank}", str(path / "logs" / f"{job_id}.r*")
+        )
     text = [line for place in found for line in explain.tail(place, explain.MAX_TAIL_BYTES)]
     where = found[0] if rank is None else found[0].parent
     return str(where), list(map(read_places(path).translate, text[-lines:]))
@@ -415,7 +477,9 @@ def new_lines(path: pathlib.Path, begin: int | None) -> tuple[list[str], int]:
 
 def last_lines(run: Run, lines: int = 40) -> list[str]:
     """Read the last lines of the log of a run's last job; none if it is unreadable."""
-    return list(map(read_places(run.folder).translate, reading.tail(run.log_path, _LOG_BYTES)[-lines:]))
+    return list(
+        map(read_places(run.folder).translate, reading.tail(run.log_path, _LOG_BYTES)[-lines:])
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -433,7 +497,9 @@ class FirstFailure:
 def find_failure(path: pathlib.Path, job_id: int, lines: int) -> FirstFailure:
     """Find why a job failed, with the user's own paths."""
     failure = explain.first_failure(path, job_id, _MAX_FRAMES)
-    hosts = " ".join(reading.tail(path / "control" / f"{int(job_id)}.hosts", 1 << 20)).split()  # in the ranks' order
+    hosts = " ".join(
+        reading.tail(path / "control" / f"{int(job_id)}.hosts", 1 << 20)
+    ).split()  # in the ranks' order
     node: int | None = failure.node
     ranks, nodes = explain.absentees(path, int(job_id), failure.lines, hosts)
     host = hosts[node] if node is not None and node < len(hosts) else ""
@@ -445,7 +511,9 @@ def find_failure(path: pathlib.Path, job_id: int, lines: int) -> FirstFailure:
 def find_failed_elements(path: pathlib.Path, array: int) -> list[tuple[int, str]]:
     """Find the elements of an array whose logs end with an error, each with that line, at most ten."""
     failed: list[tuple[int, str]] = []
-    numbered = [(log.stem.rpartition("_")[2], log) for log in (path / "logs").glob(f"{int(array)}_*.out")]
+    numbered = [
+        (log.stem.rpartition("_")[2], log) for log in (path / "logs").glob(f"{int(array)}_*.out")
+    ]
     for number, log in sorted((int(number), log) for number, log in numbered if number.isdecimal()):
         lines = [line.strip() for line in reading.tail(log, 65536) if line.strip()]
         errors = [line for line in lines if explain.TELLING.search(line)]
@@ -463,7 +531,15 @@ def measured_rates(runs: pathlib.Path) -> list[Json]:
             summary = explain.read_object(runs / name / "summary.json")
             rate, world = float(summary["tokens_per_second"]), int(summary["world_size"])
             if rate > 0 and world > 0:
-                about = {key: config.get(key) for key in ("model", "seq_len", "batch", "grad_accum", "precision")}
-                about |= {"nodes": summary.get("nodes"), "run": name, "tokens_per_second": rate, "world_size": world}
+                about = {
+                    key: config.get(key)
+                    for key in ("model", "seq_len", "batch", "grad_accum", "precision")
+                }
+                about |= {
+                    "nodes": summary.get("nodes"),
+                    "run": name,
+                    "tokens_per_second": rate,
+                    "world_size": world,
+                }
                 rates.append(about | {"on_gpu": str(summary["ranks"][0]["device"]) != "cpu"})
     return rates

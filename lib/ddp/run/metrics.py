@@ -74,7 +74,10 @@ class Series:
         if count <= limit or count < 3:
             return list(zip(self._steps, self._values, strict=True))
         first, last, buckets = self._steps[0], self._steps[-1], max(1, limit // 2 - 1)
-        bounds = [bisect.bisect_left(self._steps, first + (last - first) * at / buckets) for at in range(buckets)]
+        bounds = [
+            bisect.bisect_left(self._steps, first + (last - first) * at / buckets)
+            for at in range(buckets)
+        ]
         return [(self._steps[index], self._values[index]) for index in self._extremes(bounds)]
 
     def _extremes(self, begins: collections.abc.Sequence[int]) -> list[int]:
@@ -92,10 +95,16 @@ class Metrics:
     """The content of a metrics.jsonl up to where it was read; of a brief look, that of its end."""
 
     series: dict[str, Series] = dataclasses.field(default_factory=dict[str, Series])
-    start: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last attempt's first record
+    start: reading.Json = dataclasses.field(
+        default_factory=reading.Json
+    )  # the last attempt's first record
     checkpoint: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last one
-    noted: reading.Json = dataclasses.field(default_factory=reading.Json)  # a script's lowest loss up to the last line
-    slowest: reading.Json = dataclasses.field(default_factory=reading.Json)  # rank, host, times the ranks' median
+    noted: reading.Json = dataclasses.field(
+        default_factory=reading.Json
+    )  # a script's lowest loss up to the last line
+    slowest: reading.Json = dataclasses.field(
+        default_factory=reading.Json
+    )  # rank, host, times the ranks' median
     step: int | None = None
     total_steps: int | None = None
     time: float | None = None  # of the last step
@@ -124,7 +133,10 @@ class Metrics:
         times = reading.real(self.slowest.get("times")) or 0.0
         if times <= TOO_SLOW:
             return ""
-        rank, host = reading.whole(self.slowest.get("rank")), reading.printable(str(self.slowest.get("host")), 64)
+        rank, host = (
+            reading.whole(self.slowest.get("rank")),
+            reading.printable(str(self.slowest.get("host")), 64),
+        )
         return f"rank {rank} on {host} takes {times:.3g} times the ranks' median for its data and forward pass"
 
     @property
@@ -136,14 +148,21 @@ class Metrics:
         """Return step and value of a loss's lowest point, as noted in the last line if only the file's end was read."""
         points, noted = self.points(name, MAX_POINTS), reading.as_list(self.noted.get(name))
         step, value = (reading.real(one) for one in (*noted, None, None)[:2])
-        if step is not None and value is not None and abs(step) < _LARGEST_STEP and -_LARGEST < value < _LARGEST:
+        if (
+            step is not None
+            and value is not None
+            and abs(step) < _LARGEST_STEP
+            and -_LARGEST < value < _LARGEST
+        ):
             points.append((step, value))
         return min(points, key=lambda point: point[1], default=None)
 
     @property
     def steps_per_second(self) -> float | None:
         """The rate of the last steps, with evaluations and checkpoints."""
-        (began, first), (ended, last) = (self.recent[0], self.recent[-1]) if self.recent else ((0, 0), (0, 0))
+        (began, first), (ended, last) = (
+            (self.recent[0], self.recent[-1]) if self.recent else ((0, 0), (0, 0))
+        )
         return (last - first) / (ended - began) if ended > began and last > first else None
 
     def add(self, record: reading.Json) -> None:
@@ -220,7 +239,11 @@ class Reader:
                 elif len(rest) > 4 * _CHUNK_BYTES:
                     self._offset += len(rest)
                     self._is_skipping, rest = True, b""
-            if not self._is_skipping and rest.rstrip().endswith(b"}") and _parse(rest.decode(errors="replace")):
+            if (
+                not self._is_skipping
+                and rest.rstrip().endswith(b"}")
+                and _parse(rest.decode(errors="replace"))
+            ):
                 self._take(rest)
                 self._offset += len(rest)
         return self._metrics

@@ -109,7 +109,9 @@ class Run:
     config: Json = dataclasses.field(default_factory=Json)
     summary: Json = dataclasses.field(default_factory=Json)
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
-    job_id: int | None = None  # of the last job; None: none, or an element of a sweep that has not started
+    job_id: int | None = (
+        None  # of the last job; None: none, or an element of a sweep that has not started
+    )
     attempts: tuple[Attempt, ...] = ()
     failures: tuple[Failure, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -136,7 +138,11 @@ class Run:
     def beginning(self) -> str:
         """What the nodes do before the ranks start, and how far the last one is; empty if nothing is known of it."""
         nodes = f" on {len(self.unpacked_percent)} nodes" if len(self.unpacked_percent) > 1 else ""
-        return f"unpacking the environment{nodes}: {min(self.unpacked_percent)}%" if self.unpacked_percent else ""
+        return (
+            f"unpacking the environment{nodes}: {min(self.unpacked_percent)}%"
+            if self.unpacked_percent
+            else ""
+        )
 
     @property
     def log_path(self) -> pathlib.Path:
@@ -154,7 +160,11 @@ class Run:
         """The last step."""
         last = self.last_attempt
         reported = reading.number(last.step, -1) if last is not None else -1
-        known = (self.metrics.step, reading.whole(self.summary.get("steps")), reported if reported >= 0 else None)
+        known = (
+            self.metrics.step,
+            reading.whole(self.summary.get("steps")),
+            reported if reported >= 0 else None,
+        )
         return next((step for step in known if step is not None), None)
 
     @property
@@ -179,7 +189,11 @@ class Run:
     @property
     def best_loss(self) -> float | None:
         """The lowest validation loss; of a script that measures none, the lowest loss."""
-        lowest = self.metrics.lowest("loss") if self.kind == "script" and self.validated is None else None
+        lowest = (
+            self.metrics.lowest("loss")
+            if self.kind == "script" and self.validated is None
+            else None
+        )
         return lowest[1] if lowest else self.validated
 
     @property
@@ -224,13 +238,19 @@ class Run:
     def changes(self) -> list[Json]:
         """What changed in its settings while it was trained: setting, before, after, step."""
         listed = [reading.as_object(line) for line in reading.as_list(self.config.get("changes"))]
-        return [line for line in listed if line.get("setting") and reading.whole(line.get("step")) is not None]
+        return [
+            line
+            for line in listed
+            if line.get("setting") and reading.whole(line.get("step")) is not None
+        ]
 
     @property
     def recipe(self) -> dict[str, str]:
         """The settings; of one that changed each value, and from which step it holds."""
         found = self.settings
-        for name in dict.fromkeys(reading.printable(change["setting"], 80) for change in self.changes):
+        for name in dict.fromkeys(
+            reading.printable(change["setting"], 80) for change in self.changes
+        ):
             own = [change for change in self.changes if change["setting"] == name]
             values = [text(own[0].get("before"))]
             values += [f"{text(change.get('after'))} from step {change['step']}" for change in own]
@@ -244,7 +264,9 @@ class Run:
         if self.kind == "script":
             logged = {"steps": self.step, "last_loss": self.loss, "best_loss": self.best_loss}
             logged |= {f"{unit}_per_second": value for value, unit in filter(None, [self.rate])}
-        known = [one for one in (logged | self.summary).items() if one[0] not in _NOT_FIGURES][:_MAX_SETTINGS]
+        known = [one for one in (logged | self.summary).items() if one[0] not in _NOT_FIGURES][
+            :_MAX_SETTINGS
+        ]
         return {name: value for name, value in known if isinstance(value, str | int | float)}
 
     def figure(self, name: str) -> float | None:
@@ -263,7 +285,11 @@ class Run:
         """The hardware and software that the run ran on."""
         found = {name: self.record.get(name) for name in _OF_CLUSTER} | self.metrics.start
         devices = ", ".join(f"{count} x {device}" for device, count in self.devices.items())
-        found |= {"nodes": ", ".join(self.hosts), "devices": devices, **dict.fromkeys(("kind", "step", "time"))}
+        found |= {
+            "nodes": ", ".join(self.hosts),
+            "devices": devices,
+            **dict.fromkeys(("kind", "step", "time")),
+        }
         return {name: text(value) for name, value in found.items() if value}
 
 

@@ -6,15 +6,23 @@ from ddp.problem import one_line
 from ddp.run.model import Run, State
 from ddp.slurm import jobs
 
-_OUTCOMES = {"done": State.COMPLETED} | {name: State(name.upper()) for name in ("preempted", "failed", "cancelled")}
+_OUTCOMES = {"done": State.COMPLETED} | {
+    name: State(name.upper()) for name in ("preempted", "failed", "cancelled")
+}
 # Ends that only Slurm knows; an attempt's outcome cannot contradict them
-_OF_SLURM = frozenset(map(State, "CANCELLED PREEMPTED TIMEOUT OUT_OF_MEMORY NODE_FAIL DEADLINE BOOT_FAIL".split()))
+_OF_SLURM = frozenset(
+    map(State, "CANCELLED PREEMPTED TIMEOUT OUT_OF_MEMORY NODE_FAIL DEADLINE BOOT_FAIL".split())
+)
 _BACK = ("SPECIAL_EXIT", "EXPEDITING")  # as REQUEUED, REQUEUE_HOLD and REQUEUE_FED
 
 
 def of_job(job: jobs.Job) -> State:
     """Return the state of Slurm's record of a job."""
-    if job.state.startswith("REQUEUE") or job.state in _BACK or (job.state == "PENDING" and job.restarts):
+    if (
+        job.state.startswith("REQUEUE")
+        or job.state in _BACK
+        or (job.state == "PENDING" and job.restarts)
+    ):
         return State.REQUEUED
     try:
         return State(job.state)
@@ -29,7 +37,9 @@ def with_job(run: Run, job: jobs.Job | jobs.Silence | None) -> Run:
     """
     if isinstance(job, jobs.Silence):
         state, why = _of_files(run) or (State.UNKNOWN, "Slurm does not answer")
-        return dataclasses.replace(run, job=None, state=state, why=one_line(why, 200), silence=str(job))
+        return dataclasses.replace(
+            run, job=None, state=state, why=one_line(why, 200), silence=str(job)
+        )
     state, why = _derive(run, job)
     return dataclasses.replace(run, job=job, state=state, why=one_line(why, 200), silence="")
 

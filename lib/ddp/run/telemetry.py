@@ -19,14 +19,23 @@ from ddp.slurm import jobs
 from ddp.workspace import folders
 
 MAX_RUNS = 200  # the newest of all users
-KINDS = ("program", "parameters", "node", "filesystem", "network", "unknown")  # of failures, as in node/explain.py
+KINDS = (
+    "program",
+    "parameters",
+    "node",
+    "filesystem",
+    "network",
+    "unknown",
+)  # of failures, as in node/explain.py
 STATES = ("pending", "running", "requeued", "completed", "failed", "cancelled")
 DOCTOR = ".doctor.json"  # in the folder of baselines
 _SHOWN_S = 3600.0  # for how long a run that ended is shown
 _WITHOUT_LOSS = ("sweep", "prepare", "collectives")
 _STATES = {State.PREEMPTED: "cancelled", State.UNKNOWN: None, State.CONFIGURING: "pending"}
 _GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")
-_REQUESTED = re.compile(r"(?:^|,)gres[/:]gpu(?:[:=][A-Za-z_][^:=,]*)?(?:[:=](\d+))?(?=,|$)")  # gres/gpu:h100:8
+_REQUESTED = re.compile(
+    r"(?:^|,)gres[/:]gpu(?:[:=][A-Za-z_][^:=,]*)?(?:[:=](\d+))?(?=,|$)"
+)  # gres/gpu:h100:8
 
 
 def collect(settings: Settings) -> Json:
@@ -72,7 +81,9 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job]) -> Json:
     run = state.with_job(run, job)
     is_active = job is not None and job.is_active
     orders = sorted(attempt.order for attempt in run.attempts if attempt.order[0] >= 0)
-    requeues = {number: requeue for number, requeue, _ in orders}  # the last ones, as they are sorted
+    requeues = {
+        number: requeue for number, requeue, _ in orders
+    }  # the last ones, as they are sorted
     restarts = {(number, requeue): restart for number, requeue, restart in orders}
     if job is not None and is_active:
         requeues[job.job_id] = max(requeues.get(job.job_id, 0), job.restarts)
@@ -85,7 +96,8 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job]) -> Json:
         "steps_per_second": run.metrics.steps_per_second,
         "tokens_per_second": rate[0] if rate and rate[1] == "tokens" else None,
         "mfu_ratio": run.metrics.last("mfu") if "mfu" in run.metrics.series else run.figure("mfu"),
-        "progress_timestamp_seconds": run.metrics.time or (run.written if run.metrics.num_records else None),
+        "progress_timestamp_seconds": run.metrics.time
+        or (run.written if run.metrics.num_records else None),
         "checkpoint_timestamp_seconds": run.checkpointed,
         "checkpoint_stall_seconds": run.metrics.checkpoint.get("stall_s"),
     }
@@ -106,16 +118,30 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job]) -> Json:
 def _slowest(run: Run) -> list[object]:
     """Return rank, host and times the median of the slowest rank; empty if that was not measured."""
     found = run.metrics.slowest
-    rank, host, times = reading.whole(found.get("rank")), found.get("host"), reading.real(found.get("times"))
+    rank, host, times = (
+        reading.whole(found.get("rank")),
+        found.get("host"),
+        reading.real(found.get("times")),
+    )
     return [] if rank is None or times is None else [rank, reading.printable(str(host), 64), times]
 
 
 def _gpus_held() -> dict[str, int]:
     """Count the GPUs that running jobs hold, by user. Raises SlurmError."""
-    fields = ("UserName", "NumNodes", "NumTasks", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-task")
+    fields = (
+        "UserName",
+        "NumNodes",
+        "NumTasks",
+        "tres-alloc",
+        "tres-per-job",
+        "tres-per-node",
+        "tres-per-task",
+    )
     columns = ",".join(f"{name}:|" for name in fields)
     held: collections.Counter[str] = collections.Counter()
-    for line in jobs.ask("squeue", "--noheader", "--states=RUNNING", f"--Format={columns}", timeout=10).splitlines():
+    for line in jobs.ask(
+        "squeue", "--noheader", "--states=RUNNING", f"--Format={columns}", timeout=10
+    ).splitlines():
         words = [word.strip() for word in line.split("|")]
         if len(words) >= len(fields):
             held[words[0]] += _gpus(*words[1 : len(fields)])
@@ -126,5 +152,7 @@ def _gpus(nodes: str, tasks: str, held: str, *asked: str) -> int:
     """Count a job's GPUs: those it holds, or if Slurm tracks none (AccountingStorageTRES), those it asked for."""
     if found := _GPUS.search(held):
         return int(found[1])
-    per_job, per_node, per_task = (sum(int(one[1] or 1) for one in _REQUESTED.finditer(text)) for text in asked)
+    per_job, per_node, per_task = (
+        sum(int(one[1] or 1) for one in _REQUESTED.finditer(text)) for text in asked
+    )
     return per_job or max(per_node * reading.number(nodes, 0), per_task * reading.number(tasks, 0))

@@ -30,7 +30,9 @@ def judge(script: str, partition: str) -> str:
     except jobs.NotAnsweringError as e:
         raise Problem(f"Slurm: {e}") from e
     except jobs.SlurmError as e:
-        raise refused(str(e), next((one for one in partitions() if one.name == partition), None)) from e
+        raise refused(
+            str(e), next((one for one in partitions() if one.name == partition), None)
+        ) from e
 
 
 _CULPRITS = {
@@ -62,7 +64,9 @@ def refused(stderr: str, partition: jobs.Partition | None = None) -> Problem:
     if found := _LIMIT.search(stderr):
         is_qos = found[1] == "QOS"
         text += f"; {found[0]} is a limit of the {'QOS' if is_qos else 'account'}, not a missing account"
-        remedy = Step("show-limits", f"ask for less, or see it: {_SHOW_QOS if is_qos else _SHOW_ASSOC}")
+        remedy = Step(
+            "show-limits", f"ask for less, or see it: {_SHOW_QOS if is_qos else _SHOW_ASSOC}"
+        )
         name = _LIMITED.get(found[2], "qos" if is_qos else None)
         return ParameterError(name, text, remedy=remedy) if name else Problem(text, remedy=remedy)
     if _POLICY in stderr:
@@ -71,6 +75,13 @@ def refused(stderr: str, partition: jobs.Partition | None = None) -> Problem:
         return Problem(text, remedy=Step("show-limits", see))
     name = next((name for word, name in _CULPRITS.items() if word in stderr), None)
     if partition:
-        lists = {rule: who for rule, who in partition.limits.lists.items() if policy.OPTIONS[rule] == name}
-        text += "".join(f"; partition {partition.name} has {rule}={','.join(who)}" for rule, who in lists.items())
+        lists = {
+            rule: who
+            for rule, who in partition.limits.lists.items()
+            if policy.OPTIONS[rule] == name
+        }
+        text += "".join(
+            f"; partition {partition.name} has {rule}={','.join(who)}"
+            for rule, who in lists.items()
+        )
     return Problem(text) if name is None else ParameterError(name, text)

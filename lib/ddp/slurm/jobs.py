@@ -29,14 +29,20 @@ _QUEUE_FIELDS = (
     "Reason NodeList ArrayJobID ArrayTaskID Name".split()
 )
 _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
-_SACCT_FIELDS = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
+_SACCT_FIELDS = (
+    "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
+)
 # squeue's for the same
 _SACCT_NAMES = "JobID UserName State exit_code NumNodes Partition TimeUsed TimeLimit SubmitTime NodeList Name".split()
 _NO_DATABASE = "Problem talking to the database"  # sacct's last line, whatever slurmdbd's host does
 _ANSWER_S = 30.0  # for one job; a large cluster's controller is slow
 _KEPT = "MAINTENANCE"
-UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
-POWER = frozenset({"POWERED_DOWN", "POWERING_UP"})  # flags of a node whose slurmd starts when a job needs it
+UNUSABLE = frozenset(
+    {"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"}
+)
+POWER = frozenset(
+    {"POWERED_DOWN", "POWERING_UP"}
+)  # flags of a node whose slurmd starts when a job needs it
 _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
     r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
@@ -104,7 +110,9 @@ class Capacity:
     is_usable: bool  # it takes jobs, now or once the ones on it have ended
     features: frozenset[str] = frozenset()
     is_kept: bool = False  # it would take jobs, were it not for a MAINT reservation; that one's own jobs it takes
-    endpoint: tuple[str, int] | None = None  # of its slurmd, if that registered the node itself and has to run now
+    endpoint: tuple[str, int] | None = (
+        None  # of its slurmd, if that registered the node itself and has to run now
+    )
     models: frozenset[str] = frozenset()  # of its GPUs, as gres.conf names them
 
 
@@ -144,7 +152,9 @@ class Job:
     reason: str
     nodes: str  # a hostlist; empty before the job starts
     name: str
-    task: str = ""  # of an array: the task's number; of tasks that wait together: a range such as 3-7%2
+    task: str = (
+        ""  # of an array: the task's number; of tasks that wait together: a range such as 3-7%2
+    )
     array_id: int | None = None  # of an array: its id, which its last task has for its own, too
     is_held: bool = False  # it waits until it is released; `reason` may be any text then
 
@@ -161,7 +171,10 @@ class Job:
 
 def is_installed() -> bool:
     """Return whether Slurm's client commands are on this host."""
-    return all(os.access(commands.find(name), os.X_OK) for name in ("sbatch", "squeue", "scontrol", "scancel", "srun"))
+    return all(
+        os.access(commands.find(name), os.X_OK)
+        for name in ("sbatch", "squeue", "scontrol", "scancel", "srun")
+    )
 
 
 def ping() -> None:
@@ -171,7 +184,9 @@ def ping() -> None:
     except CommandError as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     if answer.returncode != 0 or " UP" not in answer.stdout:
-        raise NotAnsweringError(words(answer.stderr) or words(answer.stdout) or "scontrol ping: no answer")
+        raise NotAnsweringError(
+            words(answer.stderr) or words(answer.stdout) or "scontrol ping: no answer"
+        )
 
 
 def partitions() -> tuple[Partition, ...]:
@@ -203,7 +218,9 @@ def show_nodes() -> tuple[nodes.Node, ...]:
     try:
         return tuple(nodes.show_all())
     except nodes.NodeError as e:
-        raise (NotAnsweringError if isinstance(e, nodes.ControllerSilent) else SlurmError)(str(e)) from e
+        raise (NotAnsweringError if isinstance(e, nodes.ControllerSilent) else SlurmError)(
+            str(e)
+        ) from e
 
 
 def job(job_id: int, *, user: str) -> Job | None:
@@ -233,14 +250,20 @@ def accounted(job_ids: collections.abc.Sequence[int], *, user: str) -> dict[int,
     Raises NotAnsweringError if slurmdbd is silent.
     """
     try:
-        text = ask("sacct", "-X", "-n", "-P", "-j", ",".join(map(str, job_ids)), "-o", _SACCT_FIELDS)
+        text = ask(
+            "sacct", "-X", "-n", "-P", "-j", ",".join(map(str, job_ids)), "-o", _SACCT_FIELDS
+        )
     except NotAnsweringError:
         raise
     except SlurmError as e:
         if _NO_DATABASE in str(e):
             raise NotAnsweringError(str(e)) from e
         return {}  # the cluster has no accounting, or it refuses
-    return {job.job_id: job for job in _parse(text, _SACCT_NAMES) if job.user == user and job.job_id in job_ids}
+    return {
+        job.job_id: job
+        for job in _parse(text, _SACCT_NAMES)
+        if job.user == user and job.job_id in job_ids
+    }
 
 
 def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
@@ -255,12 +278,24 @@ def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
 def positions() -> dict[int, tuple[int, int]]:
     """Return the place of each pending job in its partition's queue, and its length. Raises SlurmError."""
     queues: dict[str, list[int]] = {}
-    text = ask("squeue", "-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|", timeout=10)
+    text = ask(
+        "squeue",
+        "-h",
+        "-a",
+        "-t",
+        "PENDING",
+        "--sort=-p,i",
+        "-O",
+        "JobID:|,Partition:|",
+        timeout=10,
+    )
     for line in text.splitlines():
         number, _, partition = line.rstrip("|").partition("|")
         if number.isdecimal():
             queues.setdefault(partition, []).append(int(number))
-    return {number: (at, len(queue)) for queue in queues.values() for at, number in enumerate(queue, 1)}
+    return {
+        number: (at, len(queue)) for queue in queues.values() for at, number in enumerate(queue, 1)
+    }
 
 
 def cancel(*jobs: int | str) -> None:
@@ -306,7 +341,9 @@ def configuration() -> dict[str, str]:
     return show.config(ask("scontrol", "show", "config"))
 
 
-def ask(name: str, *argv: str, stdin: str | None = None, timeout: float = 60, answer: str = "stdout") -> str:
+def ask(
+    name: str, *argv: str, stdin: str | None = None, timeout: float = 60, answer: str = "stdout"
+) -> str:
     """Run one of Slurm's commands in `/`: a job must not inherit a hook's folder. Raises SlurmError."""
     command = commands.find(name)
     try:
@@ -321,7 +358,9 @@ def ask(name: str, *argv: str, stdin: str | None = None, timeout: float = 60, an
             raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
         refusal = words(e.stderr) or words(e.stdout) or str(e)
         # in the whole text: 23.02 and later first tell of each try to resolve the controller's name
-        raise (NotAnsweringError if nodes.is_silence(f"{e.stderr}\n{e.stdout}") else SlurmError)(refusal) from e
+        raise (NotAnsweringError if nodes.is_silence(f"{e.stderr}\n{e.stdout}") else SlurmError)(
+            refusal
+        ) from e
     return done.stderr if answer == "stderr" else done.stdout
 
 
@@ -355,20 +394,26 @@ def words(text: str) -> str:
 def _capacity(node: nodes.Node) -> Capacity:
     fields = node.fields
     address, is_booting = node.address or "", bool(node.flags & POWER)
-    can_ask = node.is_dynamic and not is_booting and bool(re.fullmatch(r"[0-9.]+|[0-9A-Fa-f:]+", address))
+    can_ask = (
+        node.is_dynamic and not is_booting and bool(re.fullmatch(r"[0-9.]+|[0-9A-Fa-f:]+", address))
+    )
     ignored = {_KEPT, "NOT_RESPONDING"} if is_booting else {_KEPT}
     takes_jobs = node.state in _USABLE and not node.flags & UNUSABLE - ignored
     return Capacity(
         name=node.name,
         cpus=_number(fields.get("CPUEfctv", "0")),
-        memory_mb=max(_number(fields.get("RealMemory", "0")) - _number(fields.get("MemSpecLimit", "0")), 0),
+        memory_mb=max(
+            _number(fields.get("RealMemory", "0")) - _number(fields.get("MemSpecLimit", "0")), 0
+        ),
         gpus=nodes.count_gres(node.gres, "gpu"),
         state=node.state_text,
         is_usable=takes_jobs and _KEPT not in node.flags,
         features=frozenset((show.value(fields, "AvailableFeatures") or "").split(",")) - {""},
         is_kept=takes_jobs and _KEPT in node.flags,
         endpoint=(address, _number(fields.get("Port", "6818"))) if can_ask else None,
-        models=frozenset(kind for name, kind in nodes.gres_items(node.gres) if name == "gpu" and kind),
+        models=frozenset(
+            kind for name, kind in nodes.gres_items(node.gres) if name == "gpu" and kind
+        ),
     )
 
 
@@ -392,7 +437,9 @@ def _job(record: dict[str, str]) -> Job:
         partition=record["Partition"],
         elapsed=record["TimeUsed"],
         time_limit=record["TimeLimit"],
-        submitted=f"{record['SubmitTime']}Z" if record["SubmitTime"][:1].isdecimal() else record["SubmitTime"],
+        submitted=f"{record['SubmitTime']}Z"
+        if record["SubmitTime"][:1].isdecimal()
+        else record["SubmitTime"],
         reason=record.get("Reason", ""),
         is_held=record.get("PriorityLong") == "0",
         nodes=record["NodeList"].replace("None assigned", ""),

@@ -24,14 +24,20 @@ class Limits:
     default_memory_per_cpu_mb: int | None = None
     max_array_size: int | None = None  # the cluster's
     is_exclusive: bool = False  # jobs get whole nodes
-    lists: collections.abc.Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict[str, tuple[str, ...]])
+    lists: collections.abc.Mapping[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
 
 
 def read(partition: Record, cluster: Record) -> Limits:
     """Read a partition as `scontrol show partition` prints it; its limits of memory replace the cluster's."""
     most_mb, most_per_cpu_mb = _memory("Max", partition, cluster)
     # Without associations Slurm 24.11 lets each account that it knows into a partition
-    ignored = "" if "associations" in cluster.get("AccountingStorageEnforce", "associations") else "account"
+    ignored = (
+        ""
+        if "associations" in cluster.get("AccountingStorageEnforce", "associations")
+        else "account"
+    )
     lists = {name: partition.get(name, "") for name, option in OPTIONS.items() if option != ignored}
     by_gpu = "DefMemPerGPU" in partition.get("JobDefaults", "")
     default_mb, default_per_cpu_mb = (None, None) if by_gpu else _memory("Def", partition, cluster)
@@ -42,13 +48,19 @@ def read(partition: Record, cluster: Record) -> Limits:
         max_memory_per_cpu_mb=most_per_cpu_mb,
         default_memory_mb=default_mb,
         default_memory_per_cpu_mb=default_per_cpu_mb,
-        max_array_size=int(size) if (size := cluster.get("MaxArraySize", "")).isdecimal() else None,  # 0: no arrays
+        max_array_size=int(size)
+        if (size := cluster.get("MaxArraySize", "")).isdecimal()
+        else None,  # 0: no arrays
         is_exclusive=partition.get("OverSubscribe") == "EXCLUSIVE",
-        lists={name: tuple(text.split(",")) for name, text in lists.items() if text not in ("", "ALL")},
+        lists={
+            name: tuple(text.split(",")) for name, text in lists.items() if text not in ("", "ALL")
+        },
     )
 
 
-def refusal(partition: str, limits: Limits, *, account: str | None, qos: str | None) -> tuple[str, str] | None:
+def refusal(
+    partition: str, limits: Limits, *, account: str | None, qos: str | None
+) -> tuple[str, str] | None:
     """Return the option and the reason why a partition does not take this process's user; None if it does."""
     for name, listed in limits.lists.items():
         option = OPTIONS[name]

@@ -6,5 +6,7 @@ from ddp.problem import Step
 # Without one a batch job is held: JobHeldAdmin in 24.11.5.
 HELD = ("JobHeldAdmin", "slurm_cred_create failure")
 START_SLURMCTLD = Step("start-slurmctld", "is slurmctld up? see: scontrol ping")
-USE_LOGIN_NODE = Step("start-slurmctld", "use a login node, or see: scontrol ping")  # where Slurm is not configured
+USE_LOGIN_NODE = Step(
+    "start-slurmctld", "use a login node, or see: scontrol ping"
+)  # where Slurm is not configured
 CHECK_FILESYSTEM = Step("check-filesystem", "is the filesystem's server up? see: findmnt")

@@ -12,14 +12,23 @@ from slurm_ddp.slurm import times
 
 _ID = re.compile(r"^\s*(\d+)(?:;\S+)?\s*$", re.MULTILINE)  # a federation adds the cluster's name
 _MARK = re.compile(r"\bddp:[0-9a-f]{16}\b")
-_FORECAST = re.compile(r"to start (?P<when>at (?P<start>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)) .*\bon nodes (?P<nodes>\S+)")
-_ASSUMED_S = 365 * 86400.0  # Slurm plans a job without a limit for a year (job_end_time_reset() in job_mgr.c)
+_FORECAST = re.compile(
+    r"to start (?P<when>at (?P<start>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)) .*\bon nodes (?P<nodes>\S+)"
+)
+_ASSUMED_S = (
+    365 * 86400.0
+)  # Slurm plans a job without a limit for a year (job_end_time_reset() in job_mgr.c)
 _SOON_S = 3600.0
 _WAIT = "State:|,Account:|,QOS:|,Partition:|,Reason:|"
-_LOOKS, _PAUSE_S = 7, 0.5  # slurmctld evaluates a new job within batch_sched_delay, 3 s (slurm.conf(5))
+_LOOKS, _PAUSE_S = (
+    7,
+    0.5,
+)  # slurmctld evaluates a new job within batch_sched_delay, 3 s (slurm.conf(5))
 _KNOWN = backports.read_toml(pathlib.Path(__file__).with_name("reasons.toml"))
 FINAL: dict[str, str] = _KNOWN["final"]
-_OF_ONE_JOB, _OF_ONE_USER, _SHARED = (re.compile(_KNOWN["limits"][name]) for name in ("job", "user", "shared"))
+_OF_ONE_JOB, _OF_ONE_USER, _SHARED = (
+    re.compile(_KNOWN["limits"][name]) for name in ("job", "user", "shared")
+)
 
 
 def judge(script: str) -> str:
@@ -33,10 +42,14 @@ def judge(script: str) -> str:
         return verdict
     with contextlib.suppress(jobs.SlurmError, ValueError):  # then the verdict is Slurm's
         start = datetime.datetime.fromisoformat(found["start"])
-        wait_s = (start - datetime.datetime.now()).total_seconds()  # as sbatch prints it: without a zone
+        wait_s = (
+            start - datetime.datetime.now()
+        ).total_seconds()  # as sbatch prints it: without a zone
         if wait_s > _SOON_S and (endless := _endless(wait_s, found["nodes"])):
             whose = f"job {endless.job_id} of {endless.user}"
-            return verdict.replace(found["when"], f"at no known time, behind {whose}, which has no time limit,")
+            return verdict.replace(
+                found["when"], f"at no known time, behind {whose}, which has no time limit,"
+            )
     return verdict
 
 
@@ -70,7 +83,9 @@ def find(mark: str, *, user: str, name: str) -> int | None:
     """
     form = "JobID:|,ArrayJobID:|,ArrayTaskID:|,State:|,Comment:|"
     others: list[int] = []
-    for line in jobs.ask("squeue", "-h", "-a", "-t", "all", "-u", user, "-n", name, "-O", form).splitlines():
+    for line in jobs.ask(
+        "squeue", "-h", "-a", "-t", "all", "-u", user, "-n", name, "-O", form
+    ).splitlines():
         job_id, array, task, state, comment = (*line.split("|", 4), "", "", "", "", "")[:5]
         number = job_id if task in ("N/A", "") else array
         if number.isdecimal() and mark in comment:
@@ -88,7 +103,10 @@ def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
     try:
         for _ in range(_LOOKS):
             line = jobs.ask("squeue", "-h", "-a", "-j", str(job_id), "-O", _WAIT, timeout=10)
-            state, account, qos, partition, reason, *_ = (*line.partition("\n")[0].split("|"), *[""] * 5)
+            state, account, qos, partition, reason, *_ = (
+                *line.partition("\n")[0].split("|"),
+                *[""] * 5,
+            )
             if state != "PENDING" or reason not in ("None", ""):
                 limit, is_final = _limit(reason, user) if state == "PENDING" else ("", False)
                 return (is_final and _refusal(partition, account, qos)) or limit, is_final

@@ -74,7 +74,9 @@ def refuse_if_active(settings: Settings, run: str) -> None:
     """Raise ParameterError if a job of this run is pending or running."""
     names = [run, catalog.read_record(settings, run).get("sweep")]
     with jobs.asking():
-        found = [job for name in names if name for job in jobs.jobs(user=settings.user, name=str(name))]
+        found = [
+            job for name in names if name for job in jobs.jobs(user=settings.user, name=str(name))
+        ]
     for known in found:
         if known.is_active:
             text = f"{run} is active as job {known.job_id} ({known.state}); wait for its end, or cancel it"
@@ -88,7 +90,13 @@ def new_mark() -> str:
 
 def new_record(run: str, facts: dict[str, object]) -> dict[str, object]:
     """Make the job.json of a run that has no job yet."""
-    return {"format": 1, "job_id": None, "run": run, "submitted": now().strftime("%Y-%m-%dT%H:%M:%SZ"), **facts}
+    return {
+        "format": 1,
+        "job_id": None,
+        "run": run,
+        "submitted": now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **facts,
+    }
 
 
 def submit(
@@ -122,7 +130,9 @@ def submit(
     former = folders.call(settings, make, timeout_s=timeout_s, path=path, texts=texts)
     undo = functools.partial(folder.undo, path, former, len(elements))
     undo_copy = () if kept is None else (kept.undo,)
-    with undone(settings, run, *undo_copy, lambda: folders.call(settings, undo, timeout_s=timeout_s)):
+    with undone(
+        settings, run, *undo_copy, lambda: folders.call(settings, undo, timeout_s=timeout_s)
+    ):
         if kept is not None:
             kept.place()
         if token:
@@ -185,7 +195,12 @@ def _send(settings: Settings, run: str, name: str, text: str, mark: str) -> int:
 
 
 def follow(
-    settings: Settings, submitted: Submitted, log: Log, *, timeout_s: float, to_the_end: bool = False
+    settings: Settings,
+    submitted: Submitted,
+    log: Log,
+    *,
+    timeout_s: float,
+    to_the_end: bool = False,
 ) -> Results:
     """Wait for a job, report its progress, return its results.
 
@@ -216,7 +231,11 @@ def follow(
             if text != reported or time.monotonic() - last_reported >= REPORT_S:
                 reported, last_reported = text, time.monotonic()
                 is_running = known.state == "RUNNING"
-                log(_progress(settings, submitted.run, text) if is_running else tables.Step(text, text))
+                log(
+                    _progress(settings, submitted.run, text)
+                    if is_running
+                    else tables.Step(text, text)
+                )
         if time.monotonic() - began >= timeout_s:
             results = _so_far(submitted, known)
             text = f"no end after {timeout_s:g} s: {text}; the job continues"
@@ -224,7 +243,9 @@ def follow(
         pause(1.0 if time.monotonic() - began < 120 else 3.0)
 
 
-def _ask(settings: Settings, submitted: Submitted, slurm: patience.Patience) -> jobs.Job | jobs.Silence | None:
+def _ask(
+    settings: Settings, submitted: Submitted, slurm: patience.Patience
+) -> jobs.Job | jobs.Silence | None:
     """Ask for a submission's job. Raises Problem with its results if Slurm is silent for too long."""
     try:
         return slurm.ask(lambda: jobs.job(submitted.job_id, user=settings.user))
@@ -246,7 +267,9 @@ def _describe(known: jobs.Job | jobs.Silence, submitted: Submitted) -> str:
     text = f"job {known.job_id} {known.state}"
     if known.state != "PENDING":
         return text
-    return f"{text} ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
+    return f"{text} ({known.reason})" + (
+        f", requeued {known.restarts} times" if known.restarts else ""
+    )
 
 
 def _refuse_if_held(settings: Settings, submitted: Submitted, known: jobs.Job) -> None:
@@ -285,13 +308,21 @@ def draw(run: Run) -> str:
 
 def held(settings: Settings, known: jobs.Job | None) -> Problem | None:
     """Return why a job is held so that its user cannot release it; None if it is not."""
-    if not (known is not None and known.state in WAITING and known.is_held and known.reason.startswith(remedies.HELD)):
+    if not (
+        known is not None
+        and known.state in WAITING
+        and known.is_held
+        and known.reason.startswith(remedies.HELD)
+    ):
         return None
     text = f"job {known.job_id} is held ({known.reason}): by an administrator, or slurmctld does not know the account "
     values = {"user": settings.user, "uid": str(settings.uid), "job": str(known.job_id)}
     add = f"useradd --no-create-home --uid {settings.uid} {settings.user}"
     plain = f"on slurmctld's host, as root: {add}; then: scontrol release {known.job_id}"
-    return Problem(f"{text}{settings.user} (uid {settings.uid})", remedy=Step("add-account-and-release", plain, values))
+    return Problem(
+        f"{text}{settings.user} (uid {settings.uid})",
+        remedy=Step("add-account-and-release", plain, values),
+    )
 
 
 def pause(seconds: float) -> None:
@@ -308,7 +339,9 @@ def _progress(settings: Settings, name: str, text: str) -> tables.Step:
     """Describe how far a run is, from its metrics."""
     run = None
     with contextlib.suppress(folders.WorkspaceError):
-        run = folders.call(settings, folder.read, timeout_s=3, path=settings.runs / name, is_brief=True)
+        run = folders.call(
+            settings, folder.read, timeout_s=3, path=settings.runs / name, is_brief=True
+        )
     if run is not None and run.beginning:
         return tables.Step(f"{text}, {run.beginning}", text)
     if run is None or run.metrics.step is None:

@@ -60,7 +60,9 @@ class Run:
         """Check what the options' own alphabets allow and Kubernetes does not."""
         if not _IMAGE.fullmatch(self.image):
             example = "an image in a registry, such as nvcr.io/nvidia/pytorch:25.01-py3"
-            raise ParameterError("container-image", f"{shown(self.image)} is not allowed; {example}")
+            raise ParameterError(
+                "container-image", f"{shown(self.image)} is not allowed; {example}"
+            )
         for name, label in (("claim", self.claim), ("namespace", self.namespace)):
             if not _LABEL.fullmatch(label):
                 allowed = "a-z, 0-9 and -, at most 63 characters, no hyphen at either end"
@@ -70,10 +72,14 @@ class Run:
                 text = f"{name} would be readable in the manifest; make the Secret {TOKEN_SECRET}"
                 raise ParameterError("env", text)
             if name in _RESERVED or name in set(_variables(self)) - set(_DEFAULTS):
-                raise ParameterError("env", f"{name} is set by the job itself; choose another variable")
+                raise ParameterError(
+                    "env", f"{name} is set by the job itself; choose another variable"
+                )
         for text in (*self.command, *self.env.values()):
             if not text.isascii() and re.search("[\ud800-\udfff]", text):
-                raise ParameterError("args", f"{shown(text)} is not UTF-8, and Kubernetes takes no other text")
+                raise ParameterError(
+                    "args", f"{shown(text)} is not UTF-8, and Kubernetes takes no other text"
+                )
 
 
 def object_name(run: str) -> str:
@@ -83,7 +89,12 @@ def object_name(run: str) -> str:
     name that already looks like one.
     """
     name = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
-    if name == run and len(name) <= MAX_NAME and name[0].isalpha() and not re.search(r"-[0-9a-f]{8}\Z", name):
+    if (
+        name == run
+        and len(name) <= MAX_NAME
+        and name[0].isalpha()
+        and not re.search(r"-[0-9a-f]{8}\Z", name)
+    ):
         return name
     digest = hashlib.sha256(run.encode()).hexdigest()[:8]
     name = name if name[:1].isalpha() else f"run-{name}"

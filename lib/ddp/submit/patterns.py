@@ -14,9 +14,19 @@ import time
 import typing
 
 _LENGTH = 1000  # as ddp.node.quantities searches
-_LINE_S, _ALL_S = 0.05, 2  # of the processor, for a line, as ddp.node.quantities allows, and for all of them
+_LINE_S, _ALL_S = (
+    0.05,
+    2,
+)  # of the processor, for a line, as ddp.node.quantities allows, and for all of them
 _MAX_SAMPLES = 12
-_CATEGORIES = {"DIGIT": "1", "SPACE": " ", "WORD": "a", "NOT_DIGIT": "a", "NOT_SPACE": "a", "NOT_WORD": "-"}
+_CATEGORIES = {
+    "DIGIT": "1",
+    "SPACE": " ",
+    "WORD": "a",
+    "NOT_DIGIT": "a",
+    "NOT_SPACE": "a",
+    "NOT_WORD": "-",
+}
 
 
 def samples(tree: typing.Any) -> list[str]:
@@ -33,7 +43,9 @@ def samples(tree: typing.Any) -> list[str]:
             found.append(_CATEGORIES.get(str(value).removeprefix("CATEGORY_"), "a"))
         elif name == "ANY":
             found.append("a")
-        elif hasattr(value, "__len__") and not isinstance(value, str):  # of a group, a repeat, a choice
+        elif hasattr(value, "__len__") and not isinstance(
+            value, str
+        ):  # of a group, a repeat, a choice
             found += samples(value)
     return found
 
@@ -45,13 +57,17 @@ def lines(pattern: str) -> list[str]:
     some = list(dict.fromkeys(found))[:_MAX_SAMPLES]
     whole = "".join(found)
     parts = [*some, *map("".join, itertools.permutations(some, 2)), whole, "a", " ", "1"]
-    repeated = [(part * _LENGTH)[: _LENGTH - 1] + end for part in parts if part for end in ("", "\0")]
+    repeated = [
+        (part * _LENGTH)[: _LENGTH - 1] + end for part in parts if part for end in ("", "\0")
+    ]
     return [line[:_LENGTH] for line in [*repeated, *(whole + part * _LENGTH for part in some)]]
 
 
 def main() -> None:
     """Try the patterns of standard input, and print as JSON the one that is slow, or null."""
-    resource.setrlimit(resource.RLIMIT_CPU, (_ALL_S, _ALL_S))  # a search cannot be stopped otherwise
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (_ALL_S, _ALL_S)
+    )  # a search cannot be stopped otherwise
     for pattern in json.load(sys.stdin):
         print(json.dumps(pattern), flush=True)  # the last word where the kernel ends this process
         compiled = re.compile(pattern)

@@ -14,9 +14,20 @@ from slurm_ddp.run import CommandError, CommandTimeout, run
 
 Choices = collections.abc.Sequence[collections.abc.Mapping[str, str]]
 _LIMIT_S = 30.0
-_COMMANDS = {"gpt": ("train", ("--run-dir", "run", "--data", "data")), "smoke": ("smoke", ("--run-dir", "run"))}
+_COMMANDS = {
+    "gpt": ("train", ("--run-dir", "run", "--data", "data")),
+    "smoke": ("smoke", ("--run-dir", "run")),
+}
 _TAKEN = {"--run-dir": "run", "--data": "dataset"}  # set by submit, and the option for each
-_HIDDEN = ("run_dir", "data", "resume", "local_files_only", "profile", "profile_ranks", "profile_steps")  # in help
+_HIDDEN = (
+    "run_dir",
+    "data",
+    "resume",
+    "local_files_only",
+    "profile",
+    "profile_ranks",
+    "profile_steps",
+)  # in help
 
 
 def words(kind: str, choice: collections.abc.Mapping[str, str]) -> list[str]:
@@ -25,16 +36,25 @@ def words(kind: str, choice: collections.abc.Mapping[str, str]) -> list[str]:
     The form is --name=value, which argparse, click and absl know, and scripts such as nanoGPT's as the only one.
     """
     flags = {"true": "--", "false": "--no-"} if kind in _COMMANDS else {}
-    return [f"{flags[value]}{name}" if value in flags else f"--{name}={value}" for name, value in choice.items()]
+    return [
+        f"{flags[value]}{name}" if value in flags else f"--{name}={value}"
+        for name, value in choice.items()
+    ]
 
 
 def check(
-    settings: Settings, kind: str, run_name: str, args: collections.abc.Sequence[str], choices: Choices
+    settings: Settings,
+    kind: str,
+    run_name: str,
+    args: collections.abc.Sequence[str],
+    choices: Choices,
 ) -> list[str]:
     """Check that the payload accepts `args`, with each of a sweep's `choices` appended. Raises ParameterError."""
     if kind not in _COMMANDS or not (args or choices):
         return []
-    flags = {word.partition("=")[0] for word in args} | {f"--{name}" for choice in choices for name in choice}
+    flags = {word.partition("=")[0] for word in args} | {
+        f"--{name}" for choice in choices for name in choice
+    }
     for flag, option in _TAKEN.items():
         if flag in flags:
             raise ParameterError("args", f"{flag} is set by ddp; use the option {option}")
@@ -43,18 +63,25 @@ def check(
     for number, trouble in enumerate(json.loads(answer)):
         if found := re.match(r"unrecognized arguments: ([^\s=;]+)", trouble or ""):
             known = re.findall(r"--[a-z][\w-]+", _ask(settings.payload, kind, hidden=_HIDDEN))
-            meant = "".join(f" did you mean {one}?" for one in difflib.get_close_matches(found[1], known, 1))
+            meant = "".join(
+                f" did you mean {one}?" for one in difflib.get_close_matches(found[1], known, 1)
+            )
             what = "has no option" if found[1].startswith("-") else "takes no argument"
             raise Problem(f"{kind} {what} {found[1]};{meant} see: ddp submit {kind} --help")
         if trouble:
             raise ParameterError(f"options of run {number}" if choices else "args", trouble)
-    return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]
+    return [
+        "args: accepted by the payload"
+        + (f", with the options of each of {len(choices)} runs" if choices else "")
+    ]
 
 
 def changes(settings: Settings, run_name: str, args: collections.abc.Sequence[str]) -> list[str]:
     """List the changed settings of a gpt run that goes on, such as lr 0.003 -> 0.001."""
     words = [*_COMMANDS["gpt"][1], *args]
-    found: list[str] = json.loads(_ask(settings.payload, "gpt", folder=str(settings.runs / run_name), continues=words))
+    found: list[str] = json.loads(
+        _ask(settings.payload, "gpt", folder=str(settings.runs / run_name), continues=words)
+    )
     return found
 
 

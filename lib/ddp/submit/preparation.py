@@ -46,14 +46,23 @@ class _Work:
     def texts(self, environment: folders.Manifest) -> dict[str, str]:
         """Render the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
         flag = "--tokenizer-local-dir" if self.params.tokenizer.startswith("/") else "--tokenizer"
-        given = ("--source", self.params.source, "--output", self.output, flag, self.params.tokenizer)
+        given = (
+            "--source",
+            self.params.source,
+            "--output",
+            self.output,
+            flag,
+            self.params.tokenizer,
+        )
         prepare = ("ddptrain", "prepare", *given, "--errors", self.params.errors)
         check = ("ddptrain", "inspect", "--json", self.output)
         about = (self.settings, self.request, self.params, environment)
         render = functools.partial(scripts.preparation, *about, run=self.run, dataset=self.dataset)
         if self.elements == 1:
             return render(commands=(prepare, check))
-        array = scripts.Array(self.elements, min(self.params.parallel or self.elements, self.elements))
+        array = scripts.Array(
+            self.elements, min(self.params.parallel or self.elements, self.elements)
+        )
         parts = render(commands=(prepare,), array=array)
         whole = render(commands=((*prepare, "--finalize"), check), follows=True)
         return parts | whole | {"parts.sbatch": parts["job.sbatch"]}
@@ -92,7 +101,9 @@ def prepare_dataset(
         undo = functools.partial(folders.call, settings, folder.undo, path=path, former=former)
         with control.undone(settings, work.run, undo):
             mark = control.new_mark()
-            array, waits_for = control.send(settings, work.run, "parts.sbatch", texts["parts.sbatch"], mark)
+            array, waits_for = control.send(
+                settings, work.run, "parts.sbatch", texts["parts.sbatch"], mark
+            )
     facts: dict[str, object] = {
         "kind": "prepare",
         "dataset": name,
@@ -103,7 +114,9 @@ def prepare_dataset(
         "array_job_id": array,
     }
     try:
-        submitted = control.submit(settings, work.run, texts, facts, again=again or array is not None)
+        submitted = control.submit(
+            settings, work.run, texts, facts, again=again or array is not None
+        )
     except Problem as e:
         if array is not None and undo is not None:
             _cancel(array, e)
@@ -113,7 +126,10 @@ def prepare_dataset(
     results = {**submitted.as_results(), "dataset": work.output}
     if array is not None:
         results |= {"array-job-id": str(array), "elements": str(work.elements)}
-    log(f"job {submitted.job_id} prepares the dataset {name}" + (f" with {work.elements} elements" if array else ""))
+    log(
+        f"job {submitted.job_id} prepares the dataset {name}"
+        + (f" with {work.elements} elements" if array else "")
+    )
     if not params.wait:
         return results
     try:
@@ -135,7 +151,9 @@ def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) 
     """Make the default dataset; if a job or another command makes it already, wait for that."""
     run = f"{PREPARATION}{DEFAULT_DATASET}"
     if not settings.claims.wait(run, timeout_s=_SUBMISSION_S):
-        raise Problem(f"another command has been submitting {run} for {_SUBMISSION_S:g} s; try again")
+        raise Problem(
+            f"another command has been submitting {run} for {_SUBMISSION_S:g} s; try again"
+        )
     with jobs.asking():
         active = [job for job in jobs.jobs(user=settings.user, name=run) if job.is_active]
     if active:
@@ -147,7 +165,9 @@ def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) 
         prepare_dataset(settings, params, log, is_automatic=True)
 
 
-def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: Log, *, to_the_end: bool) -> Results:
+def _follow(
+    work: _Work, submitted: control.Submitted, array: int | None, log: Log, *, to_the_end: bool
+) -> Results:
     """Wait for the end, and describe the dataset. Raises Problem with the input at fault."""
     settings = work.settings
 
@@ -160,16 +180,22 @@ def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: L
 
     try:
         timeout_s = work.params.wait_timeout
-        results = control.follow(settings, submitted, report, timeout_s=timeout_s, to_the_end=to_the_end)
+        results = control.follow(
+            settings, submitted, report, timeout_s=timeout_s, to_the_end=to_the_end
+        )
     except Problem as e:
         if array is None:
             raise
-        failed = folders.call(settings, folder.find_failed_elements, path=settings.runs / work.run, array=array)
+        failed = folders.call(
+            settings, folder.find_failed_elements, path=settings.runs / work.run, array=array
+        )
         if not failed:
             raise
         lines = [f"element {element}: {reading.printable(line)}" for element, line in failed]
         e.results["failed-elements"] = "\n".join(lines)
-        text = f"job {submitted.job_id}: {lines[0]}; correct the input and run the same command again"
+        text = (
+            f"job {submitted.job_id}: {lines[0]}; correct the input and run the same command again"
+        )
         raise Problem(text, results=e.results) from e
     return results | _describe(settings, submitted)
 
@@ -177,12 +203,18 @@ def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: L
 def _describe(settings: Settings, submitted: control.Submitted) -> Results:
     """Describe the dataset by the inspection of all its bytes."""
     try:
-        found = folders.call(settings, operations.read_json, path=f"{submitted.folder}/inspection.json")
+        found = folders.call(
+            settings, operations.read_json, path=f"{submitted.folder}/inspection.json"
+        )
     except folders.WorkspaceError:
         return {}
-    facts = {name: found.get(name) for name in ("tokenizer", "vocabulary", "fingerprint", "not-read")}
+    facts = {
+        name: found.get(name) for name in ("tokenizer", "vocabulary", "fingerprint", "not-read")
+    }
     results = {name: reading.printable(str(value))[:200] for name, value in facts.items() if value}
-    results |= {str(split): str(text) for split, text in reading.as_object(found.get("totals")).items()}
+    results |= {
+        str(split): str(text) for split, text in reading.as_object(found.get("totals")).items()
+    }
     if shards := reading.as_list(found.get("shards")):
         results["shards"] = str(len(shards))
     return results | {"verified": "every byte" if not found.get("damage") else "damaged"}
@@ -192,5 +224,7 @@ def _elements(settings: Settings, source: str) -> int:
     """Choose the number of elements of the array."""
     if source == DEFAULT_DATASET:
         return 1
-    found = folders.call(settings, operations.measure_source, timeout_s=60, path=source, part_bytes=_PART_BYTES)
+    found = folders.call(
+        settings, operations.measure_source, timeout_s=60, path=source, part_bytes=_PART_BYTES
+    )
     return max(1, min(_MOST_ELEMENTS, found["parts"], -(-found["bytes"] // _ELEMENT_BYTES)))

@@ -25,18 +25,26 @@ _DATA = frozenset(
 _SHELL = frozenset(".bash .batch .job .sbatch .sh .slurm .zsh".split())
 _ENDS = re.compile(r"\d?[<>]|[;|&\n]+")  # of a shell's command
 _LIMIT_BYTES = 8 << 20
-_SPAWNS = "--multiprocessing-distributed"  # of PyTorch's imagenet example, and of what was copied from it
+_SPAWNS = (
+    "--multiprocessing-distributed"  # of PyTorch's imagenet example, and of what was copied from it
+)
 
 
 def check(settings: Settings, params: models.Training, contents: folders.Contents) -> list[str]:
     """Check a script or module, which is readable; return remarks. Raises ParameterError."""
-    path = folders.call(settings, lambda: _find(settings, params)) if params.module else pathlib.Path(params.workload)
+    path = (
+        folders.call(settings, lambda: _find(settings, params))
+        if params.module
+        else pathlib.Path(params.workload)
+    )
     if path is None:  # it may be installed
         here = pathlib.Path(params.typed_in)
         first = params.workload.partition(".")[0]
         names = folders.call(settings, lambda: {one.stem for one in here.iterdir()})
         close = difflib.get_close_matches(first, names, 1)
-        return [f"{first} is not in this folder; did you mean {one}?" for one in close if one != first]
+        return [
+            f"{first} is not in this folder; did you mean {one}?" for one in close if one != first
+        ]
     own = params.container_image or params.own_python
     versions = (tuple(map(int, about.python.split("."))) for about in contents.environments)
     with_own = own or any(version > sys.version_info[:2] for version in versions)
@@ -68,15 +76,23 @@ def _compile(path: pathlib.Path, words: collections.abc.Sequence[str]) -> tuple[
     return "", _remark_on_spawn(path, tree, words)
 
 
-def _remark_on_spawn(path: pathlib.Path, tree: ast.Module, words: collections.abc.Sequence[str]) -> str:
+def _remark_on_spawn(
+    path: pathlib.Path, tree: ast.Module, words: collections.abc.Sequence[str]
+) -> str:
     """Return a remark if a program starts its own ranks within each rank of the job, as torch's mp.spawn does.
 
     They inherit TORCHELASTIC_USE_AGENT_STORE, and wait for a store that nobody serves. One that reads torchrun's
     variables, or takes a flag for it (as PyTorch's imagenet example), starts them only without torchrun.
     """
     nodes = list(ast.walk(tree))
-    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    is_joining = any(isinstance(node, ast.Attribute | ast.Name) and _names_joining(node) for node in nodes)
+    texts = {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    is_joining = any(
+        isinstance(node, ast.Attribute | ast.Name) and _names_joining(node) for node in nodes
+    )
     if not is_joining or "LOCAL_RANK" in texts or not any(map(_is_spawn, nodes)):
         return ""
     if _SPAWNS not in texts:
@@ -113,12 +129,16 @@ def _refuse_others(path: pathlib.Path, source: bytes) -> None:
         how = f"jupyter nbconvert --to script {name}, then: ddp submit {script}"
         raise ParameterError("workload", f"{path} is a notebook; type: {how}")
     interpreter = first[2:].strip()[:60] if first.startswith("#!") else ""
-    if "python" not in interpreter and (path.suffix in _SHELL or (interpreter and path.suffix != ".py")):
+    if "python" not in interpreter and (
+        path.suffix in _SHELL or (interpreter and path.suffix != ".py")
+    ):
         what = interpreter or "a shell"
         text = f"{path} is a script for {what if what.isprintable() else ascii(what)}, and ddp starts the ranks itself"
         raise ParameterError("workload", f"{text}; {_program_of(source)}")
     if path.suffix in _DATA or b"\0" in source[:4096]:
-        raise ParameterError("workload", f"{path} is data, not a program; write: ddp submit train.py {name}")
+        raise ParameterError(
+            "workload", f"{path} is data, not a program; write: ddp submit train.py {name}"
+        )
 
 
 def _is_notebook(source: bytes) -> bool:
@@ -155,8 +175,12 @@ def _find(settings: Settings, params: models.Training) -> pathlib.Path | None:
         for path in (place / "__main__.py", place.with_name(f"{place.name}.py")):
             if path.is_file():
                 return path
-        above = next((one for one in (folder / parts[0], folder / f"{parts[0]}.py") if one.exists()), None)
+        above = next(
+            (one for one in (folder / parts[0], folder / f"{parts[0]}.py") if one.exists()), None
+        )
         if above is not None and (above.is_file() or any(above.glob("*.py"))):
-            lacking = f"{place} has no __main__.py" if place.is_dir() else f"{above} has no such module"
+            lacking = (
+                f"{place} has no __main__.py" if place.is_dir() else f"{above} has no such module"
+            )
             raise ParameterError("workload", f"{params.workload}: {lacking}")
     return None

@@ -41,8 +41,12 @@ class Program:
     command: tuple[str | spec.Word, ...]
     leaves_outcome: bool  # it is the payload, which writes its outcome to a file
     resume: str = "auto"  # what `RESUME` is in a run without a checkpoint of its own
-    payload: str = ""  # in a container or the user's own Python: the folder that holds the payload's package
-    start: copies.Start | None = None  # of a user's program; None: the payload starts in the run's folder
+    payload: str = (
+        ""  # in a container or the user's own Python: the folder that holds the payload's package
+    )
+    start: copies.Start | None = (
+        None  # of a user's program; None: the payload starts in the run's folder
+    )
 
 
 def training(
@@ -62,14 +66,19 @@ def training(
     token = ((tokens.VARIABLE, tokens.path(settings, run)),) if has_token else ()
     start = program.start or copies.Start("", "")
     if start.python_path:
-        from_env = (*(pair for pair in from_env if pair[0] != "PYTHONPATH"), ("PYTHONPATH", start.python_path))
+        from_env = (
+            *(pair for pair in from_env if pair[0] != "PYTHONPATH"),
+            ("PYTHONPATH", start.python_path),
+        )
     variables = (*_tracking(settings, {name for name, _ in from_env}), *token, *from_env)
     folder = str(settings.runs / run)
     about = f"Written by ddp for run {run}. To continue the run: sbatch {folder}/job.sbatch"
     if sweep is not None:
         about = f"Written by ddp for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."
     output = f"{folder}{'-%a' if sweep else ''}/logs/%j.out"
-    directives = _directives(request, params, folder, output, sweep, ("signal", f"B:USR1@{request.lead_s}"))
+    directives = _directives(
+        request, params, folder, output, sweep, ("signal", f"B:USR1@{request.lead_s}")
+    )
     script = _script(folder, "job job.json", about, directives)
     names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables), *secrets]
     image, own = params.container_image, params.own_python
@@ -78,7 +87,9 @@ def training(
         job_dir=folder,
         workspace=str(settings.workspace),
         cache=str(settings.node_cache),
-        command=tuple(word if isinstance(word, spec.Word) else spec.Word(word) for word in program.command),
+        command=tuple(
+            word if isinstance(word, spec.Word) else spec.Word(word) for word in program.command
+        ),
         resume=program.resume,
         leaves_outcome=program.leaves_outcome,
         ranks_per_node=request.ranks_per_node,
@@ -86,7 +97,9 @@ def training(
         variables=(*_login(settings, ("VIRTUAL_ENV", "CONDA_PREFIX") if own else ()), *variables),
         fabric=params.fabric,
         fabrics=fabrics.FABRICS,
-        environment=None if own or (image and not environment.digest) else _environment(settings, environment),
+        environment=None
+        if own or (image and not environment.digest)
+        else _environment(settings, environment),
         container=spec.Container(image, ",".join(names)) if image else None,
         max_requeues=params.max_requeues,
         max_restarts=params.max_restarts,
@@ -125,7 +138,12 @@ def preparation(
     output = f"{folder}/logs/{'%A_%a' if array else '%j'}.out"
     after = [("dependency", "singleton")] if follows else []
     directives = _directives(request, params, folder, output, array, *after)
-    script = _script(folder, f"prepare {name}.json", f"Written by ddp: prepares the dataset {dataset}.", directives)
+    script = _script(
+        folder,
+        f"prepare {name}.json",
+        f"Written by ddp: prepares the dataset {dataset}.",
+        directives,
+    )
     job = spec.PrepareSpec(
         run_dir=folder,
         cache=str(settings.node_cache),
@@ -139,7 +157,9 @@ def preparation(
 @functools.cache
 def _program() -> dict[str, str]:
     """Read the program's files; a job runs only files in its own run's folder, which nobody else can write."""
-    texts = {f"program/ddp/node/{path.name}": path.read_text() for path in sorted(_PROGRAM.glob("*.py"))}
+    texts = {
+        f"program/ddp/node/{path.name}": path.read_text() for path in sorted(_PROGRAM.glob("*.py"))
+    }
     texts["program/ddp/__init__.py"] = (_PROGRAM.parent / "__init__.py").read_text()
     texts["program/__main__.py"] = texts.pop("program/ddp/node/__main__.py")
     return texts
@@ -148,16 +168,27 @@ def _program() -> dict[str, str]:
 def _environment(settings: Settings, environment: folders.Manifest) -> spec.Environment:
     layers: list[spec.Archive] = []
     for one in filter(None, (environment.below, environment)):
-        make = Command("env create", {"requirements": "FILE", "force": "true"}, (one.name or "NAME",))
+        make = Command(
+            "env create", {"requirements": "FILE", "force": "true"}, (one.name or "NAME",)
+        )
         make = make if one.base else Command("env install")
-        remedy = settings.render(Command("image import", {}, (one.source, one.name)) if one.digest else make)
+        remedy = settings.render(
+            Command("image import", {}, (one.source, one.name)) if one.digest else make
+        )
         layers.append(spec.Archive(one.archive, one.sha256, one.unpacked_bytes, remedy, one.parts))
     cache, uids = str(settings.node_cache), tuple(folders.trusted(settings))
-    return spec.Environment(layers=tuple(layers), cache=cache, python=environment.python, trusted_uids=uids)
+    return spec.Environment(
+        layers=tuple(layers), cache=cache, python=environment.python, trusted_uids=uids
+    )
 
 
 def _directives(
-    request: Request, params: fields.Parsed, folder: str, output: str, array: Array | None, *more: tuple[str, str]
+    request: Request,
+    params: fields.Parsed,
+    folder: str,
+    output: str,
+    array: Array | None,
+    *more: tuple[str, str],
 ) -> list[tuple[str, str]]:
     """List a job's directives: the computed ones, those of options, the fixed ones, and `more`.
 
@@ -175,7 +206,12 @@ def _directives(
         ("nodes", request.num_nodes + request.spare_nodes),
         ("ntasks-per-node", 1),
         ("cpus-per-task", request.cpus_per_task),
-        ("mem", f"{request.memory_mb}M" if request.memory_mb and not request.memory_per_cpu_mb else None),
+        (
+            "mem",
+            f"{request.memory_mb}M"
+            if request.memory_mb and not request.memory_per_cpu_mb
+            else None,
+        ),
         ("mem-per-cpu", f"{request.memory_per_cpu_mb}M" if request.memory_per_cpu_mb else None),
         ("gpus-per-node", request.gpus_per_node or None),
         ("time", request.time_limit),
@@ -194,7 +230,9 @@ def _directives(
 def _tracking(settings: Settings, given: set[str]) -> list[tuple[str, str]]:
     """List the variables that tell the payload where to track, without those that the user gives in `env`."""
     flags = {"DDPTRAIN_TENSORBOARD": settings.tensorboard, "DDPTRAIN_WANDB": settings.wandb}
-    wanted = {"MLFLOW_TRACKING_URI": settings.mlflow_uri} | {name: "1" for name, is_on in flags.items() if is_on}
+    wanted = {"MLFLOW_TRACKING_URI": settings.mlflow_uri} | {
+        name: "1" for name, is_on in flags.items() if is_on
+    }
     return [(name, value) for name, value in wanted.items() if value and name not in given]
 
 
@@ -202,11 +240,19 @@ def _login(settings: Settings, more: tuple[str, ...]) -> list[tuple[str, str]]:
     """List the variables of a login that sbatch would pass on; sbatch itself gets a clean environment."""
     names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *more) if settings.takes_any_script else ()
     kept = ((name, os.environ.get(name, "")) for name in names)
-    return [("USER", settings.user), ("LOGNAME", settings.user), *((name, value) for name, value in kept if value)]
+    return [
+        ("USER", settings.user),
+        ("LOGNAME", settings.user),
+        *((name, value) for name, value in kept if value),
+    ]
 
 
 def _script(folder: str, command: str, about: str, directives: list[tuple[str, str]]) -> str:
-    words = ((name, f'"{value}"' if " " in value else value) for name, value in directives)  # sbatch splits at blanks
+    words = (
+        (name, f'"{value}"' if " " in value else value) for name, value in directives
+    )  # sbatch splits at blanks
     options = (f"--{name}={value}" if value else f"--{name}" for name, value in words)
     program = f"exec /usr/bin/python3 -I -S -B {shlex.quote(f'{folder}/program')} {command}"
-    return "\n".join(["#!/bin/bash", f"# {about}", *(f"#SBATCH {option}" for option in options), program, ""])
+    return "\n".join(
+        ["#!/bin/bash", f"# {about}", *(f"#SBATCH {option}" for option in options), program, ""]
+    )

@@ -30,7 +30,9 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         path = settings.runs / taken
         if folders.locate(settings, str(path)).kind == "absent":
             continue
-        if not folders.call(settings, folder.is_unfinished, path=path, sweep="" if taken == name else name):
+        if not folders.call(
+            settings, folder.is_unfinished, path=path, sweep="" if taken == name else name
+        ):
             raise ParameterError("name", f"{path} exists already; choose another name")
     resources.check_array("grid", sweep.size, cluster.partitions())
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
@@ -42,28 +44,49 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
     environment = training.provide(checked, log)
     with copies.copied(settings, params, name, log) as kept:
         facts = checked.facts(environment, kept)
-        texts = {**checked.texts(environment, kept), "sweep.jsonl": "".join(f"{line}\n" for line in lines)}
+        texts = {
+            **checked.texts(environment, kept),
+            "sweep.jsonl": "".join(f"{line}\n" for line in lines),
+        }
         elements: list[dict[str, str]] = []
         for number, (choice, line) in enumerate(zip(choices, lines, strict=True)):
-            record = control.new_record(f"{name}-{number}", {**facts, "sweep": name, "choice": line})
+            record = control.new_record(
+                f"{name}-{number}", {**facts, "sweep": name, "choice": line}
+            )
             words = "".join(f"{word}\n" for word in precheck.words(checked.workload.kind, choice))
             elements.append({"args": words, folder.RECORD: folder.dump(record)})
         if kept is not None:
-            log(f"all runs start in one folder, {kept.start.folder}: let each write to $RUN_DIR, which is its own")
+            log(
+                f"all runs start in one folder, {kept.start.folder}: let each write to $RUN_DIR, which is its own"
+            )
         facts |= {"kind": "sweep", "count": len(choices)}
         token, secrets = tokens.is_wanted(settings, params), checked.secrets
         submitted = control.submit(
-            settings, name, texts, facts, again=False, token=token, kept=kept, secrets=secrets, elements=elements
+            settings,
+            name,
+            texts,
+            facts,
+            again=False,
+            token=token,
+            kept=kept,
+            secrets=secrets,
+            elements=elements,
         )
-    log(f"job {submitted.job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}")
-    results = {key: text for key, text in submitted.as_results().items() if key not in ("run", "log")}
+    log(
+        f"job {submitted.job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}"
+    )
+    results = {
+        key: text for key, text in submitted.as_results().items() if key not in ("run", "log")
+    }
     results |= {"sweep": name, "count": str(len(choices)), "runs": _listing(name, choices)}
     if not params.wait:
         return results
     return _follow(settings, name, results, log, timeout_s=params.wait_timeout)
 
 
-def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeout_s: float) -> Results:
+def _follow(
+    settings: Settings, name: str, results: Results, log: Log, *, timeout_s: float
+) -> Results:
     """Wait for all runs of a sweep and return their table. Raises Problem unless all ended well."""
     settings.wait.begin(name, results["job-id"])
     began = reported_at = time.monotonic()
@@ -90,13 +113,18 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
     results |= shown_now
     if bad := [run for run in runs if run.state != State.COMPLETED]:
         show = Command("show", arguments=(bad[0].name,))
-        raise Problem(f"{len(bad)} of {len(runs)} runs did not complete", remedy=show, results=results)
+        raise Problem(
+            f"{len(bad)} of {len(runs)} runs did not complete", remedy=show, results=results
+        )
     return results
 
 
 def _choices(grid: str) -> list[Choice]:
     """Combine the grid's values: the options of each run. Raises ParameterError."""
-    axes = [(name, values.split(",")) for name, _, values in (word.partition("=") for word in grid.split())]
+    axes = [
+        (name, values.split(","))
+        for name, _, values in (word.partition("=") for word in grid.split())
+    ]
     count = math.prod(len(values) for _, values in axes)
     if not axes or count > fields.MAX_SWEEP:
         most = f"from 1 to {fields.MAX_SWEEP} are allowed, such as lr=0.001,0.003 batch=8,16"
@@ -106,6 +134,9 @@ def _choices(grid: str) -> list[Choice]:
 
 
 def _listing(name: str, choices: list[Choice]) -> str:
-    words = (" ".join(f"{option}={value}" for option, value in sorted(choice.items())) for choice in choices)
+    words = (
+        " ".join(f"{option}={value}" for option, value in sorted(choice.items()))
+        for choice in choices
+    )
     rows = [("RUN", "OPTIONS"), *((f"{name}-{number}", line) for number, line in enumerate(words))]
     return tables.Table(rows, "\n".join(" ".join(row) for row in rows[1:]))

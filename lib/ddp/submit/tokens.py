@@ -39,7 +39,9 @@ def read_variables(settings: Settings, params: models.Training) -> dict[str, str
         return params.secrets
     try:
         path = pathlib.Path(params.env_file)
-        data = folders.call(settings, files.read_named, path=path, limit_bytes=_MOST_BYTES, is_private=True)
+        data = folders.call(
+            settings, files.read_named, path=path, limit_bytes=_MOST_BYTES, is_private=True
+        )
         return {**fields.parse_variables(data.decode(errors="replace")), **params.secrets}
     except (folders.WorkspaceError, ValueError) as e:
         raise ParameterError("env-file", str(e)) from e
@@ -47,16 +49,25 @@ def read_variables(settings: Settings, params: models.Training) -> dict[str, str
 
 def is_wanted(settings: Settings, params: models.Training) -> bool:
     """Return whether a training gets the token: not where `env` names a file of its own."""
-    return bool(settings.token) and VARIABLE not in {name for name, _ in fields.variables(params.env)}
+    return bool(settings.token) and VARIABLE not in {
+        name for name, _ in fields.variables(params.env)
+    }
 
 
 def deliver(settings: Settings, run: str) -> None:
     """Write the file for a run before it is submitted. Raises WorkspaceError."""
     folders.ensure_folders(settings, (folders.SECRETS,))
-    _call(settings, operations.keep_secret, name=f"{run}{operations.HF_SUFFIX}", text=f"{settings.token}\n")
+    _call(
+        settings,
+        operations.keep_secret,
+        name=f"{run}{operations.HF_SUFFIX}",
+        text=f"{settings.token}\n",
+    )
 
 
-def deliver_variables(settings: Settings, run: str, variables: collections.abc.Mapping[str, str]) -> None:
+def deliver_variables(
+    settings: Settings, run: str, variables: collections.abc.Mapping[str, str]
+) -> None:
     """Write a run's secret variables before it is submitted; remove those of runs that ended. Raises WorkspaceError."""
     if not variables:
         return
@@ -64,7 +75,12 @@ def deliver_variables(settings: Settings, run: str, variables: collections.abc.M
     with contextlib.suppress(jobs.SlurmError):
         active = [job.name for job in jobs.jobs(user=settings.user) if job.is_active]
         _call(settings, operations.drop_variables, active=active)
-    _call(settings, operations.keep_secret, name=f"{run}{operations.ENV_SUFFIX}", text=json.dumps(dict(variables)))
+    _call(
+        settings,
+        operations.keep_secret,
+        name=f"{run}{operations.ENV_SUFFIX}",
+        text=json.dumps(dict(variables)),
+    )
 
 
 def drop(settings: Settings, run: str) -> None:
@@ -85,10 +101,14 @@ def sync(settings: Settings) -> None:
             active = [job.name for job in jobs.jobs(user=settings.user) if job.is_active]
     counts = _call(settings, operations.sync_tokens, token=settings.token, active=active)
     if counts["removed"] or counts["replaced"]:
-        logger.info("files with the token: %d removed, %d replaced", counts["removed"], counts["replaced"])
+        logger.info(
+            "files with the token: %d removed, %d replaced", counts["removed"], counts["replaced"]
+        )
 
 
-def _call(settings: Settings, operation: collections.abc.Callable[..., T], **arguments: typing.Any) -> T:
+def _call(
+    settings: Settings, operation: collections.abc.Callable[..., T], **arguments: typing.Any
+) -> T:
     secrets = str(settings.folder / folders.SECRETS)
     return folders.call(settings, operation, secrets=secrets, owner=_owner(settings), **arguments)
 

@@ -16,7 +16,18 @@ from ddp.results.result import Answer, Result
 from ddp.run import catalog, folder
 from ddp.settings import Settings
 from ddp.slurm import cluster
-from ddp.submit import control, patterns, precheck, preparation, programs, pythons, resources, scripts, tokens, tuning
+from ddp.submit import (
+    control,
+    patterns,
+    precheck,
+    preparation,
+    programs,
+    pythons,
+    resources,
+    scripts,
+    tokens,
+    tuning,
+)
 from ddp.workspace import checks, folders
 from slurm_ddp.run import run as run_command
 
@@ -35,9 +46,15 @@ class Workload:
     is_again: bool = False  # the run's folder exists, and is used again
     remark: str = ""  # on that
 
-    def program(self, settings: Settings, params: models.Training, kept: copies.Copy | None = None) -> scripts.Program:
+    def program(
+        self, settings: Settings, params: models.Training, kept: copies.Copy | None = None
+    ) -> scripts.Program:
         """Build the command of the ranks."""
-        payload = environments.payload_folder(settings) if params.container_image or params.own_python else ""
+        payload = (
+            environments.payload_folder(settings)
+            if params.container_image or params.own_python
+            else ""
+        )
         if self.kind == "script":
             program = params.workload if kept is None or params.module else kept.script
             words = (*(("--module",) if params.module else ()), program, *params.words)
@@ -46,9 +63,27 @@ class Workload:
         command, more, resume = "smoke", (), "auto"
         if self.kind == "gpt":
             command = "train"
-            more = ("--data", str(self.dataset), "--resume", scripts.RESUME, *_profile_flags(params))
-            resume = self.resume if self.resume in ("auto", "never") else str(settings.runs / self.resume)
-        words = ("--module", "ddptrain", command, "--run-dir", scripts.RUN_DIR, *more, *params.words)
+            more = (
+                "--data",
+                str(self.dataset),
+                "--resume",
+                scripts.RESUME,
+                *_profile_flags(params),
+            )
+            resume = (
+                self.resume
+                if self.resume in ("auto", "never")
+                else str(settings.runs / self.resume)
+            )
+        words = (
+            "--module",
+            "ddptrain",
+            command,
+            "--run-dir",
+            scripts.RUN_DIR,
+            *more,
+            *params.words,
+        )
         return scripts.Program(words, leaves_outcome=True, resume=resume, payload=payload)
 
 
@@ -65,13 +100,19 @@ class Checked:
     passed: tuple[str, ...] = ()  # the checks, in words
     remarks: tuple[str, ...] = ()  # on what may fail
     verdict: str = ""  # Slurm's
-    secrets: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)  # variables
+    secrets: dict[str, str] = dataclasses.field(
+        default_factory=dict[str, str], repr=False
+    )  # variables
 
-    def texts(self, environment: folders.Manifest, kept: copies.Copy | None = None) -> dict[str, str]:
+    def texts(
+        self, environment: folders.Manifest, kept: copies.Copy | None = None
+    ) -> dict[str, str]:
         """Render the run's files by name."""
         program = self.workload.program(self.settings, self.params, kept)
         about = (self.settings, self.request, self.params, environment)
-        return scripts.training(*about, run=self.workload.run, program=program, sweep=self.sweep, secrets=self.secrets)
+        return scripts.training(
+            *about, run=self.workload.run, program=program, sweep=self.sweep, secrets=self.secrets
+        )
 
     def facts(self, environment: folders.Manifest, kept: copies.Copy | None) -> dict[str, object]:
         """Describe the run for job.json."""
@@ -107,7 +148,14 @@ def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer
         texts, facts = checked.texts(environment, kept), checked.facts(environment, kept)
         token, again = tokens.is_wanted(settings, params), workload.is_again
         submitted = control.submit(
-            settings, workload.run, texts, facts, again=again, token=token, kept=kept, secrets=checked.secrets
+            settings,
+            workload.run,
+            texts,
+            facts,
+            again=again,
+            token=token,
+            kept=kept,
+            secrets=checked.secrets,
         )
     log(f"job {submitted.job_id}: {workload.run} on {describe(checked.request)}")
     if not params.wait:
@@ -142,11 +190,17 @@ def check(
         saved = f"{settings.runs / workload.run}/latest"
         goes_on = workload.is_again and not workload.remark
         if goes_on and folders.locate(settings, saved).kind == "absent":
-            remarks.append(f"{workload.run} has no checkpoint of ddptrain.resume: its program starts at its beginning")
+            remarks.append(
+                f"{workload.run} has no checkpoint of ddptrain.resume: its program starts at its beginning"
+            )
         remarks += programs.check(settings, params, contents)
-        passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}"]
+        passed += [
+            f"workload: {params.workload} {'is a module' if params.module else 'is readable'}"
+        ]
     if workload.dataset:
-        passed.append(f"dataset: {workload.dataset} {'is prepared first' if workload.prepare else 'exists'}")
+        passed.append(
+            f"dataset: {workload.dataset} {'is prepared first' if workload.prepare else 'exists'}"
+        )
     _check_profile(params, workload.kind, request)
     passed += _check_metric(params, workload.kind)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
@@ -156,11 +210,22 @@ def check(
     if params.env_file and not settings.takes_any_script:  # an operator's: the submit user reads it
         checks.check_inside(settings, "env-file", params.env_file, kinds=("file",))
     secrets = tokens.read_variables(settings, params)
-    about = (settings, params, request, workload, contents, sweep, (*passed, *remarks), tuple(remarks))
+    about = (
+        settings,
+        params,
+        request,
+        workload,
+        contents,
+        sweep,
+        (*passed, *remarks),
+        tuple(remarks),
+    )
     checked = Checked(*about, secrets=secrets)
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
-    verdict = cluster.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition)
+    verdict = cluster.judge(
+        draft.texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition
+    )
     return dataclasses.replace(checked, verdict=verdict)
 
 
@@ -178,7 +243,9 @@ def provide(checked: Checked, log: Log) -> folders.Manifest:
         environment = environments.ensure(settings, log, checked.contents)
         if checked.request.gpus_per_node and environment.build == "cpu":
             install = settings.render(Command("env install", {"torch": "cuda"}))
-            log(f"the environment has torch for CPUs, so this job trains on them; for GPUs: {install}")
+            log(
+                f"the environment has torch for CPUs, so this job trains on them; for GPUs: {install}"
+            )
         if params.requirements:
             wanted = named.request(settings, pathlib.Path(params.requirements), environment.build)
             environment = environments.layer(settings, wanted, log)
@@ -204,7 +271,11 @@ def dry(checked: Checked) -> Result:
     if params.requirements:
         described += f"; on it a layer of {params.requirements}"
     texts = checked.texts(installed or environments.NOT_INSTALLED)
-    dataset = f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}" if workload.dataset else "none"
+    dataset = (
+        f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}"
+        if workload.dataset
+        else "none"
+    )
     shown = {
         "verdict": checked.verdict,
         "checks": "\n".join(checked.passed),
@@ -217,14 +288,22 @@ def dry(checked: Checked) -> Result:
         "script": texts["job.sbatch"],
         "job": texts["program/job.json"],
     }
-    values: dict[str, object] = {**shown, "checks": list(checked.passed), "job": json.loads(shown["job"])}
+    values: dict[str, object] = {
+        **shown,
+        "checks": list(checked.passed),
+        "job": json.loads(shown["job"]),
+    }
     return Result(shown, values)
 
 
 def describe(request: resources.Request) -> str:
     """Describe a request in words."""
     nodes = f"{request.num_nodes} node{'s' if request.num_nodes > 1 else ''} of {request.partition}"
-    gpus = f"{request.gpus_per_node} GPU{'s' if request.gpus_per_node > 1 else ''}, " if request.gpus_per_node else ""
+    gpus = (
+        f"{request.gpus_per_node} GPU{'s' if request.gpus_per_node > 1 else ''}, "
+        if request.gpus_per_node
+        else ""
+    )
     cores = f"{request.cpus_per_task} core{'s' if request.cpus_per_task > 1 else ''}"
     return f"{nodes}, each {gpus}{cores}, {f'{request.memory_mb} MiB' if request.memory_mb else 'the default memory'}"
 
@@ -241,7 +320,10 @@ def _workload(
     """Resolve the workload. Raises ParameterError if options contradict each other or name something missing."""
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     if kind != "gpt":
-        for name, is_given in (("dataset", params.dataset is not None), ("resume", resume != "auto")):
+        for name, is_given in (
+            ("dataset", params.dataset is not None),
+            ("resume", resume != "auto"),
+        ):
             if is_given:
                 how = "; a script goes on in its own run: --run NAME" if name == "resume" else ""
                 raise ParameterError(name, f"only the workload gpt has it{how}")
@@ -284,16 +366,24 @@ def check_program(settings: Settings, params: models.Training) -> None:
         return
     shared = str(settings.workspace)
     for path in (
-        () if params.snapshot else (*(() if params.module else (params.workload,)), copies.in_place(params).folder)
+        ()
+        if params.snapshot
+        else (*(() if params.module else (params.workload,)), copies.in_place(params).folder)
     ):
         if path != shared and not folders.locate(settings, path).is_inside:
             text = f"{path} is outside the workspace {shared}, and only that is known to be shared by the nodes"
-            raise ParameterError("snapshot", f"{text}; work in a folder below it, or omit --no-snapshot")
+            raise ParameterError(
+                "snapshot", f"{text}; work in a folder below it, or omit --no-snapshot"
+            )
     if params.module:
         return
     located = folders.locate(settings, params.workload)
-    if located.kind == "absent" and (close := folders.call(settings, _close_to, path=params.workload)):
-        raise ParameterError("workload", f"{params.workload} does not exist; did you mean {close[0]}?")
+    if located.kind == "absent" and (
+        close := folders.call(settings, _close_to, path=params.workload)
+    ):
+        raise ParameterError(
+            "workload", f"{params.workload} does not exist; did you mean {close[0]}?"
+        )
     if params.snapshot and settings.takes_any_script:
         checks.check_readable("workload", params.workload, located, ("file",))
     else:  # it runs where it lies, or an operator names another account's file
@@ -323,19 +413,25 @@ def _dataset(
             return str(settings.datasets / wanted), True
         known = ", ".join(sorted(contents.datasets)[:10]) or "none yet"
         text = f"no dataset {wanted!r} in {settings.datasets}; there are: {known}; make it"
-        raise ParameterError("dataset", text, remedy=Command("prepare", {"name": wanted}, ("PATH",)))
+        raise ParameterError(
+            "dataset", text, remedy=Command("prepare", {"name": wanted}, ("PATH",))
+        )
     if tunes:
         return wanted, False
     checks.check_inside(settings, "dataset", wanted, kinds=("folder",))
     if folders.locate(settings, f"{wanted}/dataset.json").kind != "file":
-        raise ParameterError("dataset", f"{wanted} has no dataset.json", remedy=Command("prepare", {}, (wanted,)))
+        raise ParameterError(
+            "dataset", f"{wanted} has no dataset.json", remedy=Command("prepare", {}, (wanted,))
+        )
     return wanted, False
 
 
 def _recorded(settings: Settings, path: str) -> str:
     """Return the dataset that a run goes on with. Raises ParameterError if it does not exist."""
     if folders.locate(settings, path).kind == "absent":
-        raise ParameterError("dataset", f"{path}, which the run was trained on, does not exist any more")
+        raise ParameterError(
+            "dataset", f"{path}, which the run was trained on, does not exist any more"
+        )
     return path
 
 
@@ -345,14 +441,23 @@ def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
         return
     if (kind := catalog.read_record(settings, resume).get("kind")) != "gpt":
         text = f"no run {resume!r} of the workload gpt in {settings.runs}; use auto, never or the name of one"
-        text = f"{resume} is a run of a {kind}; it goes on in its own folder: --run {resume}" if kind else text
+        text = (
+            f"{resume} is a run of a {kind}; it goes on in its own folder: --run {resume}"
+            if kind
+            else text
+        )
         raise ParameterError("resume", text, remedy=Command("list"))
-    if not is_awaited and folders.locate(settings, str(settings.runs / resume / "latest")).kind != "folder":
+    if (
+        not is_awaited
+        and folders.locate(settings, str(settings.runs / resume / "latest")).kind != "folder"
+    ):
         text = f"{resume} has no checkpoint to start from"
         raise ParameterError("resume", text, remedy=Command("show", arguments=(resume,)))
 
 
-def _check_environment(settings: Settings, params: models.Training, contents: folders.Contents) -> list[str]:
+def _check_environment(
+    settings: Settings, params: models.Training, contents: folders.Contents
+) -> list[str]:
     given = params.model_dump(by_alias=True)
     images.find(settings, params.container_image)
     if params.container_image and params.container_image.startswith("/"):
@@ -376,9 +481,13 @@ def _check_metric(params: models.Training, kind: str) -> list[str]:
     if not params.metric:
         return []
     if kind != "script":
-        raise ParameterError("metric", f"only a script has it; the workload {kind} measures by itself")
+        raise ParameterError(
+            "metric", f"only a script has it; the workload {kind} measures by itself"
+        )
     known = [pattern for _, pattern in fields.patterns(params.metric)]
-    tried = run_command(folders.PYTHON, "-I", "-S", "-B", patterns.__file__, stdin=json.dumps(known), check=False)
+    tried = run_command(
+        folders.PYTHON, "-I", "-S", "-B", patterns.__file__, stdin=json.dumps(known), check=False
+    )
     last = json.loads((tried.stdout.splitlines() or ["null"])[-1])
     if last is not None:
         text = f"{shown(last)} may take very long for a line; avoid a repetition within another one, and several .*"
@@ -395,12 +504,17 @@ def _profile_flags(params: models.Training) -> tuple[str, ...]:
 
 def _check_profile(params: models.Training, kind: str, request: resources.Request) -> None:
     if not params.profile:
-        for name, given in (("profile-ranks", params.profile_ranks != "0"), ("profile-steps", params.profile_steps)):
+        for name, given in (
+            ("profile-ranks", params.profile_ranks != "0"),
+            ("profile-steps", params.profile_steps),
+        ):
             if given:
                 raise ParameterError(name, "needs profile=torch")
         return
     if kind != "gpt":
-        raise ParameterError("profile", "only the workload gpt has it; a script starts torch.profiler itself")
+        raise ParameterError(
+            "profile", "only the workload gpt has it; a script starts torch.profiler itself"
+        )
     most = request.num_nodes * request.ranks_per_node
     if beyond := [rank for rank in params.profile_ranks.split(",") if int(rank) >= most]:
         raise ParameterError("profile-ranks", f"no rank {beyond[0]}; the job has {most}, from 0")

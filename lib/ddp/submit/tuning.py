@@ -12,9 +12,13 @@ from ddp.workspace import checks, folders, operations
 MODEL, TOKENIZER = "--model-local-dir", "--tokenizer-local-dir"
 
 
-def check(settings: Settings, params: models.Training, choices: precheck.Choices) -> tuple[str, ...]:
+def check(
+    settings: Settings, params: models.Training, choices: precheck.Choices
+) -> tuple[str, ...]:
     """List the folders of the models that a run of the payload tunes. Raises ParameterError if one is not readable."""
-    lines = [(*params.words, *precheck.words(params.workload, choice)) for choice in choices] or [params.words]
+    lines = [(*params.words, *precheck.words(params.workload, choice)) for choice in choices] or [
+        params.words
+    ]
     runs = [_paths(line) for line in lines]
     if any(TOKENIZER in paths and MODEL not in paths for paths in runs):
         raise ParameterError("args", f"{TOKENIZER} needs {MODEL}; give both")
@@ -24,11 +28,15 @@ def check(settings: Settings, params: models.Training, choices: precheck.Choices
     if not (settings.transformers or params.container_image or params.own_python):
         values = {"option": "transformers", "value": "true"}
         step = Step("change-option", "set transformers = true in the configuration of ddp", values)
-        raise ParameterError("args", f"{MODEL} needs transformers in the jobs' environment", remedy=step)
+        raise ParameterError(
+            "args", f"{MODEL} needs transformers in the jobs' environment", remedy=step
+        )
     for flag, path in named:
         checks.check_inside(settings, flag, path, kinds=("folder",))
         if flag == MODEL and folders.locate(settings, f"{path}/config.json").kind != "file":
-            raise ParameterError(flag, f"{path} has no config.json; save the model there with save_pretrained")
+            raise ParameterError(
+                flag, f"{path} has no config.json; save the model there with save_pretrained"
+            )
     return tuple(sorted(path for flag, path in named if flag == MODEL))
 
 
@@ -40,9 +48,13 @@ def dataset(settings: Settings, wanted: str | None) -> None:
     if "/" not in wanted:
         return
     checks.check_inside(settings, "dataset", wanted, kinds=("file", "folder"))
-    found = folders.call(settings, operations.measure_source, timeout_s=60, path=wanted, part_bytes=1 << 30)
+    found = folders.call(
+        settings, operations.measure_source, timeout_s=60, path=wanted, part_bytes=1 << 30
+    )
     if not found["bytes"]:
-        raise ParameterError("dataset", f"{wanted} is empty; it needs JSON lines, and val.jsonl for validation")
+        raise ParameterError(
+            "dataset", f"{wanted} is empty; it needs JSON lines, and val.jsonl for validation"
+        )
 
 
 def _paths(args: collections.abc.Sequence[str]) -> dict[str, str]:

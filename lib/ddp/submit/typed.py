@@ -29,17 +29,27 @@ def unwrap(values: Values, arguments: tuple[str, ...]) -> tuple[Values, tuple[st
     name = pathlib.PurePath(workload).name if isinstance(workload, str) else ""
     if _is_python(name):
         prefix = pathlib.Path(str(workload)).absolute().parent.parent
-        if "/" in str(workload) and any((prefix / marker).exists() for marker in ("pyvenv.cfg", "conda-meta")):
+        if "/" in str(workload) and any(
+            (prefix / marker).exists() for marker in ("pyvenv.cfg", "conda-meta")
+        ):
             values = values | {"active": str(prefix)}
         return _torchrun(values, arguments) if name == "torchrun" else _python(values, arguments)
     is_ours = bool(values.get("module")) or name in ("", "gpt", "smoke") or name.endswith(".py")
-    if not is_ours and _SETTING.match(str(workload)):  # as a shell takes NAME=value before a command
+    if not is_ours and _SETTING.match(
+        str(workload)
+    ):  # as a shell takes NAME=value before a command
         rest = [word for word in arguments if not _is_python(word)]
-        raise ParameterError("workload", f"{workload}: write: ddp submit --env {shlex.join((str(workload), *rest))}")
+        raise ParameterError(
+            "workload", f"{workload}: write: ddp submit --env {shlex.join((str(workload), *rest))}"
+        )
     # as `time python train.py` and `pdm run train.py` do
-    starts_python = not is_ours and any(_is_python(word) or word.endswith(".py") for word in arguments)
+    starts_python = not is_ours and any(
+        _is_python(word) or word.endswith(".py") for word in arguments
+    )
     if (name in _LAUNCHERS or starts_python) and not pathlib.Path(str(workload)).is_file():
-        raise ParameterError("workload", f"{name}: ddp starts the ranks itself; {instead(arguments)}")
+        raise ParameterError(
+            "workload", f"{name}: ddp starts the ranks itself; {instead(arguments)}"
+        )
     return values, arguments
 
 
@@ -60,9 +70,13 @@ def _torchrun(values: Values, arguments: tuple[str, ...]) -> tuple[Values, tuple
         if name in ("m", "module"):
             found["module"] = True
         elif _RENDEZVOUS.fullmatch(name):
-            raise ParameterError("workload", f"torchrun's {flag}: ddp sets the rendezvous itself; omit it")
+            raise ParameterError(
+                "workload", f"torchrun's {flag}: ddp sets the rendezvous itself; omit it"
+            )
         elif name not in _OURS:
-            raise ParameterError("workload", f"torchrun's {flag} has no counterpart; omit it, see: ddp submit --help")
+            raise ParameterError(
+                "workload", f"torchrun's {flag} has no counterpart; omit it, see: ddp submit --help"
+            )
         else:
             if not separator:
                 value = words.pop(0) if words else ""
@@ -104,19 +118,27 @@ def _python(values: Values, arguments: tuple[str, ...]) -> tuple[Values, tuple[s
     if is_module and words[:1] in (["torch.distributed.run"], ["torch.distributed.launch"]):
         return _torchrun(values, tuple(words[1:]))
     if is_module and words and words[0].partition(".")[0] in _LAUNCHERS:
-        raise ParameterError("workload", f"{words[0]}: ddp starts the ranks itself; {instead(words[1:])}")
+        raise ParameterError(
+            "workload", f"{words[0]}: ddp starts the ranks itself; {instead(words[1:])}"
+        )
     return _program(values | {"module": True} if is_module else values, words, "python")
 
 
 def _program(values: Values, words: list[str], launcher: str) -> tuple[Values, tuple[str, ...]]:
     if not words:
-        raise ParameterError("workload", f"{launcher} without a program; write: ddp submit train.py")
+        raise ParameterError(
+            "workload", f"{launcher} without a program; write: ddp submit train.py"
+        )
     return values | {"workload": words[0]}, tuple(words[1:])
 
 
 def instead(words: collections.abc.Sequence[str]) -> str:
     """Return the line to type for the program that a launcher's command seems to start."""
-    starts = (n for n, word in enumerate(words) if word.endswith(".py") or (word == "-m" and words[n + 1 :]))
+    starts = (
+        n
+        for n, word in enumerate(words)
+        if word.endswith(".py") or (word == "-m" and words[n + 1 :])
+    )
     if (start := next(starts, None)) is None:
         return "write the program alone: ddp submit train.py"
     return f"write: ddp submit {one_line(shlex.join(words[start:]), 200)}"

@@ -9,9 +9,19 @@ from ddp.run.model import Run
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 26, 12, 34
-_ALL_POINTS, _MIN_POINTS, _MAX_POINTS = 60_000, 100, 1000  # of a page, of a curve; a point takes some 20 bytes
+_ALL_POINTS, _MIN_POINTS, _MAX_POINTS = (
+    60_000,
+    100,
+    1000,
+)  # of a page, of a curve; a point takes some 20 bytes
 _LEAST_RANGE = 1e-290  # parts of a smaller range are equal as floats
-_FIRST = ("loss", "val_loss", "tokens_per_second", "samples_per_second", "lr")  # the order of the charts
+_FIRST = (
+    "loss",
+    "val_loss",
+    "tokens_per_second",
+    "samples_per_second",
+    "lr",
+)  # the order of the charts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +36,9 @@ class Axis:
 
     def at(self, value: float) -> float:
         """Map a value to its pixel."""
-        return round(self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin), 1)
+        return round(
+            self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin), 1
+        )
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
@@ -37,7 +49,10 @@ class Axis:
         width = max(self.least_tick, width)
         first = math.ceil(self.low / width - 1e-9)
         count = min(12, int((self.high - first * width) / width + 1e-9) + 1)
-        values = [value if abs(value) > width * 1e-9 else 0.0 for value in ((first + i) * width for i in range(count))]
+        values = [
+            value if abs(value) > width * 1e-9 else 0.0
+            for value in ((first + i) * width for i in range(count))
+        ]
         texts = [number_text(value) for value in values]
         if len(set(texts)) < len(texts):  # they differ in later digits only
             texts = [f"{value:.10g}" for value in values]
@@ -79,7 +94,9 @@ def make(runs: collections.abc.Sequence[Run]) -> list[Chart]:
             series = run.metrics.series.get(name)
             if series is not None and (len(series) or series.lost is not None):
                 title = "loss" if name == "val_loss" else name
-                found.setdefault(title, []).append(Curve(at, name, series.points(limit), series.lost))
+                found.setdefault(title, []).append(
+                    Curve(at, name, series.points(limit), series.lost)
+                )
     return [_chart(title, curves) for title, curves in found.items()]
 
 

@@ -16,7 +16,10 @@ _HERE = pathlib.Path(__file__).parent
 
 
 def page(
-    runs: collections.abc.Sequence[Run], *, made: datetime.datetime, logs: collections.abc.Sequence[list[str]] = ()
+    runs: collections.abc.Sequence[Run],
+    *,
+    made: datetime.datetime,
+    logs: collections.abc.Sequence[list[str]] = (),
 ) -> str:
     """Render the page about these runs, side by side, with the last lines of their logs; `made` is the time on it.
 
@@ -51,7 +54,11 @@ def _rows(columns: list[dict[str, str]]) -> list[tuple[str, list[str]]]:
 
 
 def _when(seconds: float | None) -> str:
-    return "-" if seconds is None else datetime.datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return (
+        "-"
+        if seconds is None
+        else datetime.datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    )
 
 
 def _lasted(attempt: Attempt) -> str:

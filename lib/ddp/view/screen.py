@@ -94,19 +94,25 @@ class Screen:
         """Write why it failed, on one line of standard error, behind what is known all the same."""
         self.close()
         if self._is_json:
-            click.echo(json.dumps({"schema": SCHEMA, **values_of(results), "error": error}, indent=1))
+            click.echo(
+                json.dumps({"schema": SCHEMA, **values_of(results), "error": error}, indent=1)
+            )
         elif results:
             self.show(results)
         if is_terminal(sys.stderr):
             import rich.text  # noqa: PLC0415
 
-            console(sys.stderr).print(rich.text.Text.assemble(("ddp:", "bold red"), f" {error}"), soft_wrap=True)
+            console(sys.stderr).print(
+                rich.text.Text.assemble(("ddp:", "bold red"), f" {error}"), soft_wrap=True
+            )
         else:
             click.echo(f"ddp: {error}", err=True)
 
 
 def _width(results: Results) -> int:
-    return max((len(name) for name, value in results.items() if "\n" not in value), default=0) + _GAP
+    return (
+        max((len(name) for name, value in results.items() if "\n" not in value), default=0) + _GAP
+    )
 
 
 def _write(results: Results) -> None:
@@ -149,7 +155,10 @@ def _tables(rows: tables.Rows, columns: int) -> "collections.abc.Iterator[rich.t
     least = [min(width, _LEAST_CELL) for width in natural]
     group: list[int] = []
     for at in range(len(natural)):
-        if len(group) > 1 and sum(least[one] + _TABLE_GAP for one in (*group, at)) > columns + _TABLE_GAP:
+        if (
+            len(group) > 1
+            and sum(least[one] + _TABLE_GAP for one in (*group, at)) > columns + _TABLE_GAP
+        ):
             yield _table(rows, group)
             group = [0]
         group.append(at)
@@ -163,7 +172,11 @@ def _table(rows: tables.Rows, group: collections.abc.Sequence[int]) -> "rich.tab
 
     head, *body = rows
     table = rich.table.Table(
-        box=rich.box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1)
+        box=rich.box.SIMPLE_HEAD,
+        header_style="bold",
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1),
     )
     for at in group:
         longest = max(len(row[at]) for row in rows)

@@ -27,7 +27,9 @@ def workspace(settings: Settings, contents: folders.Contents) -> list[str]:
     check_writable(settings, contents)
     if contents.free_bytes < LEAST_FREE_BYTES or contents.free_files < LEAST_FREE_FILES:
         what = f"{contents.free_bytes >> 20} MiB and {contents.free_files} files"
-        raise Problem(f"{settings.runs} has room for {what} only; remove old runs, or enlarge the filesystem")
+        raise Problem(
+            f"{settings.runs} has room for {what} only; remove old runs, or enlarge the filesystem"
+        )
     return [f"workspace: {settings.runs} is writable, {contents.free_bytes >> 30} GiB are free"]
 
 
@@ -37,7 +39,9 @@ def check_inside(settings: Settings, name: str, path: str, *, kinds: tuple[str, 
         raise ParameterError(name, f"{path} is outside the workspace {settings.workspace}")
     found = folders.locate(settings, path)
     if not found.is_inside:
-        raise ParameterError(name, f"{path} leads to {found.real}, outside the workspace {settings.workspace}")
+        raise ParameterError(
+            name, f"{path} leads to {found.real}, outside the workspace {settings.workspace}"
+        )
     check_readable(name, path, found, kinds)
 
 
@@ -48,10 +52,14 @@ def check_readable(name: str, path: str, found: operations.Place, kinds: tuple[s
     if found.kind not in kinds:
         raise ParameterError(name, f"{path} is not a {' or '.join(kinds)}")
     if not found.is_readable:
-        raise ParameterError(name, f"{path} is not readable for this account; its owner can chmod -R a+rX {path}")
+        raise ParameterError(
+            name, f"{path} is not readable for this account; its owner can chmod -R a+rX {path}"
+        )
 
 
 def label(path: str) -> str:
     """Derive the first part of a run's name from a script's."""
     stem = path.rsplit("/", 1)[-1].removesuffix(".py")
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).strip("._-")[:40] or "script"
+    return (
+        "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).strip("._-")[:40] or "script"
+    )

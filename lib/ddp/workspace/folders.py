@@ -41,23 +41,43 @@ Sha256 = typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
 class Manifest(pydantic.BaseModel, frozen=True):
     """The file beside an environment's archive; each field has an alphabet, since the file belongs to a user."""
 
-    key: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]  # of what it was made from
-    hash: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]  # of the archive; names it
+    key: typing.Annotated[
+        str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")
+    ]  # of what it was made from
+    hash: typing.Annotated[
+        str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")
+    ]  # of the archive; names it
     sha256: Sha256
     size_bytes: typing.Annotated[int, pydantic.Field(ge=1)]
-    parts: tuple[tuple[typing.Annotated[int, pydantic.Field(ge=1)], Sha256], ...] = ()  # of the archive; () is one
+    parts: tuple[
+        tuple[typing.Annotated[int, pydantic.Field(ge=1)], Sha256], ...
+    ] = ()  # of the archive; () is one
     unpacked_bytes: typing.Annotated[int, pydantic.Field(ge=1)]
     python: typing.Annotated[str, pydantic.Field(pattern=r"^(3\.[0-9]{1,2})?$")]
     torch: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z.+_-]{1,64}$")]
     build: typing.Literal["cpu", "cuda"]
     created: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9TZ:-]{1,32}$")]
-    name: typing.Annotated[str, pydantic.Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = ""  # a user's own
-    requirements: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # hash of the user's own
-    digest: typing.Annotated[str, pydantic.Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""  # of a container image
-    source: typing.Annotated[str, pydantic.Field(pattern=r"^[!-~]{0,512}$")] = ""  # that it was imported from
-    base: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{16})?$")] = ""  # a layer's: the hash of `below`
-    folder: typing.Annotated[str, pydantic.Field(exclude=True)] = ""  # that it lies in; not in its file
-    below: typing.Annotated["Manifest | None", pydantic.Field(exclude=True)] = None  # if it is stored
+    name: typing.Annotated[str, pydantic.Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = (
+        ""  # a user's own
+    )
+    requirements: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = (
+        ""  # hash of the user's own
+    )
+    digest: typing.Annotated[str, pydantic.Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = (
+        ""  # of a container image
+    )
+    source: typing.Annotated[str, pydantic.Field(pattern=r"^[!-~]{0,512}$")] = (
+        ""  # that it was imported from
+    )
+    base: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{16})?$")] = (
+        ""  # a layer's: the hash of `below`
+    )
+    folder: typing.Annotated[str, pydantic.Field(exclude=True)] = (
+        ""  # that it lies in; not in its file
+    )
+    below: typing.Annotated["Manifest | None", pydantic.Field(exclude=True)] = (
+        None  # if it is stored
+    )
 
     @property
     def archive(self) -> str:
@@ -79,14 +99,20 @@ class Contents:
 
 
 def call(
-    settings: Settings, operation: collections.abc.Callable[..., T], *, timeout_s: float = 30, **arguments: object
+    settings: Settings,
+    operation: collections.abc.Callable[..., T],
+    *,
+    timeout_s: float = 30,
+    **arguments: object,
 ) -> T:
     """Do an operation on the shared filesystem, in a thread that is abandoned where it hangs. Raises WorkspaceError."""
     try:
         return storage.within(functools.partial(operation, **arguments), timeout_s)
     except TimeoutError as e:
         hint = "is the filesystem's server up?"
-        raise HangingError(f"{settings.workspace} gave no answer within {timeout_s:g} s; {hint}") from e
+        raise HangingError(
+            f"{settings.workspace} gave no answer within {timeout_s:g} s; {hint}"
+        ) from e
     except OSError as e:
         kind = MissingError if e.errno in (errno.ENOENT, errno.ENOTDIR) else WorkspaceError
         raise kind(f"{e.filename or 'workspace'}: {e.strerror or e}") from e
@@ -101,7 +127,9 @@ def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None
     elif not settings.unit:  # a charm's is a mount
         call(settings, operations.make_workspace, path=str(settings.workspace))
     place = str(settings.folder)
-    made = call(settings, operations.make_folders, workspace=place, names=names, trusted=trusted(settings))
+    made = call(
+        settings, operations.make_folders, workspace=place, names=names, trusted=trusted(settings)
+    )
     if made["untrusted"]:
         raise WorkspaceError(made["untrusted"])
     if made["denied"]:
@@ -137,7 +165,9 @@ def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
     room = own["free_bytes"], own["free_files"]
     images = tuple(one for one in manifests if one.digest)
     environments = tuple(one for one in manifests if not one.digest)
-    return Contents(environments, datasets, bool(own["writable"]), *room, untrusted=untrusted, images=images)
+    return Contents(
+        environments, datasets, bool(own["writable"]), *room, untrusted=untrusted, images=images
+    )
 
 
 def trusted(settings: Settings) -> list[int]:

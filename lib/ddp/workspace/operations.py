@@ -53,7 +53,10 @@ def folder_mode(name: str) -> int:
 def make_workspace(path: str) -> None:
     """Make the workspace of a cluster without charms, in a folder that exists. Raises RefusedError."""
     folder = pathlib.Path(path)
-    _make(folder, f"is the shared filesystem mounted at {folder.parent}? else name another folder with `workspace`")
+    _make(
+        folder,
+        f"is the shared filesystem mounted at {folder.parent}? else name another folder with `workspace`",
+    )
 
 
 def make_users(workspace: str) -> None:
@@ -63,14 +66,20 @@ def make_users(workspace: str) -> None:
         with contextlib.suppress(FileExistsError):
             users.mkdir()
         about = users.lstat()
-        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and about.st_mode & 0o7777 != 0o1777:
+        if (
+            stat.S_ISDIR(about.st_mode)
+            and about.st_uid == os.geteuid()
+            and about.st_mode & 0o7777 != 0o1777
+        ):
             users.chmod(0o1777)
 
 
 def own_folder(path: str) -> None:
     """Make a user's folder in `users`, or verify its owner: another account may have made one of this name."""
     folder = pathlib.Path(path)
-    _make(folder, f"the trainer makes {folder.parent}, or as root: install -d -m 1777 {folder.parent}")
+    _make(
+        folder, f"the trainer makes {folder.parent}, or as root: install -d -m 1777 {folder.parent}"
+    )
     check_own(path)
 
 
@@ -82,7 +91,9 @@ def check_own(path: str) -> None:
         return
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
         what = f"belongs to uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}"
-        raise RefusedError(f"{path} is not a folder that only this account can write: it {what}; as root: remove it")
+        raise RefusedError(
+            f"{path} is not a folder that only this account can write: it {what}; as root: remove it"
+        )
 
 
 def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
@@ -95,8 +106,14 @@ def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
     for path in sorted((top / "environments").glob("*.json"))[:MAX_LISTED]:
         try:
             manifest, archive = read_object(path), path.with_suffix(".tar.zst").lstat()
-            is_trusted = {archive.st_uid, path.lstat().st_uid} <= set(trusted)  # else a node would refuse it
-            if is_trusted and archive.st_size == manifest["size_bytes"] and path.stem == manifest["hash"]:
+            is_trusted = {archive.st_uid, path.lstat().st_uid} <= set(
+                trusted
+            )  # else a node would refuse it
+            if (
+                is_trusted
+                and archive.st_size == manifest["size_bytes"]
+                and path.stem == manifest["hash"]
+            ):
                 manifests.append(manifest)
         except (OSError, ValueError, KeyError):
             continue  # half-written, damaged or another file
@@ -104,11 +121,16 @@ def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
     writable = os.access(top / "runs", os.W_OK | os.X_OK)
     runs = top / "runs"
     room = os.statvfs(runs if runs.is_dir() else top)
-    files = room.f_favail if room.f_files and room.f_favail >= 0 else 1 << 40  # CephFS has -1, others have no count
+    files = (
+        room.f_favail if room.f_files and room.f_favail >= 0 else 1 << 40
+    )  # CephFS has -1, others have no count
     free = {"free_bytes": room.f_bavail * room.f_frsize, "free_files": files}
-    return {"environments": manifests, "datasets": datasets[:MAX_LISTED], "writable": writable, **free} | {
-        "untrusted": _untrusted(workspace, names, trusted)
-    }
+    return {
+        "environments": manifests,
+        "datasets": datasets[:MAX_LISTED],
+        "writable": writable,
+        **free,
+    } | {"untrusted": _untrusted(workspace, names, trusted)}
 
 
 def locate(workspace: str, path: str) -> Place:
@@ -118,7 +140,9 @@ def locate(workspace: str, path: str) -> Place:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         mode = real.stat().st_mode
         kind = "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
-    return Place(kind, str(real), real.is_relative_to(top) and real != top, os.access(real, os.R_OK))
+    return Place(
+        kind, str(real), real.is_relative_to(top) and real != top, os.access(real, os.R_OK)
+    )
 
 
 def keep_secret(secrets: str, owner: str, name: str, text: str) -> None:
@@ -137,7 +161,10 @@ def drop_secrets(secrets: str, owner: str, run: str) -> None:
 def drop_variables(secrets: str, owner: str, active: list[str]) -> None:
     """Remove the files with variables of runs that are not active, but for those of the last two minutes."""
     for path in pathlib.Path(secrets, owner).glob(f"*{ENV_SUFFIX}"):
-        if path.name.removesuffix(ENV_SUFFIX) not in active and time.time() - path.lstat().st_mtime > 120:
+        if (
+            path.name.removesuffix(ENV_SUFFIX) not in active
+            and time.time() - path.lstat().st_mtime > 120
+        ):
             path.unlink()
 
 
@@ -177,7 +204,16 @@ def measure_source(path: str, part_bytes: int) -> Json:
         with contextlib.suppress(OSError):
             about = file.stat()  # the hub's cache holds links to its files
             if stat.S_ISREG(about.st_mode):
-                packed = file.suffix.lower() in (".tar", ".tgz", ".gz", ".xz", ".bz2", ".zst", ".zip", ".json")
+                packed = file.suffix.lower() in (
+                    ".tar",
+                    ".tgz",
+                    ".gz",
+                    ".xz",
+                    ".bz2",
+                    ".zst",
+                    ".zip",
+                    ".json",
+                )
                 total += about.st_size
                 parts += 1 if packed else -(-about.st_size // part_bytes)
     return {"bytes": total, "parts": parts}
@@ -198,12 +234,18 @@ def read_baseline(path: str) -> Json:
         held: typing.Any = read_object(pathlib.Path(path)).get("entries")
         for entry in _objects(held):
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                points = [{"bytes": int(p["bytes"]), "busbw": float(p["busbw"])} for p in entry["points"]]
+                points = [
+                    {"bytes": int(p["bytes"]), "busbw": float(p["busbw"])} for p in entry["points"]
+                ]
                 names = ("collective", "backend", "created")
                 numbers = {name: int(entry[name]) for name in ("nodes", "world_size")}
                 if points and min(numbers.values()) > 0:
                     texts = {name: str(entry[name])[:80] for name in names}
-                    entries.append(texts | numbers | {"points": points, "average_busbw": float(entry["average_busbw"])})
+                    entries.append(
+                        texts
+                        | numbers
+                        | {"points": points, "average_busbw": float(entry["average_busbw"])}
+                    )
     return {"entries": entries}
 
 

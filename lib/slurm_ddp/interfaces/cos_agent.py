@@ -46,13 +46,21 @@ class Job:
     instance: str  # the machine's name: the target, localhost, is the same on all
 
 
-def dump(topology: Topology, jobs: collections.abc.Iterable[Job], folder: pathlib.Path) -> dict[str, str]:
+def dump(
+    topology: Topology, jobs: collections.abc.Iterable[Job], folder: pathlib.Path
+) -> dict[str, str]:
     """Return the unit databag: the jobs, the rules in `folder`/alerts, the dashboards in `folder`/dashboards."""
     config: Json = {
-        "metrics_alert_rules": {"groups": [_group(topology, group) for group in _groups(folder / "alerts")]},
+        "metrics_alert_rules": {
+            "groups": [_group(topology, group) for group in _groups(folder / "alerts")]
+        },
         "log_alert_rules": {},
-        "dashboards": [_dashboard(topology, path) for path in sorted((folder / "dashboards").glob("*.json"))],
-        "metrics_scrape_jobs": sorted((_scrape(topology, job) for job in jobs), key=lambda job: job["job_name"]),
+        "dashboards": [
+            _dashboard(topology, path) for path in sorted((folder / "dashboards").glob("*.json"))
+        ],
+        "metrics_scrape_jobs": sorted(
+            (_scrape(topology, job) for job in jobs), key=lambda job: job["job_name"]
+        ),
         "log_slots": [],
     }
     return {KEY: json.dumps(config, sort_keys=True)}
@@ -67,9 +75,15 @@ def _group(topology: Topology, group: Json) -> Json:
     """Name the group after the application, whose labels each rule gets."""
     name = "_".join((topology.model, topology.model_uuid[:8], topology.application, group["name"]))
     labels = topology.labels()
-    matchers = ", ".join(f'{label}="{value}"' for label, value in labels.items() if label != "juju_charm")
+    matchers = ", ".join(
+        f'{label}="{value}"' for label, value in labels.items() if label != "juju_charm"
+    )
     rules = [
-        rule | {"expr": rule["expr"].replace(PLACEHOLDER, matchers), "labels": rule.get("labels", {}) | labels}
+        rule
+        | {
+            "expr": rule["expr"].replace(PLACEHOLDER, matchers),
+            "labels": rule.get("labels", {}) | labels,
+        }
         for rule in group["rules"]
     ]
     return group | {"name": name, "rules": rules}
@@ -78,7 +92,10 @@ def _group(topology: Topology, group: Json) -> Json:
 def _dashboard(topology: Topology, path: pathlib.Path) -> str:
     """Pack the dashboard; its uid is the same from every unit and application of the charm."""
     content: Json = json.loads(path.read_text())
-    content["uid"] = content.get("uid") or hashlib.sha256(f"{topology.charm}/{path.name}".encode()).hexdigest()[:40]
+    content["uid"] = (
+        content.get("uid")
+        or hashlib.sha256(f"{topology.charm}/{path.name}".encode()).hexdigest()[:40]
+    )
     content["tags"] = [*content.get("tags", []), f"charm: {topology.charm}"]
     return base64.b64encode(lzma.compress(json.dumps(content).encode())).decode()
 
@@ -87,5 +104,7 @@ def _scrape(topology: Topology, job: Job) -> Json:
     return {
         "job_name": f"{topology.application}_{job.name}",
         "metrics_path": "/metrics",
-        "static_configs": [{"targets": [f"localhost:{job.port}"], "labels": {"instance": job.instance}}],
+        "static_configs": [
+            {"targets": [f"localhost:{job.port}"], "labels": {"instance": job.instance}}
+        ],
     }

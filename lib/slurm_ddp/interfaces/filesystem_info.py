@@ -35,8 +35,15 @@ ENGINES = tuple(ENGINE_PORTS)  # metadata engines of JuiceFS that several hosts 
 _MONITOR_PORTS = {1: 6789, 2: 3300}  # of Ceph's monitors, by the messenger's version: IANA's
 
 # A volume's options, in the order on the wire. Each is the field of that name, `auth` is `secret_id`
-_JUICEFS_OPTIONS = tuple("engine db tls params uuid storage bucket version keyless master region auth auth-rev".split())
-_IN_FILES = ("tls-ca", "tls-cert", "tls-key", "google-credentials")  # keys of a secret that clients keep in files
+_JUICEFS_OPTIONS = tuple(
+    "engine db tls params uuid storage bucket version keyless master region auth auth-rev".split()
+)
+_IN_FILES = (
+    "tls-ca",
+    "tls-cert",
+    "tls-key",
+    "google-credentials",
+)  # keys of a secret that clients keep in files
 _PUBLIC = ("meta-user", "tls-ca", "tls-cert")  # keys whose values may be shown
 
 # JuiceFS 0.14 to 1.4: letters, digits and hyphens, 3 to 63 of them, no hyphen at either end
@@ -158,7 +165,9 @@ class Juicefs:
     bucket: str = ""  # its address
     version: str = ""  # of the juicefs program that made the volume
     keyless: bool = False  # the engine does not hold the object store's keys: each client brings those of the secret
-    master: str = ""  # the name by which Redis Sentinels know the engine; `hosts` are the Sentinels then
+    master: str = (
+        ""  # the name by which Redis Sentinels know the engine; `hosts` are the Sentinels then
+    )
     region: str = ""  # of the object store
 
     def __post_init__(self) -> None:
@@ -179,7 +188,11 @@ class Juicefs:
         if not self.hosts or any(not host or "," in host for host in self.hosts):
             raise UriError("a host is missing, empty or has a comma in it")
         fields = {option: getattr(self, _juicefs_field(option)) for option in _JUICEFS_OPTIONS}
-        filled = {option: value for option, value in fields.items() if value not in (None, "") and value is not False}
+        filled = {
+            option: value
+            for option, value in fields.items()
+            if value not in (None, "") and value is not False
+        }
         options = {option: "true" if value is True else value for option, value in filled.items()}
         place = f"{self.name}@({_quote(','.join(self.hosts))}){_quote(self.subdir, safe='/')}"
         return f"juicefs://{place}?{urllib.parse.urlencode(options, errors='surrogateescape')}"
@@ -228,7 +241,10 @@ class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore", alias_gener
 
     def content(self) -> dict[str, str]:
         """Write the content of a Juju secret."""
-        return {key: reveal(value) for key, value in self.model_dump(by_alias=True, exclude_none=True).items()}
+        return {
+            key: reveal(value)
+            for key, value in self.model_dump(by_alias=True, exclude_none=True).items()
+        }
 
     def values(self) -> tuple[str, ...]:
         """List what must not be shown: every value except the user's name and certificates."""
@@ -257,7 +273,9 @@ def mounts_juicefs(databag: collections.abc.Mapping[str, str]) -> bool:
 def check_volume_name(name: str) -> None:
     """Raise `UriError` unless JuiceFS takes `name` for a volume's name."""
     if not _VOLUME_NAME.fullmatch(name):
-        raise UriError("a volume's name has 3 to 63 letters a-z, digits and hyphens, with no hyphen at either end")
+        raise UriError(
+            "a volume's name has 3 to 63 letters a-z, digits and hyphens, with no hyphen at either end"
+        )
 
 
 def split_address(text: str) -> tuple[str, int | None]:
@@ -296,7 +314,9 @@ def _monitor(text: str) -> Monitor:
 
 def _nfs(parts: _Parts) -> Nfs:
     parts.take()
-    host, port = split_address(parts.hosts[0])  # of several hosts the first counts, as upstream has it
+    host, port = split_address(
+        parts.hosts[0]
+    )  # of several hosts the first counts, as upstream has it
     return Nfs(host, parts.path, port)
 
 
@@ -307,7 +327,15 @@ def _cephfs(parts: _Parts) -> Cephfs:
         raise UriError("cephfs: auth is neither a secret nor a plain key")
     auth = {"secret_id": options["auth"]} if kind == "secret" else {"key": rest}
     revision = _number("auth-rev", options["auth-rev"]) if "auth-rev" in options else None
-    return Cephfs(parts.hosts, parts.user, options["fsid"], options["name"], parts.path, auth_rev=revision, **auth)
+    return Cephfs(
+        parts.hosts,
+        parts.user,
+        options["fsid"],
+        options["name"],
+        parts.path,
+        auth_rev=revision,
+        **auth,
+    )
 
 
 def _lustre(parts: _Parts) -> Lustre:
@@ -316,7 +344,10 @@ def _lustre(parts: _Parts) -> Lustre:
 
 def _juicefs(parts: _Parts) -> Juicefs:
     options = parts.take("engine", "uuid", optional=_JUICEFS_OPTIONS)
-    if not options.get("auth", "secret:x").startswith("secret:") or options.get("auth") == "secret:":
+    if (
+        not options.get("auth", "secret:x").startswith("secret:")
+        or options.get("auth") == "secret:"
+    ):
         raise UriError("juicefs: auth is not a secret")
     readers = {"tls": _flag, "keyless": _flag, "auth-rev": _number}
     fields: dict[str, typing.Any] = {"db": ""} | {
@@ -343,10 +374,14 @@ def _split(uri: str) -> _Parts:
         raise UriError("the list of hosts is missing")
     # Upstream's reader lower-cases the hosts up to the first encoded character, since its URL parser takes that for an
     # IPv6 zone. A host's case means nothing, so all of it is lowered here.
-    hosts = re.sub(r"%..|[^%]+", lambda match: match[0] if match[0][0] == "%" else match[0].lower(), found[2])
+    hosts = re.sub(
+        r"%..|[^%]+", lambda match: match[0] if match[0][0] == "%" else match[0].lower(), found[2]
+    )
     strict = bool(query)
     try:
-        pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=strict, errors="surrogateescape")
+        pairs = urllib.parse.parse_qsl(
+            query, keep_blank_values=True, strict_parsing=strict, errors="surrogateescape"
+        )
     except ValueError as e:
         raise UriError("the options are malformed") from e
     options: dict[str, str] = {}
@@ -357,7 +392,11 @@ def _split(uri: str) -> _Parts:
             raise UriError(f"option {_short(key)} is given twice")
         options[key] = value
     return _Parts(
-        scheme.lower(), tuple(_unquote(hosts).split(",")), _unquote(found[1] or ""), _unquote(found[3] or "/"), options
+        scheme.lower(),
+        tuple(_unquote(hosts).split(",")),
+        _unquote(found[1] or ""),
+        _unquote(found[3] or "/"),
+        options,
     )
 
 

@@ -32,7 +32,9 @@ def load(databag: collections.abc.Mapping[str, str]) -> MountRequest | None:
     if not values.get("mountpoint"):
         return None
     try:
-        return MountRequest.model_validate({key: value for key, value in values.items() if value is not None})
+        return MountRequest.model_validate(
+            {key: value for key, value in values.items() if value is not None}
+        )
     except pydantic.ValidationError as e:
         raise ValueError(f"{e.errors()[0]['loc'][0]}: {e.errors()[0]['msg'].lower()}") from e
 

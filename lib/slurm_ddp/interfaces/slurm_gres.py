@@ -46,7 +46,9 @@ class NodeGres(pydantic.BaseModel, frozen=True):
     node: _Node | None = None  # the name that slurmd registers
     gres: _Gres | None = None  # "gpu:h100:8", as in the node's --conf; empty when it has none
     lines: _Lines | None = None  # gres.conf lines without NodeName, for AutoDetect=off
-    awaits: bool | None = None  # the node registers only once its lines are these, or none, so it needs an answer
+    awaits: bool | None = (
+        None  # the node registers only once its lines are these, or none, so it needs an answer
+    )
 
     @property
     def digest(self) -> str:
@@ -57,8 +59,12 @@ class NodeGres(pydantic.BaseModel, frozen=True):
 class ControllerGres(pydantic.BaseModel, frozen=True):
     """Application databag of the controller. Any field may be absent: the peer may be older or newer."""
 
-    autodetect: str | None = None  # what gres.conf makes nodes without lines do: "nvidia", "nvml", ... or "off"
-    applied: tuple[str, ...] | None = None  # digests of awaited lines that the running slurmctld hands out, sorted
+    autodetect: str | None = (
+        None  # what gres.conf makes nodes without lines do: "nvidia", "nvml", ... or "off"
+    )
+    applied: tuple[str, ...] | None = (
+        None  # digests of awaited lines that the running slurmctld hands out, sorted
+    )
 
 
 def digest(node: str, lines: collections.abc.Iterable[str]) -> str:

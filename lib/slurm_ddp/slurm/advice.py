@@ -20,4 +20,6 @@ def partition_config(partition: str, name: str, value: str) -> str:
     """Write the command that sets this in a partition's one line, which slurmd's application gives its name."""
     option = f"juju config {shlex.quote(partition)} partition-config"
     earlier = f"(^|[[:space:]]+){name}=[^[:space:]]*"
-    return f"""{option}="$({option} | sed -E 's/{earlier}//Ig') {shlex.quote(f"{name}={value}")}\""""
+    return (
+        f"""{option}="$({option} | sed -E 's/{earlier}//Ig') {shlex.quote(f"{name}={value}")}\""""
+    )

@@ -151,12 +151,18 @@ def show(name: str) -> Node | None:
 
 def show_all() -> list[Node]:
     """Ask for all nodes, sorted by name."""
-    return sorted(parse(_scontrol("show nodes", "-a", "show", "nodes", "-o")), key=lambda node: node.name)
+    return sorted(
+        parse(_scontrol("show nodes", "-a", "show", "nodes", "-o")), key=lambda node: node.name
+    )
 
 
 def parse(text: str) -> list[Node]:
     """Read the output of `scontrol show node -o`."""
-    return [_node(record) for record in show_text.records(text) if "NodeName" in record and "State" in record]
+    return [
+        _node(record)
+        for record in show_text.records(text)
+        if "NodeName" in record and "State" in record
+    ]
 
 
 def drain(name: str, reason: str) -> None:
@@ -172,7 +178,9 @@ def resume(name: str) -> None:
 def update(name: str, state: str, reason: str | None = None) -> None:
     """Set the node's state. Jobs end where it is `down`: ask `Node.is_busy` first; after `undrain` it stays down."""
     because = () if reason is None else (f"reason={reason}",)
-    _scontrol(f"set node {name} to {state}", "update", f"nodename={name}", f"state={state}", *because)
+    _scontrol(
+        f"set node {name} to {state}", "update", f"nodename={name}", f"state={state}", *because
+    )
 
 
 def delete(name: str) -> None:
@@ -194,7 +202,9 @@ def job_ids(name: str) -> list[str]:
 
 def remembered_jobs(name: str, gres: str) -> list[str]:
     """Ask for the ids of the node's jobs that asked for this Gres, of finished ones until MinJobAge is over; sorted."""
-    fields = ",".join(("jobarrayid:40", *(f"tres-per-{what}:400" for what in ("job", "node", "socket", "task"))))
+    fields = ",".join(
+        ("jobarrayid:40", *(f"tres-per-{what}:400" for what in ("job", "node", "socket", "task")))
+    )
     argv = (SQUEUE, "--noheader", "--states", "all", "--nodelist", name, "--Format", fields)
     rows = _ask(f"list former jobs on {name}", *argv).stdout.splitlines()
     return sorted({row.split()[0] for row in rows if f"gres/{gres}" in row})
@@ -211,7 +221,9 @@ def reservations(name: str) -> dict[str, str]:
         names = _scontrol(f"expand {hosts}", "show", "hostnames", hosts).split() if hosts else []
         if name in names:
             others = ",".join(other for other in names if other != name)
-            short = _scontrol(f"write {others}", "show", "hostlist", others).strip() if others else ""
+            short = (
+                _scontrol(f"write {others}", "show", "hostlist", others).strip() if others else ""
+            )
             found[record["ReservationName"]] = short
     return dict(sorted(found.items()))
 
@@ -223,7 +235,12 @@ def reserve(reservation: str, name: str, seconds: int) -> None:
     maintenance", those of other reservations too, and `delete` is refused.
     """
     try:
-        _scontrol(f"prolong {reservation}", "update", f"reservationname={reservation}", f"endtime=now+{seconds}")
+        _scontrol(
+            f"prolong {reservation}",
+            "update",
+            f"reservationname={reservation}",
+            f"endtime=now+{seconds}",
+        )
     except _NoReservation:
         times = ("starttime=now", f"endtime=now+{seconds}", "flags=maint,ignore_jobs")
         who = (f"reservationname={reservation}", f"nodes={name}", "users=root")
@@ -236,7 +253,9 @@ def unreserve(reservation: str) -> None:
         _scontrol(f"end {reservation}", "delete", f"reservationname={reservation}")
 
 
-def wait(name: str, until: collections.abc.Callable[[Node | None], bool], *, timeout: float) -> Node | None:
+def wait(
+    name: str, until: collections.abc.Callable[[Node | None], bool], *, timeout: float
+) -> Node | None:
     """Wait until `until` holds of the node, at most `timeout` seconds; return it. `ControllerSilent` is raised last."""
     deadline = time.monotonic() + timeout
     while True:
@@ -253,7 +272,9 @@ def wait(name: str, until: collections.abc.Callable[[Node | None], bool], *, tim
 
 def setting(name: str) -> str | None:
     """Ask for a setting of the controller's slurm.conf, None for one that is not set."""
-    return show_text.value(show_text.config(_scontrol("show the configuration", "show", "config")), name)
+    return show_text.value(
+        show_text.config(_scontrol("show the configuration", "show", "config")), name
+    )
 
 
 def is_silence(printed: str) -> bool:
@@ -348,6 +369,8 @@ def _scontrol(what: str, *arguments: str, timeout: float = _TIMEOUT_S) -> str:
 
 def _error(what: str, answer: Completed) -> NodeError:
     printed = answer.stderr.strip() or answer.stdout.strip()
-    kinds = (kind for kind, phrases in _PHRASES.items() if any(phrase in printed for phrase in phrases))
+    kinds = (
+        kind for kind, phrases in _PHRASES.items() if any(phrase in printed for phrase in phrases)
+    )
     kind = next(kinds, NodeError)
     return kind(f"{what}: {last_line(printed) or 'the command failed with no output'}")

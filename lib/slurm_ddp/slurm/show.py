@@ -32,9 +32,13 @@ _FOLLOWERS: dict[str, frozenset[str]] = {
     "Command": frozenset({"SubmitLine", "WorkDir"}),
     "SubmitLine": frozenset({"WorkDir"}),
     **dict.fromkeys(("Comment", "Extra"), _AFTER_REASON | _AFTER_PATHS),
-    **dict.fromkeys(("WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment"), _AFTER_PATHS),
+    **dict.fromkeys(
+        ("WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment"), _AFTER_PATHS
+    ),
 }
-_STAMP = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\](?=\s|$)")  # " [root@2026-11-20T18:51:55]", behind a node's Reason
+_STAMP = re.compile(
+    r" \[[^\s\[\]@]+@[^\s\[\]]+\](?=\s|$)"
+)  # " [root@2026-11-20T18:51:55]", behind a node's Reason
 
 
 def records(text: str) -> list[dict[str, str]]:

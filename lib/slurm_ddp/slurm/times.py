@@ -22,4 +22,6 @@ def format_time(seconds: int) -> str:
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
     day, hour = divmod(hours, 24)
-    return f"{day}-{hour:02}:{minute:02}:{second:02}" if day else f"{hour:02}:{minute:02}:{second:02}"
+    return (
+        f"{day}-{hour:02}:{minute:02}:{second:02}" if day else f"{hour:02}:{minute:02}:{second:02}"
+    )

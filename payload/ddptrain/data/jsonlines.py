@@ -13,10 +13,14 @@ _HEAD_BYTES = 1 << 20
 
 Lines = collections.abc.Iterator[bytes]
 Numbered = collections.abc.Iterator[tuple[int, bytes]]  # a line's number, and its bytes
-Values = collections.abc.Iterator[tuple[str, object]]  # a value's place, for messages, and the value
+Values = collections.abc.Iterator[
+    tuple[str, object]
+]  # a value's place, for messages, and the value
 
 
-def values(file: typing.IO[bytes], where: object, how: str, *, begin: int = 0, end: int | None = None) -> Values:
+def values(
+    file: typing.IO[bytes], where: object, how: str, *, begin: int = 0, end: int | None = None
+) -> Values:
     """Yield the values in a file, or in the lines that start in a range of it. Raises UserError."""
     if not begin:
         yield from _from_start(file, where, how, end)

@@ -56,7 +56,9 @@ _CARD = re.compile(
     r"|cache-.*\.arrow"
 )
 
-_METADATA = re.compile(r"(.*[-_.])?(meta|metadata|stats|infos?)\.json")  # img2dataset's `00000_stats.json`
+_METADATA = re.compile(
+    r"(.*[-_.])?(meta|metadata|stats|infos?)\.json"
+)  # img2dataset's `00000_stats.json`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -140,7 +140,9 @@ class Reader(contextlib.AbstractContextManager["Reader"]):
         self._block: collections.abc.Iterator[Tensor] = iter(())
         self._queue: queue.Queue[Tensor | BaseException] = queue.Queue(_BLOCKS_AHEAD)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(start, stop), name="reader", daemon=True)
+        self._thread = threading.Thread(
+            target=self._fill, args=(start, stop), name="reader", daemon=True
+        )
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -161,7 +163,9 @@ class Reader(contextlib.AbstractContextManager["Reader"]):
     def _fill(self, start: int, stop: int) -> None:
         try:
             if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # pinning in a new thread would otherwise wake GPU 0
+                torch.cuda.set_device(
+                    self._device
+                )  # pinning in a new thread would otherwise wake GPU 0
             step = start
             while step < stop:
                 count = self._next_count(step, start, stop)
@@ -198,7 +202,9 @@ class Reader(contextlib.AbstractContextManager["Reader"]):
 class FixedRows:
     """An evenly spread, fixed set of a split's rows: it depends on the data and its size only."""
 
-    def __init__(self, split: tuple[shards.Shard, ...], dtype: str, seq_len: int, limit: int) -> None:
+    def __init__(
+        self, split: tuple[shards.Shard, ...], dtype: str, seq_len: int, limit: int
+    ) -> None:
         self._split = split
         self._dtype = dtype
         self._seq_len = seq_len

@@ -7,11 +7,29 @@ import typing
 
 from ddptrain import errors
 
-COLUMNS = ("messages", "conversations", "system", "prompt", "completion", "instruction", "input", "output", "text")
-SHAPES = '"text", "prompt" and "completion", "messages", "conversations", or "instruction" and "output"'
+COLUMNS = (
+    "messages",
+    "conversations",
+    "system",
+    "prompt",
+    "completion",
+    "instruction",
+    "input",
+    "output",
+    "text",
+)
+SHAPES = (
+    '"text", "prompt" and "completion", "messages", "conversations", or "instruction" and "output"'
+)
 ASSISTANT = "assistant"
 
-_SHAPES = ({"text"}, {"prompt", "completion"}, {"messages"}, {"conversations"}, {"instruction", "output"})
+_SHAPES = (
+    {"text"},
+    {"prompt", "completion"},
+    {"messages"},
+    {"conversations"},
+    {"instruction", "output"},
+)
 _ROLES = {"human": "user", "gpt": ASSISTANT}  # ShareGPT's names
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

@@ -19,7 +19,9 @@ from ddptrain import errors
 from ddptrain.data import shards
 
 MAX_LANES = 64
-ROWS_PER_LANE = 16  # of a step, beyond that many lanes: ranks that share a lane each read its windows whole
+ROWS_PER_LANE = (
+    16  # of a step, beyond that many lanes: ranks that share a lane each read its windows whole
+)
 MAX_WINDOW_TOKENS = 2 << 20  # 4 MiB of 16-bit tokens: a JuiceFS block, a Lustre stripe
 
 Rows = npt.NDArray[np.int64]
@@ -70,7 +72,9 @@ class Sampler:
         first_rows: list[int] = []
         counts: list[int] = []
         for number, shard in enumerate(split):
-            total = max(0, shard.tokens - 1) // plan.seq_len  # a row needs one token more than it is long
+            total = (
+                max(0, shard.tokens - 1) // plan.seq_len
+            )  # a row needs one token more than it is long
             for first in range(0, total, plan.window_rows):
                 shard_ids.append(number)
                 first_rows.append(first)
@@ -95,8 +99,12 @@ class Sampler:
         for lane in range(first // k, (last - 1) // k + 1):
             low, high = max(0, first - lane * k), min(k, last - lane * k)
             start = lane * (self.rows // self.plan.lanes) + begin * k
-            places = start + np.arange(count)[:, None] * k + np.arange(low, high)  # in the pass's stream of rows
-            found.append(Strip(lane * k + low - first, high - low, self._pieces(pass_number, places.ravel())))
+            places = (
+                start + np.arange(count)[:, None] * k + np.arange(low, high)
+            )  # in the pass's stream of rows
+            found.append(
+                Strip(lane * k + low - first, high - low, self._pieces(pass_number, places.ravel()))
+            )
         return found
 
     def _pieces(self, pass_number: int, places: Rows) -> list[Piece]:
@@ -106,17 +114,24 @@ class Sampler:
         found: list[Piece] = []
         for slot in range(int(slots[0]), int(slots[-1]) + 1):
             window = int(order[slot])
-            inside = places[np.searchsorted(slots, slot) : np.searchsorted(slots, slot, side="right")] - starts[slot]
+            inside = (
+                places[np.searchsorted(slots, slot) : np.searchsorted(slots, slot, side="right")]
+                - starts[slot]
+            )
             if inside.size:
                 found.append(Piece(window, self._inside(pass_number, window)[inside]))
         return found
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a sampler lives as long as the process
     def _order(self, pass_number: int) -> tuple[Rows, Rows]:
-        order = np.random.default_rng([self.plan.seed, pass_number]).permutation(len(self.window_rows))
+        order = np.random.default_rng([self.plan.seed, pass_number]).permutation(
+            len(self.window_rows)
+        )
         counts = self.window_rows[order]
         return order, np.cumsum(counts) - counts
 
     @functools.lru_cache(maxsize=256)  # noqa: B019
     def _inside(self, pass_number: int, window: int) -> Rows:
-        return np.random.default_rng([self.plan.seed, pass_number, window]).permutation(int(self.window_rows[window]))
+        return np.random.default_rng([self.plan.seed, pass_number, window]).permutation(
+            int(self.window_rows[window])
+        )

@@ -20,7 +20,10 @@ FORMAT = 1
 HEADER_BYTES = 1024
 MANIFEST = "dataset.json"
 SPLITS = ("train", "val")
-_KINDS: dict[int, tuple[int, str]] = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: (version, dtype)
+_KINDS: dict[int, tuple[int, str]] = {
+    20240520: (1, "<u2"),
+    20240801: (7, "<u4"),
+}  # magic: (version, dtype)
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -71,7 +74,9 @@ def dtype_for(vocab: int, *, masked: bool = False) -> str:
     return "<u2" if vocab <= (1 << 15 if masked else 1 << 16) else "<u4"
 
 
-def write(path: pathlib.Path, parts: collections.abc.Iterable[Tokens], dtype: str) -> dict[str, int]:
+def write(
+    path: pathlib.Path, parts: collections.abc.Iterable[Tokens], dtype: str
+) -> dict[str, int]:
     """Write one shard from arrays of tokens; it appears whole or not at all. Returns tokens, bytes and crc32."""
     magic, (version, _) = next((m, kind) for m, kind in _KINDS.items() if kind[1] == dtype)
     body = [np.ascontiguousarray(part, dtype=dtype) for part in parts]
@@ -103,7 +108,11 @@ def read_header(path: pathlib.Path) -> Shard:
         size = path.stat().st_size
     except OSError as e:
         raise ShardError(f"shard {path} cannot be read: {e.strerror}") from e
-    if header.size != HEADER_BYTES // 4 or int(header[0]) not in _KINDS or header[1] != _KINDS[int(header[0])][0]:
+    if (
+        header.size != HEADER_BYTES // 4
+        or int(header[0]) not in _KINDS
+        or header[1] != _KINDS[int(header[0])][0]
+    ):
         raise ShardError(f"{path} is not a token shard (llm.c format); prepare the dataset again")
     shard = Shard(path, int(header[2]), _KINDS[int(header[0])][1])
     if size != shard.size_bytes:
@@ -119,7 +128,9 @@ def open_dataset(root: pathlib.Path) -> Dataset:
         found = read_header(shard.path)
         if (found.tokens, found.dtype) != (shard.tokens, shard.dtype):
             held, recorded = (f"{one.tokens} tokens ({one.dtype})" for one in (found, shard))
-            raise ShardError(f"shard {shard.path} holds {held}, {MANIFEST} records {recorded}; prepare it again")
+            raise ShardError(
+                f"shard {shard.path} holds {held}, {MANIFEST} records {recorded}; prepare it again"
+            )
     return dataset
 
 
@@ -131,7 +142,9 @@ def fingerprint(root: pathlib.Path) -> str:
 def _described(root: pathlib.Path) -> Dataset:
     path = root / MANIFEST
     if not root.is_dir():
-        raise ShardError(f"--data {root}: no such folder; make one with `python -m ddptrain prepare --output {root}`")
+        raise ShardError(
+            f"--data {root}: no such folder; make one with `python -m ddptrain prepare --output {root}`"
+        )
     try:
         manifest = files.read_json(path)
     except FileNotFoundError as e:
@@ -140,17 +153,29 @@ def _described(root: pathlib.Path) -> Dataset:
     except (OSError, ValueError) as e:
         raise ShardError(f"{path} cannot be read: {e}; prepare the dataset again") from e
     if manifest.get("format") != FORMAT:
-        raise ShardError(f"{path} has format {manifest.get('format')!r}, this program reads {FORMAT}; prepare it again")
+        raise ShardError(
+            f"{path} has format {manifest.get('format')!r}, this program reads {FORMAT}; prepare it again"
+        )
     try:
         dtype = str(manifest["dtype"])
-        splits = {split: tuple(_listed(root, entry, dtype) for entry in manifest["splits"][split]) for split in SPLITS}
+        splits = {
+            split: tuple(_listed(root, entry, dtype) for entry in manifest["splits"][split])
+            for split in SPLITS
+        }
         tokenizer = dict(manifest["tokenizer"])
-        parts = [str(tokenizer["sha256"]), *(f"{split} {shard.crc32}" for split in SPLITS for shard in splits[split])]
+        parts = [
+            str(tokenizer["sha256"]),
+            *(f"{split} {shard.crc32}" for split in SPLITS for shard in splits[split]),
+        ]
         digest = f"{zlib.crc32(' '.join(parts).encode()):08x}"
         int(tokenizer["vocab"])
-        return Dataset(root, str(manifest["name"]), tokenizer, dtype, bool(manifest["masked"]), splits, digest)
+        return Dataset(
+            root, str(manifest["name"]), tokenizer, dtype, bool(manifest["masked"]), splits, digest
+        )
     except (KeyError, TypeError, ValueError) as e:
-        raise ShardError(f"{path} is damaged ({type(e).__name__}: {e}); prepare the dataset again") from e
+        raise ShardError(
+            f"{path} is damaged ({type(e).__name__}: {e}); prepare the dataset again"
+        ) from e
 
 
 def damaged(dataset: Dataset) -> list[str]:

@@ -44,7 +44,9 @@ _ASCII = (
 )
 _ASCII_WORDS = re.compile(_ASCII).findall
 # A run between spaces that has any other character is left whole, with the one space before it: a cut never lies in it.
-_MIXED_WORDS = re.compile(r" ?[!-~\x00-\x08\x0e-\x1f\x7f]*+[^\x00-\x7f][^ \t-\r]*+|" + _ASCII).findall
+_MIXED_WORDS = re.compile(
+    r" ?[!-~\x00-\x08\x0e-\x1f\x7f]*+[^\x00-\x7f][^ \t-\r]*+|" + _ASCII
+).findall
 _FOREIGN_SPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]").search
 _SPACE_AFTER_WORD = re.compile(r"(?<=[^ \t-\r])[ \t-\r]").search
 _STRETCH = 1 << 12  # characters cut at a time: their words still fit into a core's cache
@@ -69,7 +71,9 @@ class Identity:
 class ByteTokenizer:
     """One id per UTF-8 byte."""
 
-    identity = Identity("byte", 257, BYTE_END, hashlib.sha256(b"utf-8 bytes, 256 ends a text").hexdigest())
+    identity = Identity(
+        "byte", 257, BYTE_END, hashlib.sha256(b"utf-8 bytes, 256 ends a text").hexdigest()
+    )
 
     def encode(self, text: str) -> shards.Tokens:
         """Return a document's ids, without the end-of-text id."""
@@ -91,7 +95,10 @@ class Gpt2Tokenizer:
 
         ranks = _gpt2_ranks(_gpt2_merges())
         self._core = tiktoken.Encoding(
-            "gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": GPT2_END}
+            "gpt2",
+            pat_str=_GPT2_PATTERN,
+            mergeable_ranks=ranks,
+            special_tokens={"<|endoftext|>": GPT2_END},
         )
         self._known = _Known(self._merge)
 
@@ -136,7 +143,9 @@ class HfTokenizer:
 
     def __init__(self, folder: pathlib.Path) -> None:
         if not folder.exists():
-            raise errors.UserError(f"{_FLAG} {folder}: no such folder; copy a saved tokenizer there")
+            raise errors.UserError(
+                f"{_FLAG} {folder}: no such folder; copy a saved tokenizer there"
+            )
         file = folder / "tokenizer.json" if folder.is_dir() else folder
         is_alone = file.is_file() and not (file.parent / "tokenizer_config.json").is_file()
 
@@ -147,7 +156,9 @@ class HfTokenizer:
             what = " ".join(str(e).split())[:300]
             raise errors.UserError(f"{_FLAG} {folder} holds no tokenizer: {what}") from e
 
-        size = max(self._core.get_vocab().values(), default=-1) + 1  # not their number: ids may have gaps
+        size = (
+            max(self._core.get_vocab().values(), default=-1) + 1
+        )  # not their number: ids may have gaps
         end = _usual_end(self._core, size) if is_alone else self._core.eos_token_id
         if end is None:
             what = f"the tokenizer in {folder} has no end-of-text token"
@@ -229,7 +240,9 @@ def _gpt2_merges() -> str:
     packaged = importlib.resources.files("ddptrain.data").joinpath(_PACKAGED)
     data = lzma.decompress(packaged.read_bytes())
     if hashlib.sha256(data).hexdigest() != GPT2_SHA256:
-        raise errors.UserError(f"{_PACKAGED} is not GPT-2's: its SHA-256 differs from the published one")
+        raise errors.UserError(
+            f"{_PACKAGED} is not GPT-2's: its SHA-256 differs from the published one"
+        )
     return data.decode()
 
 

@@ -42,7 +42,9 @@ class Standin(ops.CharmBase):
         """Block on options that failed validation. The caller observes no event at all then, as upstream."""
         logger.error("%s", refused)
         names = ", ".join(refused.reasons)
-        self.unit.status = ops.BlockedStatus(f"fix config: {names}; see juju debug-log. Until then no event is handled")
+        self.unit.status = ops.BlockedStatus(
+            f"fix config: {names}; see juju debug-log. Until then no event is handled"
+        )
 
 
 Charm = typing.TypeVar("Charm", bound=Standin)
@@ -80,7 +82,10 @@ def refreshes_on_leader(
 
 
 def wait_unless(
-    event: ops.EventBase, holds: bool, message: str, status: type[ops.StatusBase] = ops.WaitingStatus
+    event: ops.EventBase,
+    holds: bool,
+    message: str,
+    status: type[ops.StatusBase] = ops.WaitingStatus,
 ) -> None:
     """Defer the event and wait, or get another `status`, if the condition does not hold. Raises `Stop`."""
     if not holds:

@@ -14,7 +14,9 @@ M = typing.TypeVar("M", bound=slurmutils.Model)
 
 def _validate(instance: object, schema: dict[str, typing.Any]) -> None:
     """Validate as jsonschema does, but leave out that it validates the schema, too: that is 0.6 s for a slurm.conf."""
-    error = _jsonschema.exceptions.best_match(_jsonschema.Draft202012Validator(schema).iter_errors(instance))
+    error = _jsonschema.exceptions.best_match(
+        _jsonschema.Draft202012Validator(schema).iter_errors(instance)
+    )
     if error is not None:
         raise error
 

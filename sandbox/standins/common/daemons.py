@@ -67,7 +67,9 @@ class Daemon(charm.Standin):
             return ""
         return f"add a controller: juju integrate {self.app.name}:slurmctld slurmctld"
 
-    def read_controller(self, event: ops.RelationChangedEvent, *keys: str) -> wire.ControllerData | None:
+    def read_controller(
+        self, event: ops.RelationChangedEvent, *keys: str
+    ) -> wire.ControllerData | None:
         """Take the controller's key and return what it published, None before it published anything.
 
         The keys are of the secret revisions that this unit tracks. If one of `keys` is missing the event is deferred.
@@ -84,7 +86,9 @@ class Daemon(charm.Standin):
         content = self.model.get_secret(id=data.auth_secret_id, label=wire.AUTH_LABEL).get_content()
         self.daemon.set_auth_key(content["key"], content["keyid"])
         if data.jwt_secret_id:
-            content = self.model.get_secret(id=data.jwt_secret_id, label=wire.JWT_LABEL).get_content()
+            content = self.model.get_secret(
+                id=data.jwt_secret_id, label=wire.JWT_LABEL
+            ).get_content()
             data = dataclasses.replace(data, jwt_key=content["key"])
         return data
 

@@ -115,7 +115,9 @@ class Service:
 
     def options(self) -> Options:
         """Return NAME_OPTIONS in order: a word with `-` takes the next one as its value unless that has `-` too."""
-        words = shlex.split(dotenv.get_key(DEFAULTS / self.name, f"{self.name.upper()}_OPTIONS") or "")
+        words = shlex.split(
+            dotenv.get_key(DEFAULTS / self.name, f"{self.name.upper()}_OPTIONS") or ""
+        )
         found: Options = {}
         for word, following in zip(words, [*words[1:], "-"], strict=False):
             if word.startswith("-"):

@@ -29,10 +29,16 @@ class ControllerData:
     controllers: list[str] = dataclasses.field(default_factory=list[str])
     jwt_key: str = ""
     jwt_secret_id: str = ""
-    slurmconfig: dict[str, dict[str, typing.Any]] = dataclasses.field(default_factory=dict[str, dict[str, typing.Any]])
+    slurmconfig: dict[str, dict[str, typing.Any]] = dataclasses.field(
+        default_factory=dict[str, dict[str, typing.Any]]
+    )
 
 
 def controller_ready(model: ops.Model, endpoint: str, *keys: str) -> bool:
     """Return whether there is a relation, and every one of the endpoint's has these keys and none of them empty."""
-    bags = [relation.data[relation.app] for relation in model.relations[endpoint] if relation.active]
-    return bool(bags) and all(bag.get(key, '""') not in ('""', "[]") for bag in bags for key in keys)
+    bags = [
+        relation.data[relation.app] for relation in model.relations[endpoint] if relation.active
+    ]
+    return bool(bags) and all(
+        bag.get(key, '""') not in ('""', "[]") for bag in bags for key in keys
+    )

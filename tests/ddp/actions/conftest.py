@@ -19,14 +19,23 @@ __all__ = ["charm_dir", "claims", "node", "ready", "settings", "workspace"]
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch, workspace: pathlib.Path, charm_dir: pathlib.Path) -> dict[str, typing.Any]:
+def host(
+    monkeypatch: pytest.MonkeyPatch, workspace: pathlib.Path, charm_dir: pathlib.Path
+) -> dict[str, typing.Any]:
     """A host with the workspace mounted; its probe's answer can be changed."""
-    about: dict[str, typing.Any] = {"mount": str(workspace), "probe": mounts.Result(mounts.State.RIGHT)}
+    about: dict[str, typing.Any] = {
+        "mount": str(workspace),
+        "probe": mounts.Result(mounts.State.RIGHT),
+    }
 
     def find(path: object) -> mounts.Mount | None:
         assert str(path) == str(workspace)
         where = about["mount"]
-        return mounts.Mount(1, "0:50", str(where), "fuse.juicefs", "JuiceFS:shared", ()) if where else None
+        return (
+            mounts.Mount(1, "0:50", str(where), "fuse.juicefs", "JuiceFS:shared", ())
+            if where
+            else None
+        )
 
     monkeypatch.setattr(mounts, "find", find)
     monkeypatch.setattr(mounts, "probe", lambda *_, **__: about["probe"])
@@ -36,7 +45,11 @@ def host(monkeypatch: pytest.MonkeyPatch, workspace: pathlib.Path, charm_dir: pa
 
 @pytest.fixture
 def trainer(
-    workspace: pathlib.Path, charm_dir: pathlib.Path, cluster: Cluster, pip: Pip, host: dict[str, typing.Any]
+    workspace: pathlib.Path,
+    charm_dir: pathlib.Path,
+    cluster: Cluster,
+    pip: Pip,
+    host: dict[str, typing.Any],
 ) -> Trainer:
     for name in ("runs", "datasets", "environments", "baselines"):
         (workspace / name).mkdir(exist_ok=True)

@@ -11,13 +11,19 @@ def reservation(name: str = "spring", *, nodes: str = "slurmd-0", flags: str = "
     return f"ReservationName={name} StartTime=2026-11-23T08:00:00 Nodes={nodes} NodeCnt=1 Flags={flags} State=ACTIVE\n"
 
 
-@pytest.mark.parametrize("action", ["submit-ddp", "submit-sweep", "prepare-dataset", "benchmark-collectives", "doctor"])
+@pytest.mark.parametrize(
+    "action", ["submit-ddp", "submit-sweep", "prepare-dataset", "benchmark-collectives", "doctor"]
+)
 def test_every_job_carries_the_account_on_which_slurm_decides_before_anything_is_written(
     ready: Trainer, cluster: Cluster, action: str
 ):
     before = ready.files()
-    given = {"account": "chem", "qos": "gold", "sbatch": "--nice=5"} | ({"grid": "lr=1"} if "sweep" in action else {})
-    cluster.refusal = "allocation failure: Invalid account or account/partition combination specified"
+    given = {"account": "chem", "qos": "gold", "sbatch": "--nice=5"} | (
+        {"grid": "lr=1"} if "sweep" in action else {}
+    )
+    cluster.refusal = (
+        "allocation failure: Invalid account or account/partition combination specified"
+    )
     cluster.takes = "AllowAccounts=chem,root AllowQos=ALL"
     if action == "doctor":
         ready.run(action, **given)
@@ -43,10 +49,15 @@ MAINTENANCE = "MAINT,SPEC_NODES"
         ("ANY_NODES", "IDLE", 2),
     ],
 )
-def test_a_job_gets_the_nodes_of_its_reservation(ready: Trainer, cluster: Cluster, flags: str, state: str, nodes: int):
+def test_a_job_gets_the_nodes_of_its_reservation(
+    ready: Trainer, cluster: Cluster, flags: str, state: str, nodes: int
+):
     cluster.reservations = reservation(flags=flags)
     cluster.machines[0].state = state
-    assert f"#SBATCH --nodes={nodes}\n" in ready.run("submit-ddp", dry_run=True, reservation="spring")["script"]
+    assert (
+        f"#SBATCH --nodes={nodes}\n"
+        in ready.run("submit-ddp", dry_run=True, reservation="spring")["script"]
+    )
     if nodes == 1:
         outside = "(slurmd-1 is outside the reservation)"
         line = f"nodes: 2 requested, partition slurmd has 1 usable {outside}"
@@ -59,7 +70,9 @@ def test_a_job_gets_the_nodes_of_its_reservation(ready: Trainer, cluster: Cluste
 def test_a_node_in_maintenance_takes_its_own_reservations_jobs_only(
     ready: Trainer, cluster: Cluster, how: dict[str, str]
 ):
-    cluster.reservations = reservation(flags=MAINTENANCE) + reservation("other", nodes="slurmd-0,slurmd-1")
+    cluster.reservations = reservation(flags=MAINTENANCE) + reservation(
+        "other", nodes="slurmd-0,slurmd-1"
+    )
     for machine in cluster.machines:
         machine.state = "MIXED+MAINTENANCE"
     answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
@@ -80,7 +93,9 @@ def test_a_node_in_maintenance_takes_its_own_reservations_jobs_only(
 
 
 def test_nodes_by_name_reach_the_script(ready: Trainer, cluster: Cluster):
-    results = ready.run("submit-ddp", dry_run=True, nodelist="slurmd-1", exclude="slurmd-0", exclusive=True)
+    results = ready.run(
+        "submit-ddp", dry_run=True, nodelist="slurmd-1", exclude="slurmd-0", exclusive=True
+    )
     for line in (
         "#SBATCH --nodes=1",
         "#SBATCH --nodelist=slurmd-1",
@@ -92,7 +107,9 @@ def test_nodes_by_name_reach_the_script(ready: Trainer, cluster: Cluster):
     assert "#SBATCH --nodes=1\n#" in results["script"]
 
 
-@pytest.mark.parametrize("text", "afterok:40 afterany:41,afterok:42 afternotok:41?after:40+5 afterok:43_1".split())
+@pytest.mark.parametrize(
+    "text", "afterok:40 afterany:41,afterok:42 afternotok:41?after:40+5 afterok:43_1".split()
+)
 def test_a_job_can_wait_for_others(ready: Trainer, cluster: Cluster, text: str):
     cluster.judged = []
     results = ready.run("submit-ddp", workload="smoke", dry_run=True, dependency=text)
@@ -102,9 +119,13 @@ def test_a_job_can_wait_for_others(ready: Trainer, cluster: Cluster, text: str):
     assert "--dependency" not in judged, "Slurm tells no start of a job that waits for others"
 
 
-@pytest.mark.parametrize("text", ["40", "afterok:", "afterok:0", "singleton", "afterok:40,afterok:41?afterok:42"])
+@pytest.mark.parametrize(
+    "text", ["40", "afterok:", "afterok:0", "singleton", "afterok:40,afterok:41?afterok:42"]
+)
 def test_what_is_no_dependency_is_refused(ready: Trainer, text: str):
-    assert ready.fails("submit-ddp", dependency=text).startswith(f"dependency: '{text}' is not allowed; after, ")
+    assert ready.fails("submit-ddp", dependency=text).startswith(
+        f"dependency: '{text}' is not allowed; after, "
+    )
 
 
 # -- the time limit ----------------------------------------------------------------------------------------------------
@@ -127,15 +148,20 @@ def test_each_of_slurms_forms_of_a_time(asked: str, limit: str, lead_s: int):
     assert (request.time_limit, request.lead_s) == (limit, lead_s)
 
 
-@pytest.mark.parametrize("asked", ["2-1", "25:00:00", "1441", "1-00:00:01", "UNLIMITED", "INFINITE"])
+@pytest.mark.parametrize(
+    "asked", ["2-1", "25:00:00", "1441", "1-00:00:01", "UNLIMITED", "INFINITE"]
+)
 def test_more_than_the_partition_allows_is_refused(asked: str):
     line = f"time-limit: {asked} exceeds partition main's limit; use at most 1-00:00:00"
     assert refusal(partition(node(), max_time_s=86400), time_limit=asked) == line
-    assert training(partition(node(), max_time_s=86400), time_limit="1-0").time_limit == "1-00:00:00"
+    assert (
+        training(partition(node(), max_time_s=86400), time_limit="1-0").time_limit == "1-00:00:00"
+    )
 
 
 @pytest.mark.parametrize(
-    "asked", ["0", "0:59", "00:00:59", "366-0", "1-2-3", "1:2:3:4", "-1", "unlimited", "1d", ":5", "5:"]
+    "asked",
+    ["0", "0:59", "00:00:59", "366-0", "1-2-3", "1:2:3:4", "-1", "unlimited", "1d", ":5", "5:"],
 )
 def test_what_is_no_time_is_refused(asked: str):
     assert refusal(partition(node()), time_limit=asked) == (

@@ -12,7 +12,9 @@ from ddp.submit import precheck
 from slurm_ddp.run import CommandTimeout
 
 
-def refused(settings: Settings, args: str, *choices: collections.abc.Mapping[str, str], kind: str = "gpt") -> str:
+def refused(
+    settings: Settings, args: str, *choices: collections.abc.Mapping[str, str], kind: str = "gpt"
+) -> str:
     with pytest.raises(Problem) as caught:
         precheck.check(settings, kind, "night", args.split(), choices)
     return str(caught.value)
@@ -29,14 +31,20 @@ def refused(settings: Settings, args: str, *choices: collections.abc.Mapping[str
         ("--data /x", "--data is set by ddp; use the option dataset"),
     ],
 )
-def test_what_the_payload_would_refuse_is_refused_before_the_job(settings: Settings, args: str, reason: str):
+def test_what_the_payload_would_refuse_is_refused_before_the_job(
+    settings: Settings, args: str, reason: str
+):
     assert refused(settings, args) == f"args: {reason}"
 
 
 @pytest.mark.parametrize(
     ("kind", "args", "line"),
     [
-        ("gpt", "--stepz=5", "gpt has no option --stepz; did you mean --steps? see: ddp submit gpt --help"),
+        (
+            "gpt",
+            "--stepz=5",
+            "gpt has no option --stepz; did you mean --steps? see: ddp submit gpt --help",
+        ),
         ("gpt", "--bogus 3", "gpt has no option --bogus; see: ddp submit gpt --help"),
         ("gpt", "--run-dri x", "gpt has no option --run-dri; see: ddp submit gpt --help"),
         ("smoke", "train.py", "smoke takes no argument train.py; see: ddp submit smoke --help"),
@@ -49,7 +57,9 @@ def test_a_word_that_a_workload_does_not_know_is_named_with_the_nearest_option(
 
 
 @pytest.mark.parametrize(("kind", "option"), [("gpt", "--grad-accum"), ("smoke", "--classes")])
-def test_a_built_in_workload_lists_the_options_that_ddp_does_not_set(settings: Settings, kind: str, option: str):
+def test_a_built_in_workload_lists_the_options_that_ddp_does_not_set(
+    settings: Settings, kind: str, option: str
+):
     text = precheck.help_of(settings.payload, kind, ["--lr", "1", "--help"])
     assert text is not None
     assert text.startswith(f"usage: ddp submit {kind} ")
@@ -62,7 +72,9 @@ def test_a_built_in_workload_lists_the_options_that_ddp_does_not_set(settings: S
 
 def test_the_smoke_test_has_options_of_its_own(settings: Settings):
     assert refused(settings, "--classes 1", kind="smoke") == "args: --classes 1: must be at least 2"
-    assert precheck.check(settings, "smoke", "night", "--epochs 1".split(), ()) == ["args: accepted by the payload"]
+    assert precheck.check(settings, "smoke", "night", "--epochs 1".split(), ()) == [
+        "args: accepted by the payload"
+    ]
 
 
 def test_each_run_of_a_sweep_is_looked_at(settings: Settings):
@@ -73,15 +85,24 @@ def test_each_run_of_a_sweep_is_looked_at(settings: Settings):
     assert problems == ["args: accepted by the payload, with the options of each of 2 runs"]
     assert refused(settings, "", good, bad) == "options of run 1: --lr -1.0: must be above 0.0"
     assert precheck.words("script", flags) == ["--compile=true", "--deterministic=false"]
-    assert refused(settings, "", {"lr": "true"}).startswith("options of run 0: argument --lr: expected one arg")
-    assert refused(settings, "", {"run-dir": "/x"}, kind="smoke").startswith("args: --run-dir is set")
+    assert refused(settings, "", {"lr": "true"}).startswith(
+        "options of run 0: argument --lr: expected one arg"
+    )
+    assert refused(settings, "", {"run-dir": "/x"}, kind="smoke").startswith(
+        "args: --run-dir is set"
+    )
     assert precheck.check(settings, "gpt", "night", "--epochs 3".split(), ({"lr": "1"},))
 
 
-def test_nothing_is_asked_where_nothing_is_given(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_asked_where_nothing_is_given(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(precheck, "run", None)
     assert precheck.check(settings, "gpt", "night", "".split(), ()) == []
-    assert precheck.check(settings, "script", "night", "--whatever it takes".split(), ({"lr": "1"},)) == []
+    assert (
+        precheck.check(settings, "script", "night", "--whatever it takes".split(), ({"lr": "1"},))
+        == []
+    )
 
 
 def test_a_settings_file_is_read_where_the_ranks_would(settings: Settings):
@@ -96,11 +117,15 @@ def test_a_file_that_hangs_is_reported(settings: Settings, monkeypatch: pytest.M
         raise CommandTimeout("python3: no answer within 30 s")
 
     monkeypatch.setattr(precheck, "run", hang)
-    with pytest.raises(Problem, match=r"^args: python3: no answer within 30 s; .*is the filesystem's server up\?"):
+    with pytest.raises(
+        Problem, match=r"^args: python3: no answer within 30 s; .*is the filesystem's server up\?"
+    ):
         precheck.check(settings, "gpt", "night", "--config /mnt/shared/x.toml".split(), ())
 
 
 def test_a_payload_that_cannot_look_is_reported(settings: Settings):
     (settings.payload / "ddptrain" / "precheck.py").write_text("raise SystemExit('broken')\n")
-    with pytest.raises(Problem, match=r"^args: the payload could not check them: python3 exited 1: broken$"):
+    with pytest.raises(
+        Problem, match=r"^args: the payload could not check them: python3 exited 1: broken$"
+    ):
         precheck.check(settings, "gpt", "night", "--steps 3".split(), ())

@@ -25,7 +25,9 @@ def test_no_action_keeps_the_machine_for_itself():
     assert {name for name, action in META["actions"].items() if not action.get("parallel")} == set()
 
 
-def test_two_of_one_second_have_names_of_their_own(ready: Trainer, other: Claims, monkeypatch: pytest.MonkeyPatch):
+def test_two_of_one_second_have_names_of_their_own(
+    ready: Trainer, other: Claims, monkeypatch: pytest.MonkeyPatch
+):
     now = control.now()
     monkeypatch.setattr(control, "now", lambda: now)
     stamp = f"smoke-{now:%Y%m%d-%H%M%S}"
@@ -87,7 +89,9 @@ def test_the_default_dataset_is_made_once(trainer: Trainer, cluster: Cluster):
     assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
 
 
-def test_the_second_of_two_that_install_uses_what_the_first_made(trainer: Trainer, pip: Pip, other: Claims):
+def test_the_second_of_two_that_install_uses_what_the_first_made(
+    trainer: Trainer, pip: Pip, other: Claims
+):
     trainer.run("install-environment")
     made = len(pip.calls)
     assert other.take("environments")

@@ -32,7 +32,11 @@ def measured(busbw: float = 1.5) -> Json:
         }
         for size in (1 << 20, 64 << 20)
     ]
-    one = {"collective": "all_reduce", "results": rows, "average_bus_bandwidth": {"bandwidth": busbw}}
+    one = {
+        "collective": "all_reduce",
+        "results": rows,
+        "average_bus_bandwidth": {"bandwidth": busbw},
+    }
     about = {"world_size": 2, "nodes": 2, "torch": "2.13.0+cpu", "backend": "gloo", "iface": "eth0"}
     return {**about, "created": "2026-11-20T18:00:00Z", "collectives": [one]}
 
@@ -45,10 +49,14 @@ def leave(job: Job, what: Json) -> None:
     (folder / "summary.json").unlink()
     logs = folder / "logs" / f"{job.job_id}.r0" / "node-0" / "x" / "attempt_0" / "0"
     logs.mkdir(parents=True)
-    (logs / "stdout.log").write_text(f"[DDP] world_size=2\n{TABLE}\n[RESULT] collective=all_reduce\n[DONE] ok\n")
+    (logs / "stdout.log").write_text(
+        f"[DDP] world_size=2\n{TABLE}\n[RESULT] collective=all_reduce\n[DONE] ok\n"
+    )
 
 
-def measure(ready: Trainer, cluster: Cluster, busbw: float = 1.5, **params: object) -> dict[str, str]:
+def measure(
+    ready: Trainer, cluster: Cluster, busbw: float = 1.5, **params: object
+) -> dict[str, str]:
     cluster.submitted = lambda job: leave(job, measured(busbw))
     return ready.run("benchmark-collectives", **params)
 
@@ -58,7 +66,9 @@ def test_the_table_is_shown_and_kept_as_the_baseline(ready: Trainer, cluster: Cl
     assert results["table"] == TABLE
     assert results["average-busbw"] == "1.5"
     assert results["comparison"] == "all_reduce: 1.5 GB/s, the first of its kind; stored"
-    (entry,) = json.loads((ready.workspace / "baselines" / "collectives.json").read_text())["entries"]
+    (entry,) = json.loads((ready.workspace / "baselines" / "collectives.json").read_text())[
+        "entries"
+    ]
     assert (entry["nodes"], entry["world_size"]) == (2, 2)
     assert [point["busbw"] for point in entry["points"]] == [1.5, 1.5]
     (command,) = cluster.jobs[-1].commands()
@@ -73,8 +83,12 @@ def test_a_slower_measurement_does_not_replace_the_baseline(ready: Trainer, clus
 
     measure(ready, cluster, 2.0)
     results = measure(ready, cluster, 1.0)
-    assert results["comparison"].endswith("0.50 of the baseline of 2026-11-20T18:00:00Z (2 GB/s); not stored")
-    assert any("slower; to find out why: juju run trainer/leader doctor" in line for line in ready.log)
+    assert results["comparison"].endswith(
+        "0.50 of the baseline of 2026-11-20T18:00:00Z (2 GB/s); not stored"
+    )
+    assert any(
+        "slower; to find out why: juju run trainer/leader doctor" in line for line in ready.log
+    )
     assert stored() == [2.0]
     measure(ready, cluster, 1.9)
     assert stored() == [1.9]
@@ -82,7 +96,12 @@ def test_a_slower_measurement_does_not_replace_the_baseline(ready: Trainer, clus
 
 def test_a_damaged_baseline_counts_as_none(ready: Trainer, cluster: Cluster):
     path = ready.workspace / "baselines" / "collectives.json"
-    for text in ("", "[]", '{"entries": 1}', '{"entries": [1, {"collective": "all_reduce"}, {"points": []}]}'):
+    for text in (
+        "",
+        "[]",
+        '{"entries": 1}',
+        '{"entries": [1, {"collective": "all_reduce"}, {"points": []}]}',
+    ):
         path.write_text(text)
         assert measure(ready, cluster)["comparison"].endswith("the first of its kind; stored")
 
@@ -90,7 +109,9 @@ def test_a_damaged_baseline_counts_as_none(ready: Trainer, cluster: Cluster):
 def test_wrong_values_fail_with_the_first_ranks_words(ready: Trainer, cluster: Cluster):
     def fail(job: Job) -> None:
         leave(job, measured())
-        (job.script.parent / "control" / f"{job.job_id}.r0.outcome").write_text('{"outcome": "failed"}')
+        (job.script.parent / "control" / f"{job.job_id}.r0.outcome").write_text(
+            '{"outcome": "failed"}'
+        )
         (job.script.parent / "logs" / f"{job.job_id}.out").write_text(
             "[FATAL] 3 elements arrived wrong; a link is at fault\n"
         )
@@ -103,12 +124,20 @@ def test_wrong_values_fail_with_the_first_ranks_words(ready: Trainer, cluster: C
 @pytest.mark.parametrize(
     ("params", "line"),
     [
-        ({"min_bytes": "1T"}, "min-bytes: '1T' is not allowed; a number of bytes with K, M or G, such as 64M"),
-        ({"nodelist": "slurmd-9"}, "nodelist: slurmd-9 is not in partition slurmd; see: scontrol show node slurmd-9"),
+        (
+            {"min_bytes": "1T"},
+            "min-bytes: '1T' is not allowed; a number of bytes with K, M or G, such as 64M",
+        ),
+        (
+            {"nodelist": "slurmd-9"},
+            "nodelist: slurmd-9 is not in partition slurmd; see: scontrol show node slurmd-9",
+        ),
         ({"nodes": 3}, "nodes: 3 requested, partition slurmd has 2 usable"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):
+def test_what_cannot_be_measured_is_refused(
+    ready: Trainer, params: dict[str, typing.Any], line: str
+):
     assert ready.fails("benchmark-collectives", **params).startswith(line)
 
 
@@ -121,7 +150,9 @@ def test_bandwidth_is_read_between_the_measured_sizes():
     assert plan.busbw(2 << 20, POINTS) == pytest.approx(2.0)
     assert plan.busbw(1 << 30, POINTS) == 4.0
     below = plan.reduce_seconds(1 << 10, 2, POINTS)
-    assert below == pytest.approx(plan.reduce_seconds(1 << 20, 2, POINTS)), "latency is what counts there"
+    assert below == pytest.approx(plan.reduce_seconds(1 << 20, 2, POINTS)), (
+        "latency is what counts there"
+    )
     assert plan.reduce_seconds(4 << 20, 8, POINTS) == pytest.approx(2 * 7 / 8 * (4 << 20) / 4e9)
 
 
@@ -145,7 +176,10 @@ def test_the_parameters_are_those_of_the_payloads_models(ready: Trainer):
     # 124 M with 50304 padded words, 1024 positions: as the payload's model counts them itself
     given = {"seq_len": 1024, "nodes": 1, "tokens_per_second": 5000}
     results = ready.run("plan", model="gpt2", **given, dataset=add_vocabulary(ready, 50257))
-    assert results["parameters"] == f"{50304 * 768 + 1024 * 768 + 12 * (12 * 768 * 768 + 2 * 768) + 768:,}"
+    assert (
+        results["parameters"]
+        == f"{50304 * 768 + 1024 * 768 + 12 * (12 * 768 * 768 + 2 * 768) + 768:,}"
+    )
     assert results["efficiency"] == "100 %: one rank"
     assert results["tokens-per-second"] == "5000"
 
@@ -160,12 +194,18 @@ def add_vocabulary(ready: Trainer, vocab: int) -> str:
 def test_without_a_baseline_the_command_that_measures_is_named(ready: Trainer):
     text = "no baseline of all_reduce over several nodes on CPUs: the network is not measured"
     assert (
-        ready.fails("plan", tokens_per_second=5000) == f"{text}; juju run trainer/leader benchmark-collectives nodes=2"
+        ready.fails("plan", tokens_per_second=5000)
+        == f"{text}; juju run trainer/leader benchmark-collectives nodes=2"
     )
     assert "compute" in ready.results
 
 
-BILLION: dict[str, typing.Any] = {"parameters": 1_000_000_000, "tokens_per_second": 2048, "batch": 16, "seq_len": 128}
+BILLION: dict[str, typing.Any] = {
+    "parameters": 1_000_000_000,
+    "tokens_per_second": 2048,
+    "batch": 16,
+    "seq_len": 128,
+}
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
@@ -179,27 +219,42 @@ def test_a_step_is_predicted_from_the_baseline(ready: Trainer, cluster: Cluster,
     results = ready.run("plan", **BILLION)
     assert results["memory"] == "14.90 GiB a rank, and activations"
     assert results["compute"] == "1.00 s a step (as given)"
-    assert results["communication"].startswith("2.00 s a step in 153 buckets (baseline of 2 ranks on 2 nodes, 2026")
+    assert results["communication"].startswith(
+        "2.00 s a step in 153 buckets (baseline of 2 ranks on 2 nodes, 2026"
+    )
     exposed = 2.0 - (1.0 if on_gpu else 0.7) * 2 / 3 * (1 - 1 / 153)  # CPUs move the bytes, too
     assert results["exposed"] == f"{exposed:.2f} s"
     assert results["step"] == f"{1 + exposed:.2f} s"
     assert results["efficiency"] == f"{1 / (1 + exposed):.0%}"
     halves = ready.run("plan", **BILLION, grad_accum=2)
-    assert halves["exposed"] == results["exposed"], "only the last of the passes has something to overlap with"
+    assert halves["exposed"] == results["exposed"], (
+        "only the last of the passes has something to overlap with"
+    )
     wanted = results["advice"].partition("=")[2].partition(" ")[0]
     assert ready.run("plan", **BILLION, grad_accum=int(wanted))["efficiency"] in ("90%", "91%")
 
 
 @pytest.mark.parametrize(("ranks", "rate"), [(1, 4096.0), (2, 8192.0)])
-def test_computation_is_taken_from_a_run_of_the_same_model(ready: Trainer, cluster: Cluster, ranks: int, rate: float):
+def test_computation_is_taken_from_a_run_of_the_same_model(
+    ready: Trainer, cluster: Cluster, ranks: int, rate: float
+):
     measure(ready, cluster)
     folder = ready.workspace / "runs" / "before"
     folder.mkdir()
     (folder / "job.json").write_text("{}")
-    (folder / "config.json").write_text('{"model": "tiny", "seq_len": 128, "batch": 16, "grad_accum": 1}')
-    summary: dict[str, typing.Any] = {"tokens_per_second": rate, "world_size": ranks, "ranks": [{"device": "cpu"}]}
+    (folder / "config.json").write_text(
+        '{"model": "tiny", "seq_len": 128, "batch": 16, "grad_accum": 1}'
+    )
+    summary: dict[str, typing.Any] = {
+        "tokens_per_second": rate,
+        "world_size": ranks,
+        "ranks": [{"device": "cpu"}],
+    }
     (folder / "summary.json").write_text(json.dumps(summary))
-    assert ready.run("plan")["compute"] == f"500.0 ms a step (measured by the run before, ranks: {ranks})"
+    assert (
+        ready.run("plan")["compute"]
+        == f"500.0 ms a step (measured by the run before, ranks: {ranks})"
+    )
 
 
 def test_what_the_cluster_does_not_have_is_planned_for(ready: Trainer, cluster: Cluster):
@@ -211,7 +266,10 @@ def test_what_the_cluster_does_not_have_is_planned_for(ready: Trainer, cluster: 
     path.write_text(path.read_text().replace('"gloo"', '"nccl"'))
     for machine in cluster.machines:
         machine.state = "DOWN"
-    assert ready.run("plan", nodes=4, gpus_per_node=8, tokens_per_second=5000)["resources"] == "4 nodes x 8 ranks"
+    assert (
+        ready.run("plan", nodes=4, gpus_per_node=8, tokens_per_second=5000)["resources"]
+        == "4 nodes x 8 ranks"
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,8 +279,13 @@ def test_what_the_cluster_does_not_have_is_planned_for(ready: Trainer, cluster: 
         ({"parameters": 0}, "parameters: 0 is not allowed; a whole number from 1"),
         ({"dataset": "none"}, "dataset: "),
         ({"partition": "x"}, "partition: no partition 'x'"),
-        ({}, "tokens-per-second: no run has measured this model; give that of one rank, or train it"),
+        (
+            {},
+            "tokens-per-second: no run has measured this model; give that of one rank, or train it",
+        ),
     ],
 )
-def test_what_cannot_be_planned_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):
+def test_what_cannot_be_planned_is_refused(
+    ready: Trainer, params: dict[str, typing.Any], line: str
+):
     assert ready.fails("plan", **params).startswith(line)

@@ -42,12 +42,24 @@ def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settin
     assert finding.remedy == "ddp env install"
     shown = reporting.report(settings, facts, [])
     assert shown["verdict"] == "a run can start"
-    assert shown["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "24.11.5", "3.12", "+0ms", "fuse.juicefs"]
+    assert shown["nodes"].splitlines()[1].split()[:5] == [
+        "slurmd-0",
+        "24.11.5",
+        "3.12",
+        "+0ms",
+        "fuse.juicefs",
+    ]
 
 
-def test_a_workspace_in_which_others_can_replace_folders_is_an_error(settings: Settings, facts: Facts):
-    message = "/mnt/shared has mode 0777 without the sticky bit, so any account can replace what is in it"
-    found = examine.judge(settings, dataclasses.replace(facts, untrusted=f"{message}: chmod +t /mnt/shared"))
+def test_a_workspace_in_which_others_can_replace_folders_is_an_error(
+    settings: Settings, facts: Facts
+):
+    message = (
+        "/mnt/shared has mode 0777 without the sticky bit, so any account can replace what is in it"
+    )
+    found = examine.judge(
+        settings, dataclasses.replace(facts, untrusted=f"{message}: chmod +t /mnt/shared")
+    )
     assert found[0] == findings.Finding("error", "workspace", message, "chmod +t /mnt/shared")
 
 
@@ -62,21 +74,29 @@ def test_what_is_wrong_is_reported_with_its_node_and_a_remedy(
     assert found.level == level
     if level != "note":
         assert found.remedy
-        assert reporting.report(settings, facts, judged)["nodes"].splitlines()[1].endswith(("ok", "warning"))
+        assert (
+            reporting.report(settings, facts, judged)["nodes"]
+            .splitlines()[1]
+            .endswith(("ok", "warning"))
+        )
     assert reporting.report(settings, facts, judged)["verdict"].startswith(
         "1 finding" if level == "error" else "a run can start"
     )
 
 
 @pytest.mark.parametrize(("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")])
-def test_a_clock_that_is_off_is_reported(settings: Settings, facts: Facts, offset: float, level: str | None):
+def test_a_clock_that_is_off_is_reported(
+    settings: Settings, facts: Facts, offset: float, level: str | None
+):
     facts.reports["slurmd-0"]["network"]["peers"]["slurmd-1"]["clock_s"] = offset
     found = [finding for finding in examine.judge(settings, facts) if "clock" in finding.text]
     assert [finding.level for finding in found] == ([level] if level else [])
 
 
 @pytest.mark.parametrize("case", CASES["slurm.conf"], ids=lambda case: case[0])
-def test_what_slurms_configuration_means_is_reported(settings: Settings, facts: Facts, case: tuple[str, str, str, str]):
+def test_what_slurms_configuration_means_is_reported(
+    settings: Settings, facts: Facts, case: tuple[str, str, str, str]
+):
     name, value, level, words = case
     facts.config[name] = value
     (found,) = [finding for finding in examine.judge(settings, facts) if words in finding.text]
@@ -90,20 +110,30 @@ def test_a_rank_that_holds_the_others_up_is_reported(trainer: Trainer, cluster: 
     folder.mkdir(parents=True)
     (folder / "job.json").write_text('{"job_id": 40, "kind": "gpt"}')
     slowest = {"rank": 3, "host": "slurmd-1", "times": 1.83}
-    (folder / "metrics.jsonl").write_text(json.dumps({"kind": "step", "step": 9, "time": 5000.0, "slowest": slowest}))
+    (folder / "metrics.jsonl").write_text(
+        json.dumps({"kind": "step", "step": 9, "time": 5000.0, "slowest": slowest})
+    )
     job = Job(40, cluster.user, "owt", pathlib.Path("/s"), "", [("RUNNING", 0)])
     cluster.jobs.append(job)
     answering(cluster, *map(healthy, NAMES))
-    found = "WARNING slurmd-1: run owt waits for it in each step: rank 3 on slurmd-1 takes 1.83 times"
+    found = (
+        "WARNING slurmd-1: run owt waits for it in each step: rank 3 on slurmd-1 takes 1.83 times"
+    )
     assert found in trainer.run("doctor")["findings"]
     job.states = [("COMPLETED", 0)]
     assert found not in trainer.run("doctor")["findings"]
 
 
-def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(settings: Settings, facts: Facts):
+def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(
+    settings: Settings, facts: Facts
+):
     facts.config.update({"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"})
-    facts = dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, preempt_mode="REQUEUE"))
-    assert not [finding for finding in examine.judge(settings, facts) if "PreemptMode" in finding.text]
+    facts = dataclasses.replace(
+        facts, partition=dataclasses.replace(facts.partition, preempt_mode="REQUEUE")
+    )
+    assert not [
+        finding for finding in examine.judge(settings, facts) if "PreemptMode" in finding.text
+    ]
     facts.config["PreemptType"] = "preempt/qos"
     assert [finding for finding in examine.judge(settings, facts) if "PreemptMode" in finding.text]
 
@@ -112,7 +142,12 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
     ("uri", "server", "described", "finding"),
     [
         ("", None, "none: mlflow-tracking-uri is empty", ""),
-        ("http://mlflow:5000/x", ["mlflow", 5000], "http://mlflow:5000/x", "cannot reach the MLflow"),
+        (
+            "http://mlflow:5000/x",
+            ["mlflow", 5000],
+            "http://mlflow:5000/x",
+            "cannot reach the MLflow",
+        ),
         ("https://mlflow", ["mlflow", 443], "https://mlflow", "cannot reach the MLflow server"),
         ("http://mlflow:x", None, "http://mlflow:x", ""),
         ("{top}/mlruns/", None, "{top}/mlruns", ""),
@@ -124,14 +159,21 @@ def test_where_runs_are_tracked_is_reported(
 ):
     trainer.config["mlflow-tracking-uri"] = uri.format(top=trainer.workspace)
     unreachable = "Connection refused" if server else ""
-    asked = answering(cluster, {**healthy("slurmd-0"), "tracking": unreachable}, healthy("slurmd-1"))
+    asked = answering(
+        cluster, {**healthy("slurmd-0"), "tracking": unreachable}, healthy("slurmd-1")
+    )
     results = trainer.run("doctor")
     assert json.loads(asked[0][-1])["tracking"] == server
     assert results["tracking"].startswith(described.format(top=trainer.workspace))
     assert finding in results["findings"]
     assert results["warnings"] == ("2" if finding else "1"), "no environment is installed"
-    stored = json.loads((trainer.workspace / "baselines" / telemetry.DOCTOR).read_text())  # for the metrics
-    assert (str(stored["error"]), str(stored["warning"])) == (results["errors"], results["warnings"])
+    stored = json.loads(
+        (trainer.workspace / "baselines" / telemetry.DOCTOR).read_text()
+    )  # for the metrics
+    assert (str(stored["error"]), str(stored["warning"])) == (
+        results["errors"],
+        results["warnings"],
+    )
 
 
 def test_an_account_that_slurmctld_lacks_is_reported_once(settings: Settings, facts: Facts):
@@ -166,7 +208,9 @@ def with_gpus(facts: Facts, number: int = 1) -> Facts:
     return dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, nodes=nodes))
 
 
-def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(settings: Settings, facts: Facts):
+def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(
+    settings: Settings, facts: Facts
+):
     facts = with_gpus(facts)
     change(facts.reports["slurmd-1"], "processors/bf16", ["avx512_bf16"])
     assert len(examine.judge(settings, facts)) == 1, "GPUs compute, all in bf16"
@@ -211,7 +255,9 @@ def run_probe(
         with pathlib.Path(probe.__file__).open() as program:
             argv = [sys.executable, "-W", "error", "-I", "-", json.dumps(spec)]
             env = {**os.environ, "SLURMD_NODENAME": name}
-            running.append(subprocess.Popen(argv, env=env, stdin=program, stdout=subprocess.PIPE, text=True))
+            running.append(
+                subprocess.Popen(argv, env=env, stdin=program, stdout=subprocess.PIPE, text=True)
+            )
     printed = "".join(process.communicate(timeout=200)[0] for process in running)
     assert all(len(line) < 1000 for line in printed.splitlines()), "srun mixes longer lines"
     return examine.read_reports(printed)
@@ -232,7 +278,9 @@ def test_the_nodes_meet_measure_and_see_each_others_files(tmp_path: pathlib.Path
         assert about["filesystem"]["write_mb_s"] > 0
         assert about["filesystem"]["rename_ms"] > 0
         assert about["versions"]["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert len({about["network"]["port"] for about in found.values()}) == 2, "a taken port is stepped over"
+    assert len({about["network"]["port"] for about in found.values()}) == 2, (
+        "a taken port is stepped over"
+    )
 
 
 def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_reported(
@@ -240,9 +288,16 @@ def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_report
 ):
     text = pathlib.Path(probe.__file__).read_text()
     quick = tmp_path / "probe.py"
-    quick.write_text(text.replace("MEET_S = 15.0", "MEET_S = 1.0").replace("LEAVE_S = 30.0", "LEAVE_S = 7.0"))
+    quick.write_text(
+        text.replace("MEET_S = 15.0", "MEET_S = 1.0").replace("LEAVE_S = 30.0", "LEAVE_S = 7.0")
+    )
     monkeypatch.setattr(probe, "__file__", str(quick))
-    hosts = {"slurmd-0": "127.0.0.1", "slurmd-1": "127.0.0.9", "slurmd-2": "no.such.host.invalid", "slurmd-3": ""}
+    hosts = {
+        "slurmd-0": "127.0.0.1",
+        "slurmd-1": "127.0.0.9",
+        "slurmd-2": "no.such.host.invalid",
+        "slurmd-3": "",
+    }
     hosts |= {"slurmd-4": "fd00::7"}
     found = run_probe(tmp_path, hosts, ("slurmd-0",), folder="/nowhere/at/all")
     peers = found["slurmd-0"]["network"]["peers"]
@@ -253,7 +308,9 @@ def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_report
     assert found["slurmd-0"]["limits"]["userns"]["user/max_user_namespaces"] == userns
     assert peers["slurmd-2"]["given"] == "no.such.host.invalid"
     assert peers["slurmd-3"] == {"given": "", "unresolved": peers["slurmd-3"]["unresolved"]}
-    assert found["slurmd-0"]["filesystem"]["error"].startswith("/nowhere/at/all/big-slurmd-0: No such file")
+    assert found["slurmd-0"]["filesystem"]["error"].startswith(
+        "/nowhere/at/all/big-slurmd-0: No such file"
+    )
 
 
 def test_a_task_reports_the_processors_that_a_rank_would_get(monkeypatch: pytest.MonkeyPatch):
@@ -274,7 +331,9 @@ def test_a_task_reports_the_processors_that_a_rank_would_get(monkeypatch: pytest
 def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (about,) = run_probe(tmp_path, {"slurmd-0": "127.0.0.1"}, ("slurmd-0",), tracking=["127.0.0.1", port]).values()
+        (about,) = run_probe(
+            tmp_path, {"slurmd-0": "127.0.0.1"}, ("slurmd-0",), tracking=["127.0.0.1", port]
+        ).values()
         assert about["tracking"] == ""
     assert "refused" in probe.reach(["127.0.0.1", port]).lower()
     assert probe.reach(["no.such.host.invalid", 80])
@@ -293,7 +352,9 @@ def test_a_run_can_start_without_any_environment(trainer: Trainer, cluster: Clus
     assert not list((trainer.workspace / "runs").iterdir()), "nothing stays behind"
 
 
-@pytest.mark.parametrize(("cpus", "used", "requested"), [((2, 2), (0, 0), 2), ((1, 8), (0, 0), 1), ((4, 4), (3, 2), 1)])
+@pytest.mark.parametrize(
+    ("cpus", "used", "requested"), [((2, 2), (0, 0), 2), ((1, 8), (0, 0), 1), ((4, 4), (3, 2), 1)]
+)
 def test_two_cpus_are_requested_where_every_node_has_them_free(
     trainer: Trainer, cluster: Cluster, cpus: tuple[int, ...], used: tuple[int, ...], requested: int
 ):
@@ -320,7 +381,9 @@ def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):
     change(broken, "filesystem/mount/mountpoint", "/")
     answering(cluster, healthy("slurmd-0"), broken)
     line = ready.fails("doctor")
-    assert line.startswith("1 finding would break a run; the first: slurmd-1: nothing is mounted at")
+    assert line.startswith(
+        "1 finding would break a run; the first: slurmd-1: nothing is mounted at"
+    )
     assert "ERROR slurmd-1: nothing is mounted" in ready.results["findings"]
     assert ready.results["nodes"].splitlines()[2].endswith("ERROR")
 
@@ -351,9 +414,13 @@ def test_the_examination_stays_within_the_partitions_time(trainer: Trainer, clus
 
 
 def test_a_refusal_of_slurm_blames_no_node(trainer: Trainer, cluster: Cluster):
-    trouble = "Unable to allocate resources: Invalid account or account/partition combination specified"
+    trouble = (
+        "Unable to allocate resources: Invalid account or account/partition combination specified"
+    )
     cluster.examination = lambda arguments: Completed(1, "", f"srun: error: {trouble}")
-    assert f"slurm: Slurm rejects the job that would examine the nodes: {trouble}" in trainer.fails("doctor")
+    assert f"slurm: Slurm rejects the job that would examine the nodes: {trouble}" in trainer.fails(
+        "doctor"
+    )
     assert "sacctmgr show assoc where user=" in trainer.results["findings"]
     assert "slurmd" not in trainer.results["findings"]
 
@@ -369,14 +436,19 @@ def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster:
 @pytest.mark.parametrize(
     ("params", "line"),
     [
-        ({"nodes": "slurmd-7"}, "nodes: slurmd-7 is no node of partition slurmd; there are: slurmd-0, slurmd-1"),
+        (
+            {"nodes": "slurmd-7"},
+            "nodes: slurmd-7 is no node of partition slurmd; there are: slurmd-0, slurmd-1",
+        ),
         ({"nodes": "a;b"}, "nodes: 'a;b' is not allowed; names of nodes, such as node-[0-3],big-7"),
         ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
         ({"wait_timeout": 0}, "wait-timeout: 0 is not allowed; a whole number from 1 to 3600"),
         ({"nodes": ",".join(f"n{i}" for i in range(65))}, "nodes: 65 named; at most 64 at once"),
     ],
 )
-def test_what_cannot_be_is_refused(trainer: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str):
+def test_what_cannot_be_is_refused(
+    trainer: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str
+):
     assert trainer.fails("doctor", **params) == line
 
 
@@ -384,4 +456,6 @@ def test_answers_that_are_not_ours_are_left_out(pip: Pip):
     lines = probe.lines(healthy("slurmd-0"))
     assert set(examine.read_reports("\n".join(reversed(lines)))) == {"slurmd-0"}
     assert examine.read_reports("\n".join(lines[:-1])) == {}
-    assert examine.read_reports("DOCTOR a 0 1 !!!\nDOCTOR b 0 1 aGVsbG8=\nDOCTOR c x 1 y\nnoise") == {}
+    assert (
+        examine.read_reports("DOCTOR a 0 1 !!!\nDOCTOR b 0 1 aGVsbG8=\nDOCTOR c x 1 y\nnoise") == {}
+    )

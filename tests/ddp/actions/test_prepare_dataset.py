@@ -50,26 +50,38 @@ def test_little_text_is_one_job(ready: Trainer, raw: pathlib.Path, cluster: Clus
     assert results["not-read"] == ".csv 2 (7 bytes)"
     assert "ddptrain inspect --json" in checks
     assert results["train"] == "90 tokens, 9 documents"
-    assert (results["shards"], results["verified"], results["vocabulary"]) == ("2", "every byte", "257")
+    assert (results["shards"], results["verified"], results["vocabulary"]) == (
+        "2",
+        "every byte",
+        "257",
+    )
 
 
 def test_without_arrays_much_text_is_one_job(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
     with (raw / "big.txt").open("wb") as file:
         file.truncate(900 << 20)
     cluster.config += "MaxArraySize            = 0\n"
-    assert ready.fails("prepare-dataset", source=str(raw), elements=2).startswith("elements: 2 exceeds the limit of 0")
+    assert ready.fails("prepare-dataset", source=str(raw), elements=2).startswith(
+        "elements: 2 exceeds the limit of 0"
+    )
     ready.run("prepare-dataset", source=str(raw), wait=False)
     assert ["--array" in job.text for job in cluster.jobs] == [False]
 
 
-def test_the_limit_that_the_array_waits_for_is_reported(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
+def test_the_limit_that_the_array_waits_for_is_reported(
+    ready: Trainer, raw: pathlib.Path, cluster: Cluster
+):
     cluster.states = [("PENDING", 0)]
-    cluster.submitted = lambda job: setattr(job, "reason", "AssocGrpGRES" if "--array" in job.text else "Dependency")
+    cluster.submitted = lambda job: setattr(
+        job, "reason", "AssocGrpGRES" if "--array" in job.text else "Dependency"
+    )
     results = ready.run("prepare-dataset", source=str(raw), elements=2, wait=False)
     assert results["waits-for"] == "AssocGrpGRES"
 
 
-def test_much_text_is_an_array_and_a_job_that_ends_it(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
+def test_much_text_is_an_array_and_a_job_that_ends_it(
+    ready: Trainer, raw: pathlib.Path, cluster: Cluster
+):
     for number in range(3):
         with (raw / f"big-{number}.txt").open("wb") as file:
             file.truncate(300 << 20)
@@ -90,7 +102,9 @@ def test_much_text_is_an_array_and_a_job_that_ends_it(ready: Trainer, raw: pathl
     assert json.loads((last.script.parent / "job.json").read_text())["array_job_id"] == 40
 
 
-def test_the_element_that_failed_names_its_input(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
+def test_the_element_that_failed_names_its_input(
+    ready: Trainer, raw: pathlib.Path, cluster: Cluster
+):
     def fail(job: Job) -> None:
         logs = job.script.parent / "logs"
         if job.script.name == "parts.sbatch":
@@ -104,17 +118,22 @@ def test_the_element_that_failed_names_its_input(ready: Trainer, raw: pathlib.Pa
     cluster.submitted, cluster.states = fail, [("FAILED", 512)]
     line = ready.fails("prepare-dataset", source=str(raw), elements=3)
     assert (
-        line == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; correct the input and run the same command again"
+        line
+        == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; correct the input and run the same command again"
     )
     assert ready.results["failed-elements"] == f"element 2: {raw}/a.jsonl line 7 is not JSON"
 
 
-def test_an_array_does_not_outlive_a_refused_end(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
+def test_an_array_does_not_outlive_a_refused_end(
+    ready: Trainer, raw: pathlib.Path, cluster: Cluster
+):
     def refuse(_: Job) -> None:
         cluster.submit_refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
 
     cluster.submitted = refuse
-    assert "QOSMaxSubmitJobPerUserLimit" in ready.fails("prepare-dataset", source=str(raw), elements=2)
+    assert "QOSMaxSubmitJobPerUserLimit" in ready.fails(
+        "prepare-dataset", source=str(raw), elements=2
+    )
     assert cluster.job(40).cancelled
 
 
@@ -125,8 +144,14 @@ def test_a_preparation_is_cancelled_with_all_its_jobs(
     cluster.states = [("PENDING", 0)]
     ready.run("prepare-dataset", source=str(raw), elements=3, wait=False)
     results = ready.run("cancel-run", **named)
-    assert (results["state"], results["run"], results["cancelled"]) == ("CANCELLED", "prepare-raw", "41 40")
-    assert cluster.changes[-1] == ("scancel", "41", "40"), "what ends the work first, or it would start"
+    assert (results["state"], results["run"], results["cancelled"]) == (
+        "CANCELLED",
+        "prepare-raw",
+        "41 40",
+    )
+    assert cluster.changes[-1] == ("scancel", "41", "40"), (
+        "what ends the work first, or it would start"
+    )
     assert all(job.cancelled for job in cluster.jobs)
     line = "no job of prepare-raw is pending or running; juju run trainer/leader list-runs"
     assert ready.fails("cancel-run", **named).endswith(line)

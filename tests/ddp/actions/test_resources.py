@@ -30,11 +30,15 @@ def featured(name: str, *features: str, gpus: int = 0) -> Capacity:
 
 
 @pytest.mark.parametrize(
-    ("constraint", "nodes"), [("a100", 2), ("a100&ib", 1), ("ib|a100", 3), ("h100", 1), ("a100&ib|h100", 4)]
+    ("constraint", "nodes"),
+    [("a100", 2), ("a100&ib", 1), ("ib|a100", 3), ("h100", 1), ("a100&ib|h100", 4)],
 )
 def test_a_constraint_says_which_nodes_count(constraint: str, nodes: int):
     cluster = partition(
-        featured("n0", "a100", "ib"), featured("n1", "a100"), featured("n2", "ib"), featured("n3", "h100", gpus=8)
+        featured("n0", "a100", "ib"),
+        featured("n1", "a100"),
+        featured("n2", "ib"),
+        featured("n3", "h100", gpus=8),
     )
     request = training(cluster, constraint=constraint, gpus_per_node=0)
     assert request.num_nodes == nodes, "what both & and | mean is left to Slurm"
@@ -57,8 +61,12 @@ def test_spare_nodes_are_beside_those_of_the_ranks(given: dict[str, object], ran
 
 def test_too_many_spare_nodes_are_named():
     cluster = partition(node("n0"), node("n1"))
-    assert refusal(cluster, spare_nodes=2).startswith("spare-nodes: 2 requested, and 2 nodes can be used")
-    assert refusal(cluster, spare_nodes=1, nodes=2).startswith("nodes: 3 requested, partition main has 2 usable")
+    assert refusal(cluster, spare_nodes=2).startswith(
+        "spare-nodes: 2 requested, and 2 nodes can be used"
+    )
+    assert refusal(cluster, spare_nodes=1, nodes=2).startswith(
+        "nodes: 3 requested, partition main has 2 usable"
+    )
 
 
 FOUR = partition(node("n0"), node("n1", gpus=8), node("n2", cpus=4), node("n3", usable=False))
@@ -67,7 +75,9 @@ FOUR = partition(node("n0"), node("n1", gpus=8), node("n2", cpus=4), node("n3", 
 @pytest.mark.usefixtures("hostnames")
 def test_nodes_by_name():
     request = training(FOUR, nodelist="n0,n2")
-    assert (request.num_nodes, request.gpus_per_node, request.cpus_per_task) == (2, 0, 4), "what these two have"
+    assert (request.num_nodes, request.gpus_per_node, request.cpus_per_task) == (2, 0, 4), (
+        "what these two have"
+    )
     assert (request.nodelist, request.exclude) == (("n0", "n2"), ())
     request = training(FOUR, nodelist="n0", nodes=2, gpus_per_node=0)
     assert (request.num_nodes, request.cpus_per_task) == (2, 4), "Slurm chooses the second one"
@@ -93,7 +103,10 @@ def test_a_constraint_that_no_node_meets_names_the_features(constraint: str):
 
 def test_exclusive_takes_nodes_whole():
     cluster = partition(node(cpus=16, memory_mb=64000, gpus=8))
-    shared, alone = training(cluster, gpus_per_node=2), training(cluster, gpus_per_node=2, exclusive=True)
+    shared, alone = (
+        training(cluster, gpus_per_node=2),
+        training(cluster, gpus_per_node=2, exclusive=True),
+    )
     assert (shared.cpus_per_task, shared.memory_mb) == (4, 16000)
     assert (alone.cpus_per_task, alone.memory_mb) == (16, 64000)
     assert training(cluster, exclusive=True, memory="8G", cpus_per_task=3).memory_mb == 8192
@@ -106,16 +119,37 @@ BIG = node("b0", cpus=64, memory_mb=512000, gpus=8)
 @pytest.mark.parametrize(
     ("nodes", "given", "wanted"),
     [
-        pytest.param((node("n0"), node("n1", cpus=4, memory_mb=8000)), {}, (2, 0, 4, 8000), id="the smallest decides"),
-        pytest.param((node("c0"), G8, G4), {}, (2, 4, 4, 8000), id="nodes with GPUs, half of the cores of the larger"),
-        pytest.param((node("c0"), G8), {"gpus_per_node": 0}, (2, 0, 8, 16000), id="no GPUs: all nodes"),
+        pytest.param(
+            (node("n0"), node("n1", cpus=4, memory_mb=8000)),
+            {},
+            (2, 0, 4, 8000),
+            id="the smallest decides",
+        ),
+        pytest.param(
+            (node("c0"), G8, G4),
+            {},
+            (2, 4, 4, 8000),
+            id="nodes with GPUs, half of the cores of the larger",
+        ),
+        pytest.param(
+            (node("c0"), G8), {"gpus_per_node": 0}, (2, 0, 8, 16000), id="no GPUs: all nodes"
+        ),
         pytest.param((BIG,), {"gpus_per_node": 2}, (1, 2, 16, 128000), id="a quarter of the GPUs"),
         pytest.param((node(),), {"cpus_per_task": 2}, (1, 0, 2, 4000), id="a quarter of the cores"),
-        pytest.param((node(cpus=64),), {"cpus_per_task": 1}, (1, 0, 1, 1024), id="enough for an interpreter"),
-        pytest.param((node(cpus=64, memory_mb=900),), {"cpus_per_task": 1}, (1, 0, 1, 900), id="all that there is"),
+        pytest.param(
+            (node(cpus=64),), {"cpus_per_task": 1}, (1, 0, 1, 1024), id="enough for an interpreter"
+        ),
+        pytest.param(
+            (node(cpus=64, memory_mb=900),),
+            {"cpus_per_task": 1},
+            (1, 0, 1, 900),
+            id="all that there is",
+        ),
     ],
 )
-def test_the_share_of_a_node(nodes: tuple[Capacity, ...], given: dict[str, object], wanted: tuple[int, int, int, int]):
+def test_the_share_of_a_node(
+    nodes: tuple[Capacity, ...], given: dict[str, object], wanted: tuple[int, int, int, int]
+):
     found = training(partition(*nodes), **given)
     assert (found.num_nodes, found.gpus_per_node, found.cpus_per_task, found.memory_mb) == wanted
 
@@ -126,9 +160,13 @@ def test_the_partitions_own_time_limit_stays_unspoken_but_decides_about_the_warn
     assert training(partition(node(), max_time_s=600)).lead_s == 120
 
 
-@pytest.mark.parametrize(("given", "line"), CASES["what_the_cluster_cannot_give_is_refused_by_name"])
+@pytest.mark.parametrize(
+    ("given", "line"), CASES["what_the_cluster_cannot_give_is_refused_by_name"]
+)
 def test_what_the_cluster_cannot_give_is_refused_by_name(given: dict[str, object], line: str):
-    main = partition(node("n0", gpus=1), node("n1", gpus=1), node("n2", usable=False), max_time_s=3600)
+    main = partition(
+        node("n0", gpus=1), node("n1", gpus=1), node("n2", usable=False), max_time_s=3600
+    )
     assert refusal(main, partition(node("x"), name="spare", default=False), **given) == line
 
 
@@ -182,7 +220,11 @@ OPTIONS: dict[str, st.SearchStrategy[typing.Any]] = {
 }
 
 
-@given(nodes=st.lists(NODE, min_size=1, max_size=4), limits=LIMITS, asked=st.fixed_dictionaries({}, optional=OPTIONS))
+@given(
+    nodes=st.lists(NODE, min_size=1, max_size=4),
+    limits=LIMITS,
+    asked=st.fixed_dictionaries({}, optional=OPTIONS),
+)
 def test_a_request_is_within_every_limit_or_refused_by_the_option(
     nodes: list[Capacity], limits: policy.Limits, asked: dict[str, object]
 ):
@@ -192,12 +234,25 @@ def test_a_request_is_within_every_limit_or_refused_by_the_option(
         found.append(training(cluster, **asked))
     except ParameterError as e:
         assert e.name.replace("-", "_") in asked
-    most = (limits.max_nodes, limits.max_cpus_per_node, limits.max_memory_mb, limits.max_memory_per_cpu_mb)
+    most = (
+        limits.max_nodes,
+        limits.max_cpus_per_node,
+        limits.max_memory_mb,
+        limits.max_memory_per_cpu_mb,
+    )
     for one in found:
-        cpus, per_cpu = one.cpus_per_task, one.memory_per_cpu_mb or -(-one.memory_mb // one.cpus_per_task)
+        cpus, per_cpu = (
+            one.cpus_per_task,
+            one.memory_per_cpu_mb or -(-one.memory_mb // one.cpus_per_task),
+        )
         amounts = (one.num_nodes, cpus, one.memory_mb, per_cpu)
-        assert all(limit is None or amount <= limit for amount, limit in zip(amounts, most, strict=True))
-        able = (n.gpus >= one.gpus_per_node and n.cpus >= cpus and n.memory_mb >= one.memory_mb for n in nodes)
+        assert all(
+            limit is None or amount <= limit for amount, limit in zip(amounts, most, strict=True)
+        )
+        able = (
+            n.gpus >= one.gpus_per_node and n.cpus >= cpus and n.memory_mb >= one.memory_mb
+            for n in nodes
+        )
         assert sum(able) >= one.num_nodes, "nodes that can hold it"
 
 
@@ -214,19 +269,30 @@ def test_a_limit_is_named_with_its_value(record: str, given: dict[str, object], 
     assert refusal(cluster, **given) == line
     assert not shown("DenyAccounts=me", "none").lists, "Slurm compares no accounts then"
     assert policy.read({}, {"MaxArraySize": "0"}).max_array_size == 0, "arrays are disabled"
-    with pytest.raises(ParameterError, match=r"^grid: 11 exceeds the limit of 10 \(MaxArraySize\)$"):
+    with pytest.raises(
+        ParameterError, match=r"^grid: 11 exceeds the limit of 10 \(MaxArraySize\)$"
+    ):
         resources.check_array("grid", 11, (cluster,))
 
 
 def test_mixed_nodes_are_described():
     kinds = ((1, "a100"), (2, "h100"))
-    mixed = [dataclasses.replace(node(f"n{count}", gpus=count), models=frozenset({kind})) for count, kind in kinds]
+    mixed = [
+        dataclasses.replace(node(f"n{count}", gpus=count), models=frozenset({kind}))
+        for count, kind in kinds
+    ]
     line = "nodes: 2 requested, partition main has 2 usable, 1 of them with 2 GPUs"
     assert refusal(partition(*mixed), nodes=2, gpus_per_node=2) == line
     params = fields.parse(models.SubmitDdp, {})
-    idle, models_differ = resources.remark(params, training(partition(*mixed)), (partition(*mixed),))
+    idle, models_differ = resources.remark(
+        params, training(partition(*mixed)), (partition(*mixed),)
+    )
     assert idle.startswith("n2 has 2 GPUs, 1 of them are used on each node")
-    assert models_differ.startswith("GPUs of several models, a100 (such as n1) and h100 (such as n2): the slowest sets")
+    assert models_differ.startswith(
+        "GPUs of several models, a100 (such as n1) and h100 (such as n2): the slowest sets"
+    )
     both = dataclasses.replace(mixed[1], models=frozenset({"3090", "4090"}))
     line = resources.remark(params, training(partition(both, both)), (partition(both, both),))[-1]
-    assert line.startswith("GPUs of several models, 3090 (such as n2) and 4090 (such as n2): the slowest")
+    assert line.startswith(
+        "GPUs of several models, 3090 (such as n2) and 4090 (such as n2): the slowest"
+    )

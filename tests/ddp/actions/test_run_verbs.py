@@ -45,11 +45,36 @@ def test_the_list_has_queue_and_results(program: Program, cluster: Cluster):
     assert rows(program) == [
         "RUN KIND STATE NODES STEP LOSS BEST RATE ELAPSED WHERE/REASON".split(),
         ["b", "smoke", "RUNNING", "2", "-", "-", "-", "-", "00:00:07", "slurmd-[0-1]"],
-        ["a", "smoke", "PENDING", "2", "-", "-", "-", "-", "00:00:07", "Resources", "(position", "1", "of", "1)"],
+        [
+            "a",
+            "smoke",
+            "PENDING",
+            "2",
+            "-",
+            "-",
+            "-",
+            "-",
+            "00:00:07",
+            "Resources",
+            "(position",
+            "1",
+            "of",
+            "1)",
+        ],
     ]
     (first, second) = program.record["runs"]
-    assert (first["run"], first["state"], first["nodes"], first["elapsed_s"]) == ("b", "RUNNING", 2, 7)
-    assert (second["job_id"], second["why"], second["position"], second["submitted"][:2]) == (40, "Resources", 1, "20")
+    assert (first["run"], first["state"], first["nodes"], first["elapsed_s"]) == (
+        "b",
+        "RUNNING",
+        2,
+        7,
+    )
+    assert (second["job_id"], second["why"], second["position"], second["submitted"][:2]) == (
+        40,
+        "Resources",
+        1,
+        "20",
+    )
     assert program.record["schema"] == 1
     assert program.record["count"] == 2
 
@@ -59,16 +84,24 @@ def test_the_list_is_filtered_and_sorted(
     program: Program, cluster: Cluster, params: dict[str, typing.Any], found: list[str]
 ):
     cluster.submitted = write_result
-    for name, state, loss in (("old", "COMPLETED", 0.1), ("lrs-1", "FAILED", None), ("lrs-2", "COMPLETED", 0.5)):
+    for name, state, loss in (
+        ("old", "COMPLETED", 0.1),
+        ("lrs-1", "FAILED", None),
+        ("lrs-2", "COMPLETED", 0.5),
+    ):
         cluster.states = [(state, 0)]
         program.run("submit-ddp", workload="smoke", run=name)
         folder = program.workspace / "runs" / name
         if loss is None:
-            (folder / "control" / f"{cluster.jobs[-1].job_id}.r0.outcome").write_text('{"outcome": "failed"}')
+            (folder / "control" / f"{cluster.jobs[-1].job_id}.r0.outcome").write_text(
+                '{"outcome": "failed"}'
+            )
             (folder / "metrics.jsonl").unlink()
             (folder / "summary.json").unlink()
         else:
-            (folder / "metrics.jsonl").write_text(f'{{"kind": "step", "step": 16, "loss": {loss}}}\n')
+            (folder / "metrics.jsonl").write_text(
+                f'{{"kind": "step", "step": 16, "loss": {loss}}}\n'
+            )
     for path in (program.workspace / "runs" / "old").rglob("*"):
         os.utime(path, (1e9, 1e9), follow_symlinks=False)
     assert [row[0] for row in rows(program, **params)[1:]] == found
@@ -80,16 +113,30 @@ def test_a_run_is_shown_from_its_submission_to_its_result(program: Program, clus
     program.run("submit-ddp", workload="smoke", run="a")
     shown = program.run("show-run")
     assert (shown["job-id"], shown["state"], shown["reason"]) == ("40", "PENDING", "Resources")
-    assert (shown["log"], shown["script"]) == (str(folder / "logs" / "40.out"), str(folder / "job.sbatch"))
+    assert (shown["log"], shown["script"]) == (
+        str(folder / "logs" / "40.out"),
+        str(folder / "job.sbatch"),
+    )
     cluster.jobs[0].states = [("RUNNING", 0)]
     (folder / "metrics.jsonl").write_text('{"step": 7, "loss": 1.23456789}\n')
     shown = program.run("show-run", run="40")
-    expected = {"state": "RUNNING", "elapsed": "00:00:07", "nodes": "slurmd-[0-1]", "step": "7", "loss": "1.23457"}
+    expected = {
+        "state": "RUNNING",
+        "elapsed": "00:00:07",
+        "nodes": "slurmd-[0-1]",
+        "step": "7",
+        "loss": "1.23457",
+    }
     assert expected.items() <= shown.items()
     cluster.jobs[0].states = [("COMPLETED", 0)]
     write_result(cluster.jobs[0])
     shown = program.run("show-run", run="a")
-    assert (shown["state"], shown["exit-code"], shown["loss"], shown["ranks"]) == ("COMPLETED", "0", "0.586587", "2")
+    assert (shown["state"], shown["exit-code"], shown["loss"], shown["ranks"]) == (
+        "COMPLETED",
+        "0",
+        "0.586587",
+        "2",
+    )
     assert "reason" not in shown
     assert program.record["figures"]["last_loss"] == 0.586587
 
@@ -98,13 +145,19 @@ def test_a_failed_run_is_shown_with_its_reason_once(program: Program, cluster: C
     cluster.states = [("FAILED", 9)]
     program.run("submit-ddp", workload="smoke", run="a")
     folder = program.workspace / "runs" / "a"
-    (folder / "logs" / "40.out").write_text("0: loading\n0: [FATAL] slurmd-0: no\n[RESULT] rc=78 outcome=none\n")
-    (folder / "control" / "40.failures").write_text("2026-11-23T17:01:12Z\t40.r0\tnode\tslurmd-0\tslurmd-0: no\n")
+    (folder / "logs" / "40.out").write_text(
+        "0: loading\n0: [FATAL] slurmd-0: no\n[RESULT] rc=78 outcome=none\n"
+    )
+    (folder / "control" / "40.failures").write_text(
+        "2026-11-23T17:01:12Z\t40.r0\tnode\tslurmd-0\tslurmd-0: no\n"
+    )
     shown = program.run("show-run")
     assert shown["reason"] == "job 40 FAILED, exit code 137: [FATAL] slurmd-0: no"
     assert (shown["state"], shown["failure"]) == ("FAILED", "loading")
     assert "\n".join(shown.values()).count("slurmd-0: no") == 1
-    (folder / "control" / "40.failures").write_text("t\t40.r0\tnode\tslurmd-0\tslow\nt\t40.r0t1\tnode\tslurmd-0\tno\n")
+    (folder / "control" / "40.failures").write_text(
+        "t\t40.r0\tnode\tslurmd-0\tslow\nt\t40.r0t1\tnode\tslurmd-0\tno\n"
+    )
     assert program.run("show-run")["failures"].splitlines()[0] == "t fault=node node=slurmd-0: slow"
     (folder / "control" / "40.failures").unlink()
     (folder / "logs" / "40.out").write_text("")
@@ -125,7 +178,9 @@ def test_the_summary_of_an_earlier_job_is_not_the_runs(program: Program, cluster
     assert "exit-code" not in shown
 
 
-def test_a_job_of_an_earlier_controller_is_not_taken_for_todays_of_that_number(program: Program, cluster: Cluster):
+def test_a_job_of_an_earlier_controller_is_not_taken_for_todays_of_that_number(
+    program: Program, cluster: Cluster
+):
     cluster.submitted, cluster.states = write_result, [("COMPLETED", 0)]
     program.run("submit-ddp", workload="smoke", run="a")
     cluster.jobs[0].name = "b"
@@ -149,7 +204,9 @@ def test_a_log_is_shown(program: Program, cluster: Cluster):
     assert "state" not in program.run("run-log", run="40")
 
 
-def test_a_log_is_followed_to_the_jobs_end(program: Program, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_a_log_is_followed_to_the_jobs_end(
+    program: Program, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     program.run("submit-ddp", run="first")
     job = cluster.jobs[0]
     job.states = [("PENDING", 0), ("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
@@ -166,7 +223,9 @@ def test_a_log_is_followed_to_the_jobs_end(program: Program, cluster: Cluster, m
     assert results["text"].splitlines() == ["three ?[2J", "last"]
 
 
-def test_a_log_is_followed_for_a_limited_time(program: Program, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_a_log_is_followed_for_a_limited_time(
+    program: Program, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     program.run("submit-ddp", run="first")
     cluster.jobs[0].states = [("RUNNING", 0)]
     (cluster.jobs[0].script.parent / "logs" / "40.out").write_text("one\n")
@@ -187,7 +246,10 @@ def test_a_log_that_does_not_exist_is_explained(program: Program, cluster: Clust
     cluster.states = [("PENDING", 0)]
     program.run("submit-ddp", workload="smoke", run="a")
     assert program.fails("run-log") == "job 40 has no output; it is PENDING; ddp show a"
-    assert program.fails("run-log", rank=3) == "job 40 has no output of rank 3; it is PENDING; ddp show a"
+    assert (
+        program.fails("run-log", rank=3)
+        == "job 40 has no output of rank 3; it is PENDING; ddp show a"
+    )
     assert program.run("run-log", follow=True, follow_timeout=1)["lines"] == "0"
 
 
@@ -197,7 +259,10 @@ def test_the_newest_run_is_none_that_a_submission_started_by_itself(
 ):
     cluster.states = [("PENDING", 0)]
     program.run("submit-ddp", workload="smoke", run="mine")
-    for name, more in (("prepare-python-stdlib", '"kind": "prepare", "automatic": true'), ("s-0", '"sweep": "s"')):
+    for name, more in (
+        ("prepare-python-stdlib", '"kind": "prepare", "automatic": true'),
+        ("s-0", '"sweep": "s"'),
+    ):
         folder = program.workspace / "runs" / name
         (folder / "logs").mkdir(parents=True)
         (folder / "job.json").write_text(f'{{"job_id": 7, {more}}}')
@@ -213,8 +278,14 @@ def test_the_newest_run_is_none_that_a_submission_started_by_itself(
         ("submit workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
         ("sweep workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
         ("render workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
-        ("cancel run=a", "no slurm.conf, no controller in DNS; use a login node, or see: scontrol ping"),
-        ("render workload=smoke", "Slurm is not configured here: no slurm.conf, no controller in DNS"),
+        (
+            "cancel run=a",
+            "no slurm.conf, no controller in DNS; use a login node, or see: scontrol ping",
+        ),
+        (
+            "render workload=smoke",
+            "Slurm is not configured here: no slurm.conf, no controller in DNS",
+        ),
     ],
 )
 def test_where_slurm_is_not_configured_a_users_own_mistake_comes_first(
@@ -254,10 +325,18 @@ def test_runs_are_cancelled_by_name_and_by_job(program: Program, cluster: Cluste
     assert program.run("cancel-run", run="40") == {"job-id": "40", "state": "CANCELLED", "run": "a"}
     assert program.log == ["job 40 was RUNNING; cancelling, the ranks may save first"]
     assert program.fails("cancel-run", run="40") == "run: job 40 has ended already: CANCELLED"
-    assert program.fails("cancel-run", run="b,nope") == "run: no job of nope is pending or running; ddp list"
+    assert (
+        program.fails("cancel-run", run="b,nope")
+        == "run: no job of nope is pending or running; ddp list"
+    )
     assert [job.cancelled for job in cluster.jobs] == [True, False, False], "all or none"
     results = program.run("cancel-run", run="b 42")
-    assert results == {"job-id": "41, 42", "state": "CANCELLED", "run": "b, c", "cancelled": "41 42"}
+    assert results == {
+        "job-id": "41, 42",
+        "state": "CANCELLED",
+        "run": "b, c",
+        "cancelled": "41 42",
+    }
     assert cluster.changes[-1] == ("scancel", "41", "42")
 
 
@@ -265,7 +344,10 @@ def test_another_users_job_is_not_cancelled(program: Program, cluster: Cluster):
     program.run("submit-ddp", workload="smoke", run="a")
     cluster.jobs[0].user = "eve"
     for job_id in (40, 99):
-        assert program.fails("cancel-run", run=job_id) == f"run: Slurm knows no job {job_id} of {USER}; ddp list"
+        assert (
+            program.fails("cancel-run", run=job_id)
+            == f"run: Slurm knows no job {job_id} of {USER}; ddp list"
+        )
     assert not cluster.jobs[0].cancelled
 
 
@@ -322,15 +404,28 @@ def test_a_held_job_is_released_whatever_slurm_calls_the_reason(
     program.run("submit-ddp", run="first")
     job = cluster.jobs[0]
     job.states, job.reason, job.restarts, job.held = [(state, 0), ("PENDING", 0)], reason, 1, True
-    assert program.run("resume-run") == {"job-id": "40", "run": "first", "state": "PENDING", "reason": "Resources"}
-    assert cluster.changes[-2:] == [("scontrol", "release", "40"), ("scontrol", "update", "JobId=40", "StartTime=now")]
+    assert program.run("resume-run") == {
+        "job-id": "40",
+        "run": "first",
+        "state": "PENDING",
+        "reason": "Resources",
+    }
+    assert cluster.changes[-2:] == [
+        ("scontrol", "release", "40"),
+        ("scontrol", "update", "JobId=40", "StartTime=now"),
+    ]
 
 
-def test_a_job_that_stays_held_is_an_error(program: Program, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_a_job_that_stays_held_is_an_error(
+    program: Program, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     program.run("submit-ddp", run="first")
     cluster.jobs[0].states, cluster.jobs[0].held = [("PENDING", 0)], True
     monkeypatch.setattr(control.jobs, "release", lambda *_, **__: None)
-    assert program.fails("resume-run") == "job 40 is still held (Resources); as an administrator: scontrol release 40"
+    assert (
+        program.fails("resume-run")
+        == "job 40 is still held (Resources); as an administrator: scontrol release 40"
+    )
 
 
 def test_a_job_is_started_only_when_its_end_is_over_on_the_nodes(
@@ -340,7 +435,9 @@ def test_a_job_is_started_only_when_its_end_is_over_on_the_nodes(
     program.run("submit-ddp", run="first")
     cluster.jobs[0].states, cluster.jobs[0].restarts = [("PENDING", 0)], 1
     paused: list[tuple[float, int]] = []
-    monkeypatch.setattr(control, "pause", lambda seconds: paused.append((seconds, len(cluster.changes))))
+    monkeypatch.setattr(
+        control, "pause", lambda seconds: paused.append((seconds, len(cluster.changes)))
+    )
     program.run("resume-run")
     assert paused == [(2.0, len(cluster.changes) - 1)], "before Slurm gets the change"
     cluster.jobs[0].restarts = 0
@@ -351,13 +448,18 @@ def test_a_job_is_started_only_when_its_end_is_over_on_the_nodes(
 def test_what_cannot_be_started_or_is_denied_is_reported(program: Program, cluster: Cluster):
     program.run("submit-ddp", run="first")
     cluster.jobs[0].states = [("RUNNING", 0)]
-    assert program.fails("resume-run", run="40") == "job 40 is not waiting: it is RUNNING; ddp log first"
+    assert (
+        program.fails("resume-run", run="40")
+        == "job 40 is not waiting: it is RUNNING; ddp log first"
+    )
     cluster.jobs[0].states = [("TIMEOUT", 1)]
     assert program.fails("resume-run", run="40") == (
         "job 40 is not waiting: it is TIMEOUT; to resume, submit it with the same options; ddp submit --run first"
     )
     record = program.workspace / "runs" / "first" / "job.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "kind": "script", "workload": "/x/train.py"}))
+    record.write_text(
+        json.dumps({**json.loads(record.read_text()), "kind": "script", "workload": "/x/train.py"})
+    )
     assert program.fails("resume-run", run="40").endswith(" ddp submit --run first /x/train.py"), (
         "else it would be a gpt"
     )
@@ -371,4 +473,6 @@ def test_what_cannot_be_started_or_is_denied_is_reported(program: Program, clust
     )
     cluster.denial, cluster.jobs[0].held = "slurm_update error: Access/permission denied", True
     cluster.jobs[0].reason = "JobHeldUser"
-    assert program.fails("resume-run").endswith("permission denied; as an administrator: scontrol release 40")
+    assert program.fails("resume-run").endswith(
+        "permission denied; as an administrator: scontrol release 40"
+    )

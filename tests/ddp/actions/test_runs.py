@@ -24,24 +24,53 @@ def ready(ready: Trainer) -> Trainer:  # without the charm's words
     return run_verbs.of(ready)
 
 
-def leave(where: Trainer, name: str, *, job_id: int | None = 7, rate: float = 100.0, **config: object) -> pathlib.Path:
+def leave(
+    where: Trainer, name: str, *, job_id: int | None = 7, rate: float = 100.0, **config: object
+) -> pathlib.Path:
     """Leave in the workspace what a finished training of 40 steps leaves."""
     folder = where.workspace / "runs" / name
     for part in ("control", "logs", "epoch-0001"):
         (folder / part).mkdir(parents=True)
     records = [{"kind": "step", "step": step, "loss": 4 - 3 * step / 40} for step in range(1, 41)]
-    evals = [{"kind": "eval", "step": 20, "val_loss": 2.75}, {"kind": "eval", "step": 40, "val_loss": 2.9}]
-    figures = {"steps": 40, "last_loss": 1.0, "best_loss": 2.75, "tokens_per_second": rate, "nodes": 2}
+    evals = [
+        {"kind": "eval", "step": 20, "val_loss": 2.75},
+        {"kind": "eval", "step": 40, "val_loss": 2.9},
+    ]
+    figures = {
+        "steps": 40,
+        "last_loss": 1.0,
+        "best_loss": 2.75,
+        "tokens_per_second": rate,
+        "nodes": 2,
+    }
     files: dict[str, object] = {
-        "job.json": {"job_id": job_id, "kind": "gpt", "submitted": "2026-11-20T18:00:00Z", "request": {"num_nodes": 2}},
-        "config.json": {"lr": 0.003, "model": "tiny", "run_dir": str(folder), "batch": None, **config},
+        "job.json": {
+            "job_id": job_id,
+            "kind": "gpt",
+            "submitted": "2026-11-20T18:00:00Z",
+            "request": {"num_nodes": 2},
+        },
+        "config.json": {
+            "lr": 0.003,
+            "model": "tiny",
+            "run_dir": str(folder),
+            "batch": None,
+            **config,
+        },
         "epoch-0001/manifest.json": {"meta": {"step": 40}},
-        "summary.json": {"workload": "gpt", "state": "done", "ranks": [{"device": "cpu"}], **figures},
+        "summary.json": {
+            "workload": "gpt",
+            "state": "done",
+            "ranks": [{"device": "cpu"}],
+            **figures,
+        },
         f"control/{job_id}.r0.outcome": {"outcome": "done", "step": 40},
     }
     for path, content in files.items():
         (folder / path).write_text(json.dumps(content))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, *evals]))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in [*records, *evals])
+    )
     (folder / "latest").symlink_to("epoch-0001")
     (folder / "best").symlink_to("epoch-0001")
     (folder / "loss.png").write_bytes(b"PNG")
@@ -54,14 +83,18 @@ def test_half_written_and_foreign_folders_do_no_harm(ready: Trainer):
     (folder / "summary.json").write_text('{"last_loss": 1')
     (folder / "config.json").write_text("[]")
     (folder / "control" / "7.r0.outcome").write_text("")
-    (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 3, "loss": 2.5}\n{"kind": "step", "step": 4, "lo')
+    (folder / "metrics.jsonl").write_text(
+        '{"kind": "step", "step": 3, "loss": 2.5}\n{"kind": "step", "step": 4, "lo'
+    )
     (runs / "notes").mkdir()
     (runs / "notes" / "todo.txt").write_text("x")
     (runs / "away").symlink_to("/etc")
     (runs / "file").write_text("x")
     os.mkfifo(runs / "notes" / "metrics.jsonl")
     (runs / "sum").mkdir()
-    (runs / "sum" / "summary.json").write_text('{"last_loss": {"a": 1}, "best_loss": "\\u001b[31mred", "steps": [1]}')
+    (runs / "sum" / "summary.json").write_text(
+        '{"last_loss": {"a": 1}, "best_loss": "\\u001b[31mred", "steps": [1]}'
+    )
     results = ready.run("list-runs")
     assert results["count"] == "2"
     assert results["runs"].replace("\n", "").isprintable()
@@ -132,15 +165,27 @@ def test_ranks_that_never_connected_are_remarked_by_show_and_list(ready: Trainer
     remark = "the 2 ranks never connected: each trained alone"
     (folder / "control" / "7.r0.remark").write_text(f"{remark}, unless \x1b[31m; num_nodes=2\n")
     shown = ready.run("show-run", run="night")
-    assert (shown["state"], shown["remark"]) == ("COMPLETED", f"{remark}, unless ?[31m; num_nodes=2")
+    assert (shown["state"], shown["remark"]) == (
+        "COMPLETED",
+        f"{remark}, unless ?[31m; num_nodes=2",
+    )
     assert ready.run("list-runs")["runs"].splitlines()[1].endswith(remark)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [7, "lr", [7, None, "x"], [{"setting": "lr"}], [{"setting": {}, "step": 1}], [{"setting": "lr", "step": 1}]],
+    [
+        7,
+        "lr",
+        [7, None, "x"],
+        [{"setting": "lr"}],
+        [{"setting": {}, "step": 1}],
+        [{"setting": "lr", "step": 1}],
+    ],
 )
-def test_whatever_stands_where_changes_are_recorded_the_run_is_shown(ready: Trainer, changes: object):
+def test_whatever_stands_where_changes_are_recorded_the_run_is_shown(
+    ready: Trainer, changes: object
+):
     leave(ready, "night", changes=changes)
     leave(ready, "dawn")
     assert ready.run("show-run", run="night")["state"] == "COMPLETED"
@@ -151,9 +196,7 @@ def test_what_slurm_has_forgotten_is_asked_of_the_accounting(ready: Trainer, clu
     folder = leave(ready, "lost", job_id=99)
     (folder / "control" / "99.r0.outcome").unlink()
     assert ready.run("show-run")["state"].startswith("UNKNOWN")
-    cluster.accounting = (
-        f"99|{cluster.user}|NODE_FAIL|1:0|2|slurmd|00:10:00|UNLIMITED|2026-11-20T18:48:22|slurmd-[0-1]|lost\n"
-    )
+    cluster.accounting = f"99|{cluster.user}|NODE_FAIL|1:0|2|slurmd|00:10:00|UNLIMITED|2026-11-20T18:48:22|slurmd-[0-1]|lost\n"
     assert ready.run("show-run")["state"] == "NODE_FAIL"
     assert "NODE_FAIL" in ready.run("list-runs")["runs"]
 
@@ -170,12 +213,16 @@ def test_a_preempted_run_says_from_where_it_goes_on(ready: Trainer):
 
 
 @pytest.mark.parametrize(("action", "params", "line"), CASES["what_cannot_be_is_refused"])
-def test_what_cannot_be_is_refused(ready: Trainer, action: str, params: dict[str, typing.Any], line: str):
+def test_what_cannot_be_is_refused(
+    ready: Trainer, action: str, params: dict[str, typing.Any], line: str
+):
     assert ready.fails(action, **params) == line.replace("{runs}", str(ready.workspace / "runs"))
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
-def test_the_answer_to_a_finished_run_carries_its_curve(ready: Trainer, cluster: Cluster, state: str):
+def test_the_answer_to_a_finished_run_carries_its_curve(
+    ready: Trainer, cluster: Cluster, state: str
+):
     cluster.submitted, cluster.states = write_result, [(state, 0 if state == "COMPLETED" else 256)]
     with contextlib.suppress(ActionFailedError):
         ready.run("submit-ddp", workload="smoke", wait=True)
@@ -192,24 +239,37 @@ def motley(ready: Trainer) -> Trainer:
     for name, kind in (("table", "collectives"), ("prepare-owt", "prepare"), ("mine", "script")):
         folder = ready.workspace / "runs" / name
         folder.mkdir()
-        (folder / "job.json").write_text(json.dumps({"job_id": 9, "kind": kind, "submitted": "2026-11-20T18:00:00Z"}))
+        (folder / "job.json").write_text(
+            json.dumps({"job_id": 9, "kind": kind, "submitted": "2026-11-20T18:00:00Z"})
+        )
     (ready.workspace / "runs" / "notes").mkdir()
     (ready.workspace / "runs" / "notes" / "monday.md").touch()
     return ready
 
 
 def test_what_is_no_training_is_shown_with_clear_words(motley: Trainer):
-    shown_runs = {name: motley.run("show-run", run=name) for name in ("table", "prepare-owt", "mine")}
+    shown_runs = {
+        name: motley.run("show-run", run=name) for name in ("table", "prepare-owt", "mine")
+    }
     assert {name: shown["kind"] for name, shown in shown_runs.items()} == {
         "table": "collectives",
         "prepare-owt": "prepare",
         "mine": "script",
     }
     assert shown_runs["table"]["metrics"] == ("none: it is a benchmark; its output: ddp log table")
-    assert shown_runs["prepare-owt"]["metrics"].startswith("none: it is the preparation of a dataset; ")
+    assert shown_runs["prepare-owt"]["metrics"].startswith(
+        "none: it is the preparation of a dataset; "
+    )
     assert shown_runs["mine"]["metrics"] == "none: the script wrote no metrics.jsonl"
-    assert not [name for name in shown_runs if "curve-text" in shown_runs[name] or "best" in shown_runs[name]]
-    rows = {line.split()[0]: line.split()[1:3] for line in motley.run("list-runs")["runs"].splitlines()[1:]}
+    assert not [
+        name
+        for name in shown_runs
+        if "curve-text" in shown_runs[name] or "best" in shown_runs[name]
+    ]
+    rows = {
+        line.split()[0]: line.split()[1:3]
+        for line in motley.run("list-runs")["runs"].splitlines()[1:]
+    }
     assert rows["table"] == ["collectives", "UNKNOWN"]
     assert "notes" not in rows
     line = f"run: {motley.workspace}/runs/notes is a folder without a run's files; ddp list"
@@ -229,17 +289,33 @@ def test_a_run_of_another_kind_is_not_gone_on_with(
     motley: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str
 ):
     before = motley.files()
-    assert motley.fails("submit-ddp", **params) == line.replace("{runs}", str(motley.workspace / "runs"))
+    assert motley.fails("submit-ddp", **params) == line.replace(
+        "{runs}", str(motley.workspace / "runs")
+    )
     assert motley.files() == before
     assert not cluster.changes
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"step": 1e999, "loss": 1}', '{"step": [], "loss": {}}', "null", '"x"', "\x00"]
+    "text",
+    [
+        "[" * 100_000,
+        '{"step": 1e999, "loss": 1}',
+        '{"step": [], "loss": {}}',
+        "null",
+        '"x"',
+        "\x00",
+    ],
 )
 def test_no_file_of_a_run_makes_the_answer_fail(ready: Trainer, text: str):
     folder = leave(ready, "odd")
-    for name in ("summary.json", "config.json", "metrics.jsonl", "tracking.json", "control/7.r0.outcome"):
+    for name in (
+        "summary.json",
+        "config.json",
+        "metrics.jsonl",
+        "tracking.json",
+        "control/7.r0.outcome",
+    ):
         (folder / name).write_text(text)
     (folder / "epoch-0001" / "manifest.json").write_text(text)
     leave(ready, "even")
@@ -251,10 +327,16 @@ def test_no_file_of_a_run_makes_the_answer_fail(ready: Trainer, text: str):
 def test_a_loss_that_became_nan_is_reported(ready: Trainer):
     folder = leave(ready, "burst")
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "step", "step": 41, "loss": NaN}\n{"kind": "step", "step": 42, "loss": Infinity}\n')
-    (folder / "summary.json").write_text('{"last_loss": NaN, "tokens_per_second": 1.0, "steps": 42}')
+        file.write(
+            '{"kind": "step", "step": 41, "loss": NaN}\n{"kind": "step", "step": 42, "loss": Infinity}\n'
+        )
+    (folder / "summary.json").write_text(
+        '{"last_loss": NaN, "tokens_per_second": 1.0, "steps": 42}'
+    )
     shown = ready.run("show-run", run="burst")["metrics"]
-    assert shown.endswith("loss 1.0000 at step 40, validation loss 2.9000, the loss is not finite from step 41 on")
+    assert shown.endswith(
+        "loss 1.0000 at step 40, validation loss 2.9000, the loss is not finite from step 41 on"
+    )
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 3.5}\n')
     assert ready.run("show-run", run="burst")["metrics"] == "2 records, loss 3.5000 at step 2"
 
@@ -272,7 +354,16 @@ def sweep(ready: Trainer, cluster: Cluster) -> dict[str, Job]:
     for number, state in states.items():
         folder = ready.workspace / "runs" / f"s-{number}"
         (folder / "control" / "job").write_text(f"{41 + number}\n")
-        job = Job(41 + number, cluster.user, "s", folder / "job.sbatch", "", [state], task=str(number), array_id=40)
+        job = Job(
+            41 + number,
+            cluster.user,
+            "s",
+            folder / "job.sbatch",
+            "",
+            [state],
+            task=str(number),
+            array_id=40,
+        )
         if number < 2:
             write_result(job, last_loss=2.0 - number, best_loss=2.5 + number, workload="gpt")
         (folder / "config.json").write_text(json.dumps({"lr": float(number + 1), "steps": 16}))
@@ -288,9 +379,16 @@ def test_a_sweep_is_counted_as_a_whole_and_by_its_runs(ready: Trainer, cluster: 
     for shown in (ready.run("show-run", run="s"), ready.run("show-run", run="40")):
         assert shown["state"] == "RUNNING"
         assert shown["states"] == "2 COMPLETED, 1 FAILED, 1 PENDING, 1 RUNNING"
-        assert (shown["best-run"], shown["best-loss"], shown["best-options"]) == ("s-0", "2.5", "lr=1")
+        assert (shown["best-run"], shown["best-loss"], shown["best-options"]) == (
+            "s-0",
+            "2.5",
+            "lr=1",
+        )
         assert [line.split()[0] for line in shown["runs"].splitlines() if "*" in line] == ["s-0"]
-    rows = {line.split()[0]: line.split()[1:3] for line in ready.run("list-runs")["runs"].splitlines()[1:]}
+    rows = {
+        line.split()[0]: line.split()[1:3]
+        for line in ready.run("list-runs")["runs"].splitlines()[1:]
+    }
     assert rows == {
         "s": ["sweep", "RUNNING"],
         "s-0": ["gpt", "COMPLETED"],
@@ -302,20 +400,26 @@ def test_a_sweep_is_counted_as_a_whole_and_by_its_runs(ready: Trainer, cluster: 
     assert ready.run("show-run", run="s-3")["state"] == "RUNNING"
     found["array"].task = "4-7%2"
     shown = ready.run("show-run", run="s-4")
-    assert (shown["state"], shown["reason"]) == ("PENDING", "Resources"), "those that wait together have one record"
+    assert (shown["state"], shown["reason"]) == ("PENDING", "Resources"), (
+        "those that wait together have one record"
+    )
     for name in ("3", "array"):
         found[name].states = [("COMPLETED", 0)]
     assert ready.run("show-run", run="s")["state"] == "FAILED", "one of its runs did"
 
 
-def test_a_sweeps_run_is_known_by_what_it_wrote_once_slurm_has_forgotten_it(ready: Trainer, cluster: Cluster):
+def test_a_sweeps_run_is_known_by_what_it_wrote_once_slurm_has_forgotten_it(
+    ready: Trainer, cluster: Cluster
+):
     sweep(ready, cluster)
     outcome = {"outcome": "failed", "error": "unrecognized arguments: --x"}
     (ready.workspace / "runs" / "s-2" / "control" / "43.r0.outcome").write_text(json.dumps(outcome))
     assert ready.run("show-run", run="s-2")["state"] == "FAILED"
     cluster.jobs.clear()
     assert ready.run("show-run", run="s-2")["state"] == "FAILED"
-    rows = {line.split()[0]: line.split()[2] for line in ready.run("list-runs")["runs"].splitlines()[1:]}
+    rows = {
+        line.split()[0]: line.split()[2] for line in ready.run("list-runs")["runs"].splitlines()[1:]
+    }
     assert (rows["s-0"], rows["s-2"]) == ("COMPLETED", "FAILED")
 
 
@@ -338,28 +442,41 @@ def test_a_sweeps_runs_are_compared_with_what_differs(ready: Trainer, cluster: C
     ]
     assert rows[0][3:] == ["16", "0.5", "2.5", "*", "56118.5"]
     assert rows[1][3:] == ["16", "0.5", "3.5", "56118.5"]
-    assert (results["best-run"], results["best-loss"]) == ("s-0", "2.5"), "the lowest validation loss"
+    assert (results["best-run"], results["best-loss"]) == ("s-0", "2.5"), (
+        "the lowest validation loss"
+    )
     assert results["differing"].split(", ")[0] == "lr"
     leave(ready, "night", lr=9.0)
-    both = [line.split() for line in ready.run("compare-runs", runs="s,night")["results"].splitlines()]
+    both = [
+        line.split() for line in ready.run("compare-runs", runs="s,night")["results"].splitlines()
+    ]
     last = {line[0]: line[-1] for line in both}  # too wide for a line for each run
     assert (last["RUN"], last["STATE"], last["LR"]) == ("night", "COMPLETED", "9")
     many = [f"m{number}" for number in range(12)]
     for name in many:
         leave(ready, name, a=f"{name:x<40}", b=f"{name:x<40}", c=f"{name:x<40}")
-    assert ready.run("compare-runs", runs=",".join(many))["results"].splitlines()[1].startswith("m0 ")
+    assert (
+        ready.run("compare-runs", runs=",".join(many))["results"].splitlines()[1].startswith("m0 ")
+    )
     assert ready.fails("compare-runs", runs="s,nope").startswith("there is no run 'nope' in ")
 
 
-def leave_script(where: Trainer, name: str, losses: list[float], *, done: float | None = None, **more: object) -> None:
+def leave_script(
+    where: Trainer, name: str, losses: list[float], *, done: float | None = None, **more: object
+) -> None:
     """Leave in the workspace what a script leaves that logs its loss: metrics.jsonl and an outcome, no summary."""
     folder = where.workspace / "runs" / name
     for part in ("control", "logs"):
         (folder / part).mkdir(parents=True)
-    lines = [{"step": at, "loss": loss, "time": 100 + at / 4, **more} for at, loss in enumerate(losses, 1)]
+    lines = [
+        {"step": at, "loss": loss, "time": 100 + at / 4, **more}
+        for at, loss in enumerate(losses, 1)
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "job.json").write_text(json.dumps({"job_id": 7, "kind": "script"}))
-    (folder / "control" / "7.r0.outcome").write_text(json.dumps({"outcome": "done", "step": len(losses), "loss": done}))
+    (folder / "control" / "7.r0.outcome").write_text(
+        json.dumps({"outcome": "done", "step": len(losses), "loss": done})
+    )
 
 
 @pytest.mark.parametrize(
@@ -367,19 +484,37 @@ def leave_script(where: Trainer, name: str, losses: list[float], *, done: float 
     [
         ([3.0, 1.0, 2.0], None, {}, ["3", "2", "1", "4", "steps/s"]),
         ([3.0, 1.0, 2.0], 0.25, {}, ["3", "0.25", "1", "4", "steps/s"]),
-        ([3.0, 2.0], None, {"val_loss": 1.5, "samples_per_second": 8.0}, ["2", "2", "1.5", "8", "samples/s"]),
-        ([2.0] * 5000 + [5.0], None, {"best": {"loss": [7, 0.5]}}, ["5001", "5", "0.5", "4", "steps/s"]),
+        (
+            [3.0, 2.0],
+            None,
+            {"val_loss": 1.5, "samples_per_second": 8.0},
+            ["2", "2", "1.5", "8", "samples/s"],
+        ),
+        (
+            [2.0] * 5000 + [5.0],
+            None,
+            {"best": {"loss": [7, 0.5]}},
+            ["5001", "5", "0.5", "4", "steps/s"],
+        ),
         ([], 0.75, {}, ["0", "0.75", "-", "-"]),
     ],
 )
 def test_a_scripts_numbers_are_in_every_view(
-    ready: Trainer, losses: list[float], done: float | None, more: dict[str, object], cells: list[str]
+    ready: Trainer,
+    losses: list[float],
+    done: float | None,
+    more: dict[str, object],
+    cells: list[str],
 ):
     leave_script(ready, "own", losses, done=done, **more)
     leave_script(ready, "worse", [9.0], done=9.0)
     leave_script(ready, "lost", [0.125, 99.0])
-    by_best = [line.split()[0] for line in ready.run("list-runs", sort="best")["runs"].splitlines()[1:]]
-    assert by_best == (["lost", "own", "worse"] if losses else ["lost", "worse", "own"]), "as the column BEST has it"
+    by_best = [
+        line.split()[0] for line in ready.run("list-runs", sort="best")["runs"].splitlines()[1:]
+    ]
+    assert by_best == (["lost", "own", "worse"] if losses else ["lost", "worse", "own"]), (
+        "as the column BEST has it"
+    )
     rows = {line.split()[0]: line.split() for line in ready.run("list-runs")["runs"].splitlines()}
     assert rows["own"][4 : 4 + len(cells)] == cells
     compared = ready.run("compare-runs", runs="own,worse")
@@ -399,7 +534,12 @@ def test_a_sweep_of_scripts_marks_the_run_with_the_lowest_last_loss(ready: Train
         (ready.workspace / "runs" / name / "job.json").write_text(json.dumps(record))
         (ready.workspace / "runs" / name / "control" / "job").write_text("7\n")
     (ready.workspace / "runs" / "s").mkdir()
-    (ready.workspace / "runs" / "s" / "job.json").write_text(json.dumps({"kind": "sweep", "count": 2, "job_id": 7}))
+    (ready.workspace / "runs" / "s" / "job.json").write_text(
+        json.dumps({"kind": "sweep", "count": 2, "job_id": 7})
+    )
     shown = ready.run("show-run", run="s")
     assert (shown["best-run"], shown["best-loss"]) == ("s-1", "0.25")
-    assert [line.split()[3:6] for line in shown["runs"].splitlines()[1:]] == [["2", "0.5", "lr=1"], ["2", "0.25", "*"]]
+    assert [line.split()[3:6] for line in shown["runs"].splitlines()[1:]] == [
+        ["2", "0.5", "lr=1"],
+        ["2", "0.25", "*"],
+    ]

@@ -34,16 +34,30 @@ SILENCES = {
 FILES: dict[str, tuple[dict[str, object], dict[str, str], str]] = {
     "waits": ({"job_id": 40}, {}, "UNKNOWN"),
     "trains": ({"job_id": 41}, {"logs/41.r0/x": "", "logs/41.out": "a line\n"}, "UNKNOWN"),
-    "done": ({"job_id": 42}, {"control/42.r0.outcome": '{"outcome": "done", "step": 9}'}, "COMPLETED"),
-    "failed": ({"job_id": 43}, {"control/43.r0.outcome": '{"outcome": "failed", "error": "boom"}'}, "FAILED"),
-    "saved": ({"job_id": 44}, {"control/44.r0.outcome": '{"outcome": "preempted", "step": 9}'}, "PREEMPTED"),
+    "done": (
+        {"job_id": 42},
+        {"control/42.r0.outcome": '{"outcome": "done", "step": 9}'},
+        "COMPLETED",
+    ),
+    "failed": (
+        {"job_id": 43},
+        {"control/43.r0.outcome": '{"outcome": "failed", "error": "boom"}'},
+        "FAILED",
+    ),
+    "saved": (
+        {"job_id": 44},
+        {"control/44.r0.outcome": '{"outcome": "preempted", "step": 9}'},
+        "PREEMPTED",
+    ),
     "intent": ({"job_id": None, "submission": "ddp:0123456789abcdef"}, {}, "UNKNOWN"),
     "swept": ({"job_id": 46, "kind": "sweep", "count": 2}, {}, "UNKNOWN"),
     "swept-0": ({"job_id": None, "sweep": "swept"}, {"control/job": "46\n"}, "UNKNOWN"),
     "swept-1": ({"job_id": None, "sweep": "swept"}, {}, "UNKNOWN"),
 }
 READING = [
-    verb for verb in verbs.ALL.values() if verb.needs == "workspace" and verb.section != "Environments and images"
+    verb
+    for verb in verbs.ALL.values()
+    if verb.needs == "workspace" and verb.section != "Environments and images"
 ]
 FOLLOWED = ("waits", "trains", "done", "failed", "saved", "swept-0")
 
@@ -52,7 +66,10 @@ FOLLOWED = ("waits", "trains", "done", "failed", "saved", "swept-0")
 def runs(settings: Settings, cluster: Cluster, host: dict[str, typing.Any]) -> pathlib.Path:
     for name, (record, texts, _) in FILES.items():
         folder = settings.runs / name
-        for path, text in {"job.json": json.dumps({"kind": "script", "run": name, **record}), **texts}.items():
+        for path, text in {
+            "job.json": json.dumps({"kind": "script", "run": name, **record}),
+            **texts,
+        }.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
         (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "loss": 0.5}\n')
@@ -135,10 +152,14 @@ def test_whatever_reads_a_run_shows_what_its_folder_holds_and_who_is_silent(
             continue
         is_marked = str(found.get("slurm", "")).startswith(MARK) or MARK in problem
         assert is_marked or "is a sweep" in problem, f"{verb.name} {run}: {found or problem}"
-    assert {call[:2] for call in cluster.calls} <= {("scontrol", "ping")}, "squeue gives up after 9 to 18 s"
+    assert {call[:2] for call in cluster.calls} <= {("scontrol", "ping")}, (
+        "squeue gives up after 9 to 18 s"
+    )
 
 
-def test_a_controller_that_is_down_is_named(settings: Settings, cluster: Cluster, runs: pathlib.Path):
+def test_a_controller_that_is_down_is_named(
+    settings: Settings, cluster: Cluster, runs: pathlib.Path
+):
     cluster.silent, cluster.silence = 99, SILENCES["stopped"]
     found = do(settings, "list", [])
     assert found["slurm"] == f"{MARK}Slurmctld(primary) at ctl is DOWN"
@@ -150,13 +171,20 @@ def test_accounting_that_is_silent_is_not_taken_for_accounting_that_knows_no_job
     settings: Settings, cluster: Cluster, runs: pathlib.Path
 ):
     """The controller forgets a job five minutes after its end (slurm.conf, MinJobAge)."""
-    cluster.accounting_silence = "sacct: error: Problem talking to the database: Connection timed out"
+    cluster.accounting_silence = (
+        "sacct: error: Problem talking to the database: Connection timed out"
+    )
     found = {one["run"]: one for one in do(settings, "list", [])["runs"]}
-    assert (found["trains"]["state"], found["trains"]["why"]) == ("UNKNOWN", "Slurm does not answer")
+    assert (found["trains"]["state"], found["trains"]["why"]) == (
+        "UNKNOWN",
+        "Slurm does not answer",
+    )
     assert found["done"]["state"] == "COMPLETED"
     (seen,) = do(settings, "watch", [], run="trains")["printed"]
     assert seen["has_ended"], "the controller has answered that it knows no such job"
-    words = "Slurm's accounting does not answer: Problem talking to the database: Connection timed out"
+    words = (
+        "Slurm's accounting does not answer: Problem talking to the database: Connection timed out"
+    )
     assert do(settings, "show", [], run="trains")["slurm"] == words
     cluster.accounting_silence = ""
     assert "no longer knows its job" in do(settings, "show", [], run="trains")["reason"]
@@ -183,13 +211,22 @@ def test_a_running_job_stays_as_in_slurms_last_answer(
         ("RUNNING", False, False),
         ("COMPLETED", False, True),
     ]
-    assert [line.partition(";")[0][:21] for line in log] == ["Slurm does not answer", "Slurm answers again, "]
+    assert [line.partition(";")[0][:21] for line in log] == [
+        "Slurm does not answer",
+        "Slurm answers again, ",
+    ]
 
 
-def submission(settings: Settings, cluster: Cluster, verb: str) -> collections.abc.Callable[[list[str]], object]:
+def submission(
+    settings: Settings, cluster: Cluster, verb: str
+) -> collections.abc.Callable[[list[str]], object]:
     """Return a function that follows a job with this verb."""
     (settings.workspace / "train.py").write_text("")
-    given: dict[str, object] = {"workload": str(settings.workspace / "train.py"), "snapshot": False, "nodes": 1}
+    given: dict[str, object] = {
+        "workload": str(settings.workspace / "train.py"),
+        "snapshot": False,
+        "nodes": 1,
+    }
     cluster.states = [("RUNNING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
     if verb == "sweep":
 
@@ -204,7 +241,10 @@ def submission(settings: Settings, cluster: Cluster, verb: str) -> collections.a
     do(settings, "submit", [], **given, run="night")
     cluster.jobs[0].states = list(cluster.states)
     if verb == "resume":
-        cluster.jobs[0].states, cluster.jobs[0].restarts = [("COMPLETING", 0)] * 2 + [("PENDING", 0)], 1
+        cluster.jobs[0].states, cluster.jobs[0].restarts = (
+            [("COMPLETING", 0)] * 2 + [("PENDING", 0)],
+            1,
+        )
     more: dict[str, object] = {"follow": True} if verb == "log" else {}
     return lambda log: do(settings, verb, log, run="night", **more)
 
@@ -234,7 +274,13 @@ def test_what_follows_a_job_goes_on_after_a_silence_as_if_there_had_been_none(
     assert sum(MARK in line for line in log) == 1, log
     assert "waiting for it, at most 10 minutes" in next(line for line in log if MARK in line)
     assert any(line.startswith("Slurm answers again") for line in log)
-    ends = {"submit": "COMPLETED", "sweep": "COMPLETED", "log": "COMPLETED", "cancel": "CANCELLED", "resume": "PENDING"}
+    ends = {
+        "submit": "COMPLETED",
+        "sweep": "COMPLETED",
+        "log": "COMPLETED",
+        "cancel": "CANCELLED",
+        "resume": "PENDING",
+    }
     assert found["printed"][-1]["has_ended"] if verb == "watch" else found["state"] == ends[verb]
 
 
@@ -258,7 +304,9 @@ def test_what_follows_a_job_waits_ten_minutes_and_says_that_the_job_may_still_ru
     monkeypatch.setattr(patience.time, "monotonic", lambda: clock[0])
     log: list[str] = []
     given = {"follow-timeout": 3600} if verb == "log" else {}
-    with pytest.raises(Problem, match=r"no answer for 10 minutes, and the job may still run") as caught:
+    with pytest.raises(
+        Problem, match=r"no answer for 10 minutes, and the job may still run"
+    ) as caught:
         do(settings, "log", log, run="night", follow=True, **given) if given else follow(log)
     assert MARK in str(caught.value)
     assert str(caught.value).endswith("is slurmctld up? see: scontrol ping")
@@ -266,7 +314,9 @@ def test_what_follows_a_job_waits_ten_minutes_and_says_that_the_job_may_still_ru
     assert len(waited) == pytest.approx(600 / 30, abs=2), "a sign each half a minute"
 
 
-def test_a_run_without_a_job_is_none_that_slurm_has_forgotten(settings: Settings, cluster: Cluster, runs: pathlib.Path):
+def test_a_run_without_a_job_is_none_that_slurm_has_forgotten(
+    settings: Settings, cluster: Cluster, runs: pathlib.Path
+):
     """The element of a sweep that has not started has no file with a job's id."""
     cluster.silent = 99
     with pytest.raises(Problem, match=f"no file of swept-1 has a job's id, and {MARK}"):

@@ -22,7 +22,14 @@ from slurm_ddp.slurm import nodes
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
-ASKS_NODES = ("submit-ddp", "submit-sweep", "prepare-dataset", "plan", "benchmark-collectives", "doctor")
+ASKS_NODES = (
+    "submit-ddp",
+    "submit-sweep",
+    "prepare-dataset",
+    "plan",
+    "benchmark-collectives",
+    "doctor",
+)
 BESIDE = {"submit-sweep": {"grid": "lr=1"}}  # required by an action
 
 
@@ -30,7 +37,12 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
     def finish(job: Job) -> None:
         if job.name == "prepare-python-stdlib":
             add_dataset(trainer.workspace, "python-stdlib")
-        write_result(job, workload="gpt", tokens_per_second=1832.05, checkpoint=str(job.script.parent / "epoch-0001"))
+        write_result(
+            job,
+            workload="gpt",
+            tokens_per_second=1832.05,
+            checkpoint=str(job.script.parent / "epoch-0001"),
+        )
 
     cluster.submitted = finish
     given = {"account": "chem", "qos": "gold", "partition": "slurmd", "sbatch": "--nice=5"}
@@ -71,15 +83,27 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
     ):
         assert step in words
     data = trainer.workspace / "datasets" / "python-stdlib"
-    assert cluster.job(41).commands() == [f"--module ddptrain train --run-dir $RUN_DIR --data {data} --resume $resume"]
+    assert cluster.job(41).commands() == [
+        f"--module ddptrain train --run-dir $RUN_DIR --data {data} --resume $resume"
+    ]
     assert cluster.job(41).training().job_dir == str(folder)
     prepared = cluster.job(40).commands()
-    assert f"ddptrain prepare --source python-stdlib --output {data} --tokenizer auto --errors strict" in prepared
+    assert (
+        f"ddptrain prepare --source python-stdlib --output {data} --tokenizer auto --errors strict"
+        in prepared
+    )
 
 
 def leave_training(folder: pathlib.Path, step: int, **settings: object) -> None:
     """Leave in a run's folder the record and the checkpoint of a training."""
-    record = {"run_dir": str(folder), "lr": 0.003, "steps": 300, "epochs": None, "batch": 16, **settings}
+    record = {
+        "run_dir": str(folder),
+        "lr": 0.003,
+        "steps": 300,
+        "epochs": None,
+        "batch": 16,
+        **settings,
+    }
     (folder / "config.json").write_text(json.dumps(record))
     (folder / "epoch-0004").mkdir()
     manifest = {"meta": {"step": step, "config": record}}
@@ -93,7 +117,10 @@ def leave_training(folder: pathlib.Path, step: int, **settings: object) -> None:
         ("", []),
         ("--lr 0.003 --steps 300", []),
         ("--lr 0.001", ["lr 0.003 -> 0.001 from step 218"]),
-        ("--steps 600 --batch 8", ["batch 16 -> 8 from step 218", "steps 300 -> 600 from step 218"]),
+        (
+            "--steps 600 --batch 8",
+            ["batch 16 -> 8 from step 218", "steps 300 -> 600 from step 218"],
+        ),
         ("--timeout-minutes 5", []),
     ],
 )
@@ -143,15 +170,28 @@ def test_nodes_are_listed_while_the_mount_is_looked_at(
 
     def probe(*_: object, **__: object) -> mounts.Result:
         seen = listing.wait(30 if action in ASKS_NODES else 0.2)
-        return mounts.Result(mounts.State.HUNG, f"the nodes are {'' if seen else 'not '}being listed")
+        return mounts.Result(
+            mounts.State.HUNG, f"the nodes are {'' if seen else 'not '}being listed"
+        )
 
     monkeypatch.setattr(nodes, "run", run)
     monkeypatch.setattr(readiness.mounts, "probe", probe)
-    wanted = {"name": "web", "source": "python-stdlib", "runs": "a,b", "run": "a", "grid": "seed=1,2"}
+    wanted = {
+        "name": "web",
+        "source": "python-stdlib",
+        "runs": "a,b",
+        "run": "a",
+        "grid": "seed=1,2",
+    }
     known = META["actions"][action].get("params", {})
-    message = trainer.fails(action, **{name: value for name, value in wanted.items() if name in known})
+    message = trainer.fails(
+        action, **{name: value for name, value in wanted.items() if name in known}
+    )
     words = "" if action in ASKS_NODES else "not "
-    assert message == f"the nodes are {words}being listed; is the filesystem's server up? see: juju status"
+    assert (
+        message
+        == f"the nodes are {words}being listed; is the filesystem's server up? see: juju status"
+    )
 
 
 def test_mock_gpus_are_reserved_and_the_job_trains_on_cpus(ready: Trainer, cluster: Cluster):
@@ -168,7 +208,9 @@ def test_mock_gpus_are_reserved_and_the_job_trains_on_cpus(ready: Trainer, clust
 def test_a_script_of_the_users(ready: Trainer, cluster: Cluster):
     script = ready.workspace / "my train.py".replace(" ", "_")
     script.write_text("print('x')\n")
-    results = ready.run("submit-ddp", workload=str(script), args="--lr 3e-4 a=b", env="FOO=bar", nodes=1)
+    results = ready.run(
+        "submit-ddp", workload=str(script), args="--lr 3e-4 a=b", env="FOO=bar", nodes=1
+    )
     assert results["run"].startswith("my_train-")
     job = cluster.job(40).training()
     assert cluster.job(40).commands() == [f"{results['run-dir']}/code/my_train.py --lr 3e-4 a=b"]
@@ -252,7 +294,10 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
             {"dataset": f"{place}/folder"},
             f"dataset: {place}/folder has no dataset.json; juju run trainer/leader prepare-dataset source={place}/folder",
         ),
-        ({"dataset": "python-stdlib", "workload": "smoke"}, "dataset: only the workload gpt has it"),
+        (
+            {"dataset": "python-stdlib", "workload": "smoke"},
+            "dataset: only the workload gpt has it",
+        ),
         (
             {"resume": "never", "workload": "smoke"},
             "resume: only the workload gpt has it; a script goes on in its own run: --run NAME",
@@ -262,7 +307,10 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
             f"resume: no run 'nope' of the workload gpt in {place}/runs; use auto, never or the name of one; "
             "juju run trainer/leader list-runs",
         ),
-        ({"run": "old", "resume": "never"}, "run: old exists already; choose another name, or resume auto"),
+        (
+            {"run": "old", "resume": "never"},
+            "run: old exists already; choose another name, or resume auto",
+        ),
         ({"run": "old", "workload": "smoke"}, "run: old exists already; choose another name"),
         ({"run": "old"}, f"run: {place}/runs/old exists and is not a gpt run; choose another name"),
         ({"profile_ranks": "1"}, "profile-ranks: needs profile=torch"),
@@ -270,7 +318,10 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
             {"profile": "torch", "workload": "smoke"},
             "profile: only the workload gpt has it; a script starts torch.profiler itself",
         ),
-        ({"profile": "torch", "profile_ranks": "0,2"}, "profile-ranks: no rank 2; the job has 2, from 0"),
+        (
+            {"profile": "torch", "profile_ranks": "0,2"},
+            "profile-ranks: no rank 2; the job has 2, from 0",
+        ),
     ]
 
 
@@ -295,25 +346,43 @@ def test_what_slurm_refuses_is_quoted(ready: Trainer, cluster: Cluster, stderr: 
     assert ready.files() == before
 
 
-POLICY = (
-    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
-)
+POLICY = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 
 
 @pytest.mark.parametrize(
     ("reason", "option", "whose"),
     [
-        ("QOSMaxGRESPerUser", "gpus-per-node: ", "QOSMaxGRESPerUser is a limit of the QOS, not a missing account"),
-        ("QOSMaxSubmitJobPerUserLimit", "qos: ", "QOSMaxSubmitJobPerUserLimit is a limit of the QOS"),
-        ("AssocMaxWallDurationPerJobLimit", "time-limit: ", "is a limit of the account, not a missing account"),
-        ("AssocMaxSubmitJobLimit", "", "AssocMaxSubmitJobLimit is a limit of the account, not a missing account"),
+        (
+            "QOSMaxGRESPerUser",
+            "gpus-per-node: ",
+            "QOSMaxGRESPerUser is a limit of the QOS, not a missing account",
+        ),
+        (
+            "QOSMaxSubmitJobPerUserLimit",
+            "qos: ",
+            "QOSMaxSubmitJobPerUserLimit is a limit of the QOS",
+        ),
+        (
+            "AssocMaxWallDurationPerJobLimit",
+            "time-limit: ",
+            "is a limit of the account, not a missing account",
+        ),
+        (
+            "AssocMaxSubmitJobLimit",
+            "",
+            "AssocMaxSubmitJobLimit is a limit of the account, not a missing account",
+        ),
         ("", "", "it exceeds a limit of the QOS, the account or the partition"),
     ],
 )
 def test_a_limit_is_never_taken_for_a_missing_account(
     ready: Trainer, cluster: Cluster, reason: str, option: str, whose: str
 ):
-    cluster.refusal = f"sbatch: error: {reason}\nsbatch: error: {POLICY}" if reason else f"sbatch: error: {POLICY}"
+    cluster.refusal = (
+        f"sbatch: error: {reason}\nsbatch: error: {POLICY}"
+        if reason
+        else f"sbatch: error: {POLICY}"
+    )
     line = ready.fails("submit-ddp", workload="smoke")
     assert line.startswith(f"{option}Slurm rejects the job: ")
     assert whose in line
@@ -327,8 +396,12 @@ def test_a_job_that_slurm_refuses_at_last_leaves_no_run(ready: Trainer, cluster:
     assert not (ready.workspace / "runs" / "x").exists()
 
 
-@pytest.mark.parametrize(("action", "name"), [(action, name) for action, name in TEXTS if name not in FREE])
-def test_nothing_hostile_is_submitted_written_or_run(ready: Trainer, cluster: Cluster, action: str, name: str):
+@pytest.mark.parametrize(
+    ("action", "name"), [(action, name) for action, name in TEXTS if name not in FREE]
+)
+def test_nothing_hostile_is_submitted_written_or_run(
+    ready: Trainer, cluster: Cluster, action: str, name: str
+):
     before, calls = ready.files(), len(cluster.calls)
     chosen = (NASTY + ROAMING)[:: len(NASTY) // 5]
     for nasty in chosen:  # the whole table is held against the parser in test_options
@@ -352,8 +425,18 @@ def test_no_path_leads_out_of_the_workspace(ready: Trainer, cluster: Cluster):
     taken: set[tuple[str, str]] = set()
     before = ready.files()
     for action, name in TEXTS:
-        for path in ("file.py", "folder", "folder/x.py", "folder/inner", f"../{beside.name}/x.py", "runs/../folder"):
-            given: dict[str, typing.Any] = {**BESIDE.get(action, {}), name: f"{ready.workspace}/{path}"}
+        for path in (
+            "file.py",
+            "folder",
+            "folder/x.py",
+            "folder/inner",
+            f"../{beside.name}/x.py",
+            "runs/../folder",
+        ):
+            given: dict[str, typing.Any] = {
+                **BESIDE.get(action, {}),
+                name: f"{ready.workspace}/{path}",
+            }
             try:
                 fields.parse(verbs.ACTIONS[action].options, given)
             except problem.ParameterError:
@@ -366,7 +449,11 @@ def test_no_path_leads_out_of_the_workspace(ready: Trainer, cluster: Cluster):
             assert "outside the workspace" in line or "does not exist" in line, (action, path, line)
     assert ready.files() == before
     assert not cluster.changes
-    assert {("submit-ddp", "workload"), ("submit-sweep", "workload"), ("prepare-dataset", "source")} <= taken
+    assert {
+        ("submit-ddp", "workload"),
+        ("submit-sweep", "workload"),
+        ("prepare-dataset", "source"),
+    } <= taken
 
 
 def test_a_dataset_that_could_not_be_prepared_stops_the_training(ready: Trainer, cluster: Cluster):
@@ -378,8 +465,13 @@ def test_a_dataset_that_could_not_be_prepared_stops_the_training(ready: Trainer,
 
 def test_a_source_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster):
     place = ready.workspace
-    assert ready.fails("prepare-dataset", source="/etc") == f"source: /etc is outside the workspace {place}"
-    assert ready.fails("prepare-dataset", source=f"{place}/no") == f"source: {place}/no does not exist"
+    assert (
+        ready.fails("prepare-dataset", source="/etc")
+        == f"source: /etc is outside the workspace {place}"
+    )
+    assert (
+        ready.fails("prepare-dataset", source=f"{place}/no") == f"source: {place}/no does not exist"
+    )
     cluster.states = [("RUNNING", 0)]
     ready.run("prepare-dataset", wait=False)
     run = "prepare-python-stdlib"

@@ -16,17 +16,30 @@ def ready(ready: Trainer) -> Trainer:  # without the charm's words
     return run_verbs.of(ready)
 
 
-def start(cluster: Cluster, sweep: Job, number: int, job_id: int, states: list[tuple[str, int]]) -> Job:
+def start(
+    cluster: Cluster, sweep: Job, number: int, job_id: int, states: list[tuple[str, int]]
+) -> Job:
     """Let one task of the array start, as Slurm and the script would."""
     folder = pathlib.Path(f"{sweep.script.parent}-{number}")
     (folder / "control" / "job").write_text(f"{job_id}\n")
-    job = Job(job_id, cluster.user, sweep.name, folder / "job.sbatch", "", states, task=str(number), array_id=40)
+    job = Job(
+        job_id,
+        cluster.user,
+        sweep.name,
+        folder / "job.sbatch",
+        "",
+        states,
+        task=str(number),
+        array_id=40,
+    )
     cluster.jobs.append(job)
     return job
 
 
 def test_a_grid_is_every_combination_each_a_run_of_its_own(ready: Trainer, cluster: Cluster):
-    results = ready.run("submit-sweep", grid="lr=0.001,0.003 batch=8,16", name="lrs", parallel=2, args="--steps 5")
+    results = ready.run(
+        "submit-sweep", grid="lr=0.001,0.003 batch=8,16", name="lrs", parallel=2, args="--steps 5"
+    )
     assert results["count"] == "4"
     assert results["runs"].splitlines()[1] == "lrs-1 batch=16 lr=0.001"
     script = cluster.job(40).text
@@ -47,20 +60,29 @@ def test_a_grid_is_every_combination_each_a_run_of_its_own(ready: Trainer, clust
     [
         ({}, "grid: makes 0 runs; from 1 to 256 are allowed, such as lr=0.001,0.003 batch=8,16"),
         ({"grid": "lr=1 lr=2"}, "grid: lr is given twice"),
-        ({"grid": " ".join(f"a{i}=1,2,3,4" for i in range(5))}, "grid: makes 1024 runs; from 1 to 256 are allowed"),
+        (
+            {"grid": " ".join(f"a{i}=1,2,3,4" for i in range(5))},
+            "grid: makes 1024 runs; from 1 to 256 are allowed",
+        ),
     ],
 )
-def test_a_sweep_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster, given: dict[str, str], line: str):
+def test_a_sweep_that_cannot_be_is_refused(
+    ready: Trainer, cluster: Cluster, given: dict[str, str], line: str
+):
     assert ready.fails("submit-sweep", **given).startswith(line)
     assert not cluster.changes
 
 
 def test_an_existing_sweep_is_not_overwritten(ready: Trainer, cluster: Cluster):
     ready.run("submit-sweep", grid="lr=1,2", name="s")
-    assert ready.fails("submit-sweep", grid="lr=3", name="s").endswith("/s exists already; choose another name")
+    assert ready.fails("submit-sweep", grid="lr=3", name="s").endswith(
+        "/s exists already; choose another name"
+    )
     (ready.workspace / "runs" / "t-0").mkdir()
     (ready.workspace / "runs" / "t-0" / "notes.txt").touch()
-    assert ready.fails("submit-sweep", grid="lr=3", name="t").endswith("/t-0 exists already; choose another name")
+    assert ready.fails("submit-sweep", grid="lr=3", name="t").endswith(
+        "/t-0 exists already; choose another name"
+    )
     assert len(cluster.jobs) == 1
 
 
@@ -109,7 +131,11 @@ def test_the_end_of_a_sweep_names_the_best(ready: Trainer, cluster: Cluster):
 
     cluster.submitted = submitted
     results = ready.run("submit-sweep", grid="lr=1,2", name="s", wait=True)
-    assert (results["best-run"], results["best-loss"], results["best-options"]) == ("s-1", "1.5", "lr=2")
+    assert (results["best-run"], results["best-loss"], results["best-options"]) == (
+        "s-1",
+        "1.5",
+        "lr=2",
+    )
     assert results["states"] == "2 COMPLETED"
     assert any("sweep s: 2 RUNNING" in line for line in ready.log)
 
@@ -146,7 +172,9 @@ def test_a_run_of_a_sweep_is_cancelled_alone(ready: Trainer, cluster: Cluster):
     assert ready.run("cancel-run", run="41") == {"job-id": "41", "state": "CANCELLED", "run": "s-0"}
     assert cluster.changes[-1] == ("scancel", "40_0")
     assert cancelled(cluster) == [41]
-    assert ready.run("cancel-run", run="s-3")["state"] == "CANCELLED", "it has no record of its own, nor gets one"
+    assert ready.run("cancel-run", run="s-3")["state"] == "CANCELLED", (
+        "it has no record of its own, nor gets one"
+    )
     assert cluster.changes[-1] == ("scancel", "40_3")
     line = "run: no job of s-1 is pending or running; ddp list"
     assert ready.fails("cancel-run", run="s-1") == line
@@ -154,7 +182,9 @@ def test_a_run_of_a_sweep_is_cancelled_alone(ready: Trainer, cluster: Cluster):
 
 
 @pytest.mark.parametrize("named", [{"run": "40"}, {"run": "s"}])
-def test_a_sweep_is_cancelled_as_a_whole(ready: Trainer, cluster: Cluster, named: dict[str, typing.Any]):
+def test_a_sweep_is_cancelled_as_a_whole(
+    ready: Trainer, cluster: Cluster, named: dict[str, typing.Any]
+):
     shape(cluster, ready)
     results = ready.run("cancel-run", **named)
     assert (results["state"], results["run"]) == ("CANCELLED", "s")
@@ -162,16 +192,26 @@ def test_a_sweep_is_cancelled_as_a_whole(ready: Trainer, cluster: Cluster, named
     assert cancelled(cluster) == [40, 41]
 
 
-def test_the_id_that_a_sweep_shares_with_its_last_run_is_asked_about(ready: Trainer, cluster: Cluster):
+def test_the_id_that_a_sweep_shares_with_its_last_run_is_asked_about(
+    ready: Trainer, cluster: Cluster
+):
     """Slurm gives the array's own id to the task that is split off last."""
     last = shape(cluster, ready)["rest"]
     last.task, last.states = "3", [("RUNNING", 0)]
     message = ready.fails("cancel-run", run="40")
-    assert message == "run: 40 is the sweep s, and its run s-3; name s-3 for that run alone, s for all"
+    assert (
+        message == "run: 40 is the sweep s, and its run s-3; name s-3 for that run alone, s for all"
+    )
     assert cancelled(cluster) == []
-    assert ready.run("cancel-run", run="s-3") == {"job-id": "40", "state": "CANCELLED", "run": "s-3"}
+    assert ready.run("cancel-run", run="s-3") == {
+        "job-id": "40",
+        "state": "CANCELLED",
+        "run": "s-3",
+    }
     assert cancelled(cluster) == [40]
-    assert ready.run("cancel-run", run="40")["run"] == "s", "the last one is over, so the sweep is meant"
+    assert ready.run("cancel-run", run="40")["run"] == "s", (
+        "the last one is over, so the sweep is meant"
+    )
     assert cancelled(cluster) == [40, 41]
 
 
@@ -192,8 +232,14 @@ def test_an_element_is_shown_read_and_cancelled(ready: Trainer, cluster: Cluster
     shown = ready.run("show-run", run="40_0")
     assert (shown["run"], shown["job-id"], shown["state"]) == ("s-0", "41", "RUNNING")
     assert ready.run("run-log", run="40_0")["text"] == "hello"
-    assert ready.run("show-run", run="40_3")["state"] == "PENDING", "it waits, so Slurm knows it by the array"
-    assert ready.run("cancel-run", run="40_0") == {"job-id": "41", "state": "CANCELLED", "run": "s-0"}
+    assert ready.run("show-run", run="40_3")["state"] == "PENDING", (
+        "it waits, so Slurm knows it by the array"
+    )
+    assert ready.run("cancel-run", run="40_0") == {
+        "job-id": "41",
+        "state": "CANCELLED",
+        "run": "s-0",
+    }
     assert cluster.changes[-1] == ("scancel", "40_0")
     assert ready.run("cancel-run", run="40_3")["run"] == "s-3"
     assert cluster.changes[-1] == ("scancel", "40_3")
@@ -210,9 +256,14 @@ def test_an_element_that_was_queued_again_is_let_go(ready: Trainer, cluster: Clu
 @pytest.mark.parametrize("action", ["show-run", "run-log", "cancel-run", "resume-run"])
 @pytest.mark.parametrize(
     ("name", "line"),
-    [("40_9", "run: no run in {runs} has job 40_9; ddp list"), ("7_1", "run: no run in {runs} has job 7_1; ddp list")],
+    [
+        ("40_9", "run: no run in {runs} has job 40_9; ddp list"),
+        ("7_1", "run: no run in {runs} has job 7_1; ddp list"),
+    ],
 )
-def test_an_element_that_does_not_exist_is_refused(ready: Trainer, cluster: Cluster, action: str, name: str, line: str):
+def test_an_element_that_does_not_exist_is_refused(
+    ready: Trainer, cluster: Cluster, action: str, name: str, line: str
+):
     shape(cluster, ready)
     assert ready.fails(action, run=name) == line.replace("{runs}", str(ready.workspace / "runs"))
     assert cancelled(cluster) == []

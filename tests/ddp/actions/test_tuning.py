@@ -17,7 +17,9 @@ def extras(pip: Pip) -> list[tuple[str, ...]]:
     return [call for call in pip.calls if call[-1].endswith(TUNING)]
 
 
-def test_the_option_makes_another_environment_with_the_locked_packages(trainer: Trainer, cluster: Cluster, pip: Pip):
+def test_the_option_makes_another_environment_with_the_locked_packages(
+    trainer: Trainer, cluster: Cluster, pip: Pip
+):
     without = trainer.run("install-environment")["environment"]
     assert extras(pip) == []
     assert "transformers" not in pip.calls[-1]
@@ -38,13 +40,26 @@ def test_a_model_in_the_workspace_is_tuned(
 ):
     path = trainer.workspace / data
     trainer.run("submit-ddp", args=f"--model-local-dir {model} --steps 5", dataset=str(path))
-    words = ["--data", str(path), "--resume", "$resume", "--model-local-dir", str(model), "--steps", "5"]
+    words = [
+        "--data",
+        str(path),
+        "--resume",
+        "$resume",
+        "--model-local-dir",
+        str(model),
+        "--steps",
+        "5",
+    ]
     assert cluster.job(40).commands()[0].endswith(" ".join(words))
-    checks = trainer.run("submit-ddp", args=f"--model-local-dir={model}", dataset=str(path), dry_run=True)["checks"]
+    checks = trainer.run(
+        "submit-ddp", args=f"--model-local-dir={model}", dataset=str(path), dry_run=True
+    )["checks"]
     assert f"model: {model} is readable" in checks
 
 
-def test_without_the_option_it_is_refused_with_what_to_type(trainer: Trainer, model: pathlib.Path, cluster: Cluster):
+def test_without_the_option_it_is_refused_with_what_to_type(
+    trainer: Trainer, model: pathlib.Path, cluster: Cluster
+):
     trainer.config["transformers"] = False
     for action, more in (
         ("submit-ddp", {"args": f"--model-local-dir {model}"}),
@@ -62,13 +77,23 @@ def test_without_the_option_it_is_refused_with_what_to_type(trainer: Trainer, mo
 def test_a_container_brings_its_own(trainer: Trainer, model: pathlib.Path, cluster: Cluster):
     trainer.config["transformers"] = False
     data = str(trainer.workspace / "chat")
-    trainer.run("submit-ddp", args=f"--model-local-dir {model}", dataset=data, container_image="hf/pytorch:1", nodes=1)
+    trainer.run(
+        "submit-ddp",
+        args=f"--model-local-dir {model}",
+        dataset=data,
+        container_image="hf/pytorch:1",
+        nodes=1,
+    )
     assert cluster.jobs
 
 
 @pytest.mark.parametrize("case", CASES["what_cannot_be_is_refused_before_anything_is_written"])
 def test_what_cannot_be_is_refused_before_anything_is_written(
-    trainer: Trainer, model: pathlib.Path, cluster: Cluster, pip: Pip, case: tuple[str, str | None, str]
+    trainer: Trainer,
+    model: pathlib.Path,
+    cluster: Cluster,
+    pip: Pip,
+    case: tuple[str, str | None, str],
 ):
     args, dataset, error = case
     top, before = trainer.workspace, trainer.files()
@@ -80,7 +105,9 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert trainer.files() == before
 
 
-def test_each_run_of_a_sweep_is_checked(trainer: Trainer, model: pathlib.Path, cluster: Cluster, pip: Pip):
+def test_each_run_of_a_sweep_is_checked(
+    trainer: Trainer, model: pathlib.Path, cluster: Cluster, pip: Pip
+):
     data, absent = str(trainer.workspace / "chat"), trainer.workspace / "models" / "big"
     error = trainer.fails("submit-sweep", grid=f"model-local-dir={model},{absent}", dataset=data)
     assert error == f"--model-local-dir: {absent} does not exist"

@@ -45,7 +45,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return now
 
 
-def while_waiting(monkeypatch: pytest.MonkeyPatch, do: collections.abc.Callable[[], object]) -> None:
+def while_waiting(
+    monkeypatch: pytest.MonkeyPatch, do: collections.abc.Callable[[], object]
+) -> None:
     """Do something at the first look at a job."""
     steps = iter([do])
 
@@ -67,19 +69,27 @@ def while_waiting(monkeypatch: pytest.MonkeyPatch, do: collections.abc.Callable[
     ],
 )
 def test_an_action_that_holds_the_machine_ends_after_a_quarter_of_an_hour_and_the_job_goes_on(
-    ready: Trainer, endless: Cluster, clock: dict[str, float], action: str, params: dict[str, object]
+    ready: Trainer,
+    endless: Cluster,
+    clock: dict[str, float],
+    action: str,
+    params: dict[str, object],
 ):
     ready.holds_machine = True
     results = ready.run(action, **params)
     assert clock["s"] == 900
     run = results.get("run") or results["sweep"]
     assert results["to-follow"] == f"{FOLLOW} {run}"
-    assert ready.log[-1] == f"no longer waiting for {run}, which goes on; to follow it: {FOLLOW} {run}"
+    assert (
+        ready.log[-1] == f"no longer waiting for {run}, which goes on; to follow it: {FOLLOW} {run}"
+    )
     assert results.get("state", "RUNNING") == "RUNNING"
     assert not [job for job in endless.jobs if job.cancelled]
 
 
-def test_elsewhere_it_waits_to_the_end_of_its_timeout(ready: Trainer, endless: Cluster, clock: dict[str, float]):
+def test_elsewhere_it_waits_to_the_end_of_its_timeout(
+    ready: Trainer, endless: Cluster, clock: dict[str, float]
+):
     with pytest.raises(ActionFailedError):
         ready.run("submit-ddp", run="first", wait=True, wait_timeout=3600)
     assert clock["s"] == 3600
@@ -87,7 +97,9 @@ def test_elsewhere_it_waits_to_the_end_of_its_timeout(ready: Trainer, endless: C
     assert (clock["s"], results["state"]) == (3720, "RUNNING"), "an operator may choose a limit"
 
 
-def test_a_longer_limit_of_the_operator_s_holds(ready: Trainer, endless: Cluster, clock: dict[str, float]):
+def test_a_longer_limit_of_the_operator_s_holds(
+    ready: Trainer, endless: Cluster, clock: dict[str, float]
+):
     ready.holds_machine = True
     ready.run("submit-ddp", run="first", wait=True, wait_limit=3600)
     assert clock["s"] == 3600
@@ -106,7 +118,9 @@ def test_stop_waiting_ends_the_action_and_not_the_job(
     assert list(waits.folder().iterdir()) == []
 
 
-def test_another_s_run_is_not_ended(ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_another_s_run_is_not_ended(
+    ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     answers: list[list[list[str]]] = []
 
     def stop() -> None:
@@ -135,7 +149,9 @@ def test_an_action_that_holds_the_machine_can_be_ended_before_it_has_a_job(
     assert results["state"] in ("PENDING", "RUNNING")
 
 
-def test_the_log_is_followed_until_someone_ends_that(ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_the_log_is_followed_until_someone_ends_that(
+    ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     ready.run("submit-ddp", run="first")
     while_waiting(monkeypatch, lambda: waits.stop("first"))
     assert ready.run("run-log", run="first", follow=True, follow_timeout=80000)["lines"] == "0"
@@ -153,7 +169,9 @@ def test_the_dataset_that_a_submission_needs_is_waited_for_in_any_case(
     assert "to-follow" in results
 
 
-def test_the_first_line_says_what_waits_and_what_to_type(ready: Trainer, endless: Cluster, clock: dict[str, float]):
+def test_the_first_line_says_what_waits_and_what_to_type(
+    ready: Trainer, endless: Cluster, clock: dict[str, float]
+):
     ready.holds_machine = True
     ready.run("submit-ddp", run="first", wait=True)
     assert ready.log[0] == (
@@ -164,7 +182,9 @@ def test_the_first_line_says_what_waits_and_what_to_type(ready: Trainer, endless
     assert not any("cancel-task" in line for line in ready.log)
 
 
-def test_one_that_no_one_can_end_does_not_say_how(ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_one_that_no_one_can_end_does_not_say_how(
+    ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(service, "_QUIET_S", 0.0)
     ready.holds_machine = True
     ready.run("list-runs")
@@ -206,13 +226,17 @@ def test_the_file_of_a_command_that_was_killed_counts_for_nothing(ready: Trainer
     assert not left.exists()
 
 
-def test_another_process_ends_the_waiting(ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_another_process_ends_the_waiting(
+    ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     child = "import json, sys; from ddp.host import locks, waits; locks.CACHE = waits.pathlib.Path(sys.argv[1]); "
     child += "print(json.dumps(waits.stop('first')))"
     answers: list[object] = []
 
     def stop() -> None:
-        done = subprocess.run([sys.executable, "-c", child, str(locks.CACHE)], capture_output=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", child, str(locks.CACHE)], capture_output=True, check=True
+        )
         answers.append(json.loads(done.stdout))
 
     while_waiting(monkeypatch, stop)
@@ -221,6 +245,10 @@ def test_another_process_ends_the_waiting(ready: Trainer, endless: Cluster, monk
 
 
 def test_the_limit_is_a_parameter_of_every_action_that_waits_for_jobs():
-    with_timeout = {name for name, verb in verbs.ACTIONS.items() if "wait_timeout" in verb.options.model_fields}
-    with_limit = {name for name, verb in verbs.ACTIONS.items() if "wait_limit" in verb.options.model_fields}
+    with_timeout = {
+        name for name, verb in verbs.ACTIONS.items() if "wait_timeout" in verb.options.model_fields
+    }
+    with_limit = {
+        name for name, verb in verbs.ACTIONS.items() if "wait_limit" in verb.options.model_fields
+    }
     assert with_timeout - with_limit == {"doctor"}, "which waits a minute for free nodes"

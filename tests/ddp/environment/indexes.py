@@ -29,11 +29,15 @@ def make_wheel(
 ) -> pathlib.Path:
     """Put a wheel into an index's folder. Torch's has the modules that an environment is checked for."""
     modules = {
-        f"{name}/__init__.py": TORCH.format(version=version if "+" in version else f"{version}+cu130"),
+        f"{name}/__init__.py": TORCH.format(
+            version=version if "+" in version else f"{version}+cu130"
+        ),
         f"{name}/distributed/__init__.py": "",
     }
     files = files or (
-        {**modules, "torch/distributed/run.py": ""} if name == "torch" else {f"{name}.py": f"__version__ = '{version}'"}
+        {**modules, "torch/distributed/run.py": ""}
+        if name == "torch"
+        else {f"{name}.py": f"__version__ = '{version}'"}
     )
     about = f"{name}-{version}.dist-info"
     needs = f"Requires-Dist: {requires}\n" if requires else ""
@@ -50,7 +54,11 @@ def make_wheel(
             member = zipfile.ZipInfo(file)
             member.external_attr = 0o100755 << 16
             archive.writestr(member, text)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+            digest = (
+                base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())
+                .decode()
+                .rstrip("=")
+            )
             records += f"{file},sha256={digest},{len(text.encode())}\n"
         archive.writestr(f"{about}/RECORD", f"{records}{about}/RECORD,,\n")
     return path

@@ -17,7 +17,9 @@ from ddp.settings import Settings
 from ddp.workspace import folders
 
 
-def install(settings: Settings, build: str = "cpu", *, force: bool = False) -> tuple[folders.Manifest, list[str]]:
+def install(
+    settings: Settings, build: str = "cpu", *, force: bool = False
+) -> tuple[folders.Manifest, list[str]]:
     lines: list[str] = []
     return environments.install(settings, builder.Request(build), lines.append, force=force), lines
 
@@ -28,10 +30,16 @@ def test_an_environment_is_made_stored_and_found(settings: Settings, pip: Pip, c
     names = sorted(path.name for path in folder.iterdir())
     assert names == [f"{made.hash}.json", f"{made.hash}.tar.zst"]
     assert stat.S_IMODE((folder / names[1]).stat().st_mode) == 0o644
-    with tarfile.open(folder / names[1], ignore_zeros=True) as tar:  # the double of zstd compresses nothing
+    with tarfile.open(
+        folder / names[1], ignore_zeros=True
+    ) as tar:  # the double of zstd compresses nothing
         members = tar.getnames()
     site = "./lib/python3.12/site-packages"
-    assert {"./bin/python", f"{site}/ddptrain/__init__.py", f"{site}/torch/bin/torch_shm_manager"} <= set(members)
+    assert {
+        "./bin/python",
+        f"{site}/ddptrain/__init__.py",
+        f"{site}/torch/bin/torch_shm_manager",
+    } <= set(members)
     assert not [name for name in members if "/test" in name], "no run reads the packages' own tests"
     assert lines[0] == "making the environment: torch 2.13.0 for CPU"
     assert not (settings.node_cache / "build").exists()
@@ -75,11 +83,15 @@ def test_each_input_makes_another_environment(
     assert environments.find(settings, folders.look(settings), builder.Request("cpu")) is None
 
 
-def test_the_installers_reason_is_reported_and_nothing_is_left(settings: Settings, pip: Pip, cluster: Cluster):
+def test_the_installers_reason_is_reported_and_nothing_is_left(
+    settings: Settings, pip: Pip, cluster: Cluster
+):
     pip.failure = "warning: x\nerror: Failed to extract archive\n  cause: No space left on device (os error 28)\n"
     with pytest.raises(Problem) as caught:
         install(settings)
-    assert str(caught.value) == "uv: Failed to extract archive: No space left on device (os error 28)"
+    assert (
+        str(caught.value) == "uv: Failed to extract archive: No space left on device (os error 28)"
+    )
     assert not list(settings.environments.iterdir())
     assert not (settings.node_cache / "build").exists()
 
@@ -99,7 +111,9 @@ def test_the_build_of_torch_is_the_option_or_what_the_cluster_has(
     cluster.machines[1].gres, cluster.machines[1].state = gres, "DOWN"
     made = environments.ensure(dataclasses.replace(settings, torch_build=option), print)
     assert (made.torch, made.build) == (torch, "cpu" if torch.endswith("+cpu") else "cuda")
-    wanted = "torch==2.13.0+cpu" if made.build == "cpu" else "torch==2.13.0,!=2.13.0+cpu"  # both may be in a folder
+    wanted = (
+        "torch==2.13.0+cpu" if made.build == "cpu" else "torch==2.13.0,!=2.13.0+cpu"
+    )  # both may be in a folder
     assert [call[-1] for call in pip.calls if "torch==" in call[-1]] == [wanted]
 
 
@@ -128,7 +142,11 @@ def test_old_environments_go_and_used_ones_stay(settings: Settings, pip: Pip, cl
     folder, names = settings.environments, [f"{number:016x}" for number in range(5)]
 
     def store(digest: str, **more: str) -> None:
-        about = made.model_dump() | {"hash": digest, "size_bytes": 1, "created": f"2025-01-0{digest[-1]}"} | more
+        about = (
+            made.model_dump()
+            | {"hash": digest, "size_bytes": 1, "created": f"2025-01-0{digest[-1]}"}
+            | more
+        )
         (folder / f"{digest}.json").write_text(json.dumps(about))
         (folder / f"{digest}.tar.zst").write_text("x")
 
@@ -145,7 +163,10 @@ def test_old_environments_go_and_used_ones_stay(settings: Settings, pip: Pip, cl
     cluster.jobs.append(Job(7, cluster.user, "busy", settings.runs / "busy", "", [("RUNNING", 0)]))
     install(settings, force=True)
     left = {path.name for path in folder.iterdir()}
-    assert not {f"{names[0]}.json", f"{names[0]}.tar.zst", f"{names[2]}.json", ".environment-x.tmp"} & left
+    assert (
+        not {f"{names[0]}.json", f"{names[0]}.tar.zst", f"{names[2]}.json", ".environment-x.tmp"}
+        & left
+    )
     assert {"note.json", ".environment-y.tmp"} <= left
     for name in (names[1], names[4], "a" * 16, "b" * 16):
         assert {f"{name}.json", f"{name}.tar.zst"} <= left

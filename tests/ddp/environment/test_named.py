@@ -23,7 +23,10 @@ def do(settings: Settings, verb: str, **params: object) -> dict[str, str]:
     with settings.claims:
         given = {name.replace("_", "-"): value for name, value in params.items()}
         return texts_of(
-            verbs.ALL[verb].do(settings, fields.parse(verbs.ALL[verb].options, given), lambda _: None) or {}
+            verbs.ALL[verb].do(
+                settings, fields.parse(verbs.ALL[verb].options, given), lambda _: None
+            )
+            or {}
         )
 
 
@@ -52,11 +55,17 @@ def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path, name: str):
 
 
 _NAMES = st.from_regex(r"[a-z][a-z0-9_.-]{0,8}[a-z0-9]", fullmatch=True)
-_TAILS = "|==1| >=2,<3|[a,b]~=1.0|; python_version < '3'| # ./x| @ https://h/x.whl#sha256=0|==1 --hash=x:0".split("|")
-_OTHERS = "|# -e .|--index-url https://h|-e git+https://h/x|git+ssh://h/x|https://h/x.whl|  --hash=x:0".split("|")
+_TAILS = "|==1| >=2,<3|[a,b]~=1.0|; python_version < '3'| # ./x| @ https://h/x.whl#sha256=0|==1 --hash=x:0".split(
+    "|"
+)
+_OTHERS = "|# -e .|--index-url https://h|-e git+https://h/x|git+ssh://h/x|https://h/x.whl|  --hash=x:0".split(
+    "|"
+)
 _FINE = st.builds("{}{}".format, _NAMES, st.sampled_from(_TAILS)) | st.sampled_from(_OTHERS)
 _HEADS = "-e |--editable=|  -e|x @ file:|./|../|\t/|file:|--require-hashes ".split("|")
-_REFUSED = st.builds("{}{}".format, st.sampled_from(["", *_HEADS]), st.sampled_from([".", "..", ".[train]"]))
+_REFUSED = st.builds(
+    "{}{}".format, st.sampled_from(["", *_HEADS]), st.sampled_from([".", "..", ".[train]"])
+)
 
 
 @hypothesis.given(st.lists(_FINE, max_size=6), _REFUSED, st.lists(_FINE, max_size=3))
@@ -70,21 +79,41 @@ def test_a_line_that_only_this_host_could_follow_is_refused_by_file_and_line(
         path.write_text("\n".join([*before, refused, *after]))
         with pytest.raises(ParameterError) as caught:
             named.digest(path)
-        assert str(caught.value).startswith(f"requirements: {path}:{len(before) + 1}: '{refused.strip()}' ")
+        assert str(caught.value).startswith(
+            f"requirements: {path}:{len(before) + 1}: '{refused.strip()}' "
+        )
 
 
 @pytest.mark.parametrize(
     ("text", "extra", "found"),
     [
-        ("[project]\ndependencies = ['a']", "train,x", ["pyproject.toml", "--extra=train", "--extra=x"]),
+        (
+            "[project]\ndependencies = ['a']",
+            "train,x",
+            ["pyproject.toml", "--extra=train", "--extra=x"],
+        ),
         ("[tool.ruff]", None, ["requirements.txt"]),
-        ("[project.optional-dependencies]\ntrain = ['a']", "train", ["pyproject.toml", "--extra=train"]),
-        ("[project]\ndynamic = ['dependencies']\n[project.optional-dependencies]", None, ["requirements.txt"]),
+        (
+            "[project.optional-dependencies]\ntrain = ['a']",
+            "train",
+            ["pyproject.toml", "--extra=train"],
+        ),
+        (
+            "[project]\ndynamic = ['dependencies']\n[project.optional-dependencies]",
+            None,
+            ["requirements.txt"],
+        ),
         ("[project", "train", "extra: .*requirements.txt has none; a pyproject.toml may"),
     ],
 )
 def test_a_project_gives_its_dependencies(
-    settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, text: str, extra: str | None, found: object
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    tmp_path: pathlib.Path,
+    text: str,
+    extra: str | None,
+    found: object,
 ):
     (tmp_path / "pyproject.toml").write_text(text)
     (tmp_path / "requirements.txt").write_text("b")
@@ -101,12 +130,23 @@ def test_a_project_gives_its_dependencies(
 
 @pytest.mark.parametrize("is_own", [True, False])
 def test_a_users_file_of_variables_lies_anywhere_and_an_operators_in_the_workspace(
-    settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path, tmp_path: pathlib.Path, *, is_own: bool
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    wanted: pathlib.Path,
+    tmp_path: pathlib.Path,
+    *,
+    is_own: bool,
 ):
     settings = dataclasses.replace(settings, unit="trainer/0", takes_any_script=is_own)
     (tmp_path / "keys.env").write_text("SITE_KEY=x\n")
     (tmp_path / "keys.env").chmod(0o600)
-    given = {"workload": "smoke", "env_file": str(tmp_path / "keys.env"), "nodes": 1, "dry_run": True}
+    given = {
+        "workload": "smoke",
+        "env_file": str(tmp_path / "keys.env"),
+        "nodes": 1,
+        "dry_run": True,
+    }
     if is_own:
         do(settings, "submit", **given)
         return
@@ -125,7 +165,9 @@ def test_a_submission_with_the_same_requirements_uses_the_same_layer(
     assert len(pip.calls) == calls
     first, second = (cluster.job(number).training().environment for number in (40, 41))
     assert first == second
-    with pytest.raises(ParameterError, match=r"^requirements: environment brings packages, too; omit one of them$"):
+    with pytest.raises(
+        ParameterError, match=r"^requirements: environment brings packages, too; omit one of them$"
+    ):
         do(settings, "submit", run="third", environment="mine", **given)
 
 
@@ -140,7 +182,9 @@ def test_an_environment_is_made_once_unless_forced_or_changed(
     assert create()
     (call,) = (call for call in pip.calls if "-c" in call)
     assert call[call.index("-r") + 1] == str(wanted)
-    assert len([call for call in pip.calls if "--require-hashes" in call]) == 2, "uv, and below the layer all others'"
+    assert len([call for call in pip.calls if "--require-hashes" in call]) == 2, (
+        "uv, and below the layer all others'"
+    )
     assert create() == 0
     assert create(force=True)
     wanted.write_text("einops>=0.9\n")
@@ -148,9 +192,24 @@ def test_an_environment_is_made_once_unless_forced_or_changed(
     assert create(name="other")
 
 
-def manifest(folder: pathlib.Path, letter: str, *, key: str, name: str = "mine", **more: str) -> folders.Manifest:
-    about = {"python": "3.12", "torch": "2.13.0", "build": "cpu", "created": "1", "size_bytes": 1, "unpacked_bytes": 1}
-    identity = {"key": key, "hash": letter * 16, "sha256": letter * 64, "name": name, "folder": str(folder)}
+def manifest(
+    folder: pathlib.Path, letter: str, *, key: str, name: str = "mine", **more: str
+) -> folders.Manifest:
+    about = {
+        "python": "3.12",
+        "torch": "2.13.0",
+        "build": "cpu",
+        "created": "1",
+        "size_bytes": 1,
+        "unpacked_bytes": 1,
+    }
+    identity = {
+        "key": key,
+        "hash": letter * 16,
+        "sha256": letter * 64,
+        "name": name,
+        "folder": str(folder),
+    }
     return folders.Manifest.model_validate({**about, **identity, **more})
 
 
@@ -169,7 +228,9 @@ def test_the_users_own_goes_before_the_trainers_and_the_newest_first(settings: S
     }.items():
         with pytest.raises(ParameterError) as caught:
             environments.named(settings, contents, name)
-        assert str(caught.value) == f"environment: {what}; ddp env create --requirements FILE {name}"
+        assert (
+            str(caught.value) == f"environment: {what}; ddp env create --requirements FILE {name}"
+        )
 
 
 @pytest.mark.parametrize("has_cpu_build", [True, False])
@@ -181,7 +242,17 @@ def test_environments_are_listed_shown_and_removed(
     listed = do(settings, "env list")
     assert listed["count"] == "2"
     rows = {line.split()[0]: line for line in listed["environments"].splitlines()}
-    assert rows["NAME"].split() == ["NAME", "HASH", "ON", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]
+    assert rows["NAME"].split() == [
+        "NAME",
+        "HASH",
+        "ON",
+        "TORCH",
+        "BUILD",
+        "PYTHON",
+        "MIB",
+        "OWNER",
+        "CREATED",
+    ]
     row, base = rows["mine"], rows["-"]
     assert (row.split()[2], row.split()[-2]) == (base.split()[1], settings.user)
     assert (" 2.13.0+cpu  cpu  " if has_cpu_build else " 2.13.0  cpu (default build)  ") in row
@@ -192,21 +263,36 @@ def test_environments_are_listed_shown_and_removed(
     assert not archive.exists()
     assert do(settings, "env list")["count"] == "1"
     for verb in ("env show", "env remove"):
-        with pytest.raises(ParameterError, match=f"^name: {settings.user} has no environment mine; ddp env list$"):
+        with pytest.raises(
+            ParameterError, match=f"^name: {settings.user} has no environment mine; ddp env list$"
+        ):
             do(settings, verb, name="mine")
 
 
-def test_an_image_shares_list_and_names_with_environments(settings: Settings, cluster: Cluster, wanted: pathlib.Path):
+def test_an_image_shares_list_and_names_with_environments(
+    settings: Settings, cluster: Cluster, wanted: pathlib.Path
+):
     folder = settings.environments
-    image = manifest(folder, "a", key="b" * 16, name="torch", digest=f"sha256:{'c' * 64}", source="oci-archive:t.tar")
+    image = manifest(
+        folder,
+        "a",
+        key="b" * 16,
+        name="torch",
+        digest=f"sha256:{'c' * 64}",
+        source="oci-archive:t.tar",
+    )
     (folder / f"{image.hash}.json").write_text(image.model_dump_json())
     (folder / f"{image.hash}.tar.zst").write_text("x")
     row = do(settings, "env list")["environments"].splitlines()[1]
     assert row.split()[:5] == ["torch", image.hash, "-", "-", "image"]
     assert do(settings, "env show", name="torch")["digest"] == image.digest
     assert images.find(settings, "torch") == folders.look(settings).images[0]
-    assert [images.find(settings, name) for name in (None, "/i/x.sqsh", "nvcr.io#a/b:1")] == [None] * 3
-    with pytest.raises(ParameterError, match=r"^container-image: x is not imported; known: torch; ddp image import"):
+    assert [images.find(settings, name) for name in (None, "/i/x.sqsh", "nvcr.io#a/b:1")] == [
+        None
+    ] * 3
+    with pytest.raises(
+        ParameterError, match=r"^container-image: x is not imported; known: torch; ddp image import"
+    ):
         images.find(settings, "x")
     remedy = "choose another name, or remove it; ddp env remove torch$"
     with pytest.raises(ParameterError, match=rf"^name: torch is an image; {remedy}"):

@@ -51,7 +51,9 @@ class Store:
             big = tarfile.TarInfo("./lib/data")
             big.size = 200000
             tar.addfile(big, io.BytesIO(os.urandom(big.size)))
-        data = subprocess.run(["zstd", "-q", "-c"], input=packed.getvalue(), check=True, capture_output=True).stdout
+        data = subprocess.run(
+            ["zstd", "-q", "-c"], input=packed.getvalue(), check=True, capture_output=True
+        ).stdout
         self.sha256 = hashlib.sha256(data).hexdigest()
         folder = tmp_path / "environments"
         folder.mkdir()
@@ -64,13 +66,25 @@ class Store:
         layer = spec.Archive(str(self.archive), self.sha256, 300000, "ddp env install")
         layer = dataclasses.replace(layer, **{name: more.pop(name) for name in LAYER & more.keys()})
         about = spec.Environment((layer,), str(self.cache), f"3.{sys.version_info[1]}", ())
-        return [sys.executable, "-c", DRIVER, json.dumps(dataclasses.asdict(dataclasses.replace(about, **more))), then]
+        return [
+            sys.executable,
+            "-c",
+            DRIVER,
+            json.dumps(dataclasses.asdict(dataclasses.replace(about, **more))),
+            then,
+        ]
 
     def env(self) -> dict[str, str]:
-        return {"PATH": self.path, "CONTROL": self.control, "PYTHONPATH": str(pathlib.Path(spec.__file__).parents[2])}
+        return {
+            "PATH": self.path,
+            "CONTROL": self.control,
+            "PYTHONPATH": str(pathlib.Path(spec.__file__).parents[2]),
+        }
 
     def use(self, then: str = "pass", **more: typing.Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.argv(then, **more), env=self.env(), text=True, capture_output=True, check=False)
+        return subprocess.run(
+            self.argv(then, **more), env=self.env(), text=True, capture_output=True, check=False
+        )
 
     def start(self, then: str) -> subprocess.Popen[str]:
         return subprocess.Popen(self.argv(then), env=self.env(), text=True, stdout=subprocess.PIPE)
@@ -126,7 +140,9 @@ def test_jobs_that_start_together_unpack_once(store: Store):
     assert sum("unpacked the environment" in output for output in outputs) == 1
 
 
-def test_the_parts_of_an_archive_are_unpacked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_parts_of_an_archive_are_unpacked(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     """As the trainer packs them: folders, links, modes, an empty file, names with a newline and a leading dash."""
     monkeypatch.setattr(packing, "PART_BYTES", 1000)
     source = tmp_path / "env"
@@ -152,9 +168,13 @@ def test_the_parts_of_an_archive_are_unpacked(tmp_path: pathlib.Path, monkeypatc
     )
     assert scripts.stdout.decode().split() == ["./bin/tool", "./lib/x-1.dist-info/METADATA"]
     folders = sorted(
-        f"./{path.relative_to(source)}/" for path in source.rglob("*") if path.is_dir() and path.name != "lib64"
+        f"./{path.relative_to(source)}/"
+        for path in source.rglob("*")
+        if path.is_dir() and path.name != "lib64"
     )
-    assert sorted(listed.stdout.decode().splitlines()) == folders, "tars that both make a folder fail"
+    assert sorted(listed.stdout.decode().splitlines()) == folders, (
+        "tars that both make a folder fail"
+    )
     assert hashlib.sha256(store.archive.read_bytes()).hexdigest() == sha256
     done = store.use(sha256=sha256, parts=tuple(parts))
     assert done.returncode == 0, done.stderr
@@ -171,7 +191,13 @@ def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int, bytes]]:
     for path in folder.rglob("*"):
         about = path.lstat()
         is_link = stat.S_ISLNK(about.st_mode)
-        content = str(path.readlink()).encode() if is_link else b"" if path.is_dir() else path.read_bytes()
+        content = (
+            str(path.readlink()).encode()
+            if is_link
+            else b""
+            if path.is_dir()
+            else path.read_bytes()
+        )
         found[str(path.relative_to(folder))] = (
             about.st_mode,
             int(about.st_mtime) if path.is_file() and not is_link else 0,
@@ -185,7 +211,9 @@ def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int, bytes]]:
 @pytest.mark.parametrize("damage", ["cut", "more", "changed"])
 def test_a_damaged_archive_is_never_used(store: Store, damage: str, has_parts: bool):
     data = store.archive.read_bytes()
-    parts = tuple((len(half), hashlib.sha256(half).hexdigest()) for half in (data[:90000], data[90000:]))
+    parts = tuple(
+        (len(half), hashlib.sha256(half).hexdigest()) for half in (data[:90000], data[90000:])
+    )
     changed = data[:100000] + bytes([data[100000] ^ 1]) + data[100001:]
     store.archive.write_bytes({"cut": data[:-1], "more": data + b"x", "changed": changed}[damage])
     done = store.use(parts=parts if has_parts else ())
@@ -197,7 +225,9 @@ def test_a_damaged_archive_is_never_used(store: Store, damage: str, has_parts: b
 def test_a_disk_that_fills_is_named(store: Store, tmp_path: pathlib.Path):
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "tar").write_text("#!/bin/sh\necho 'tar: ./lib/data: Cannot write: No space left on device' >&2; exit 2\n")
+    (tools / "tar").write_text(
+        "#!/bin/sh\necho 'tar: ./lib/data: Cannot write: No space left on device' >&2; exit 2\n"
+    )
     (tools / "tar").chmod(0o755)
     store.path = f"{tools}:{store.path}"
     done = store.use()
@@ -214,17 +244,24 @@ def test_a_disk_that_fills_is_named(store: Store, tmp_path: pathlib.Path):
             {"path": "/none.zst"},
             "/none.zst cannot be read (No such file or directory); is the shared filesystem mounted",
         ),
-        ({"python": "3.7"}, f"this node has Python 3.{sys.version_info[1]}, the environment was made for 3.7"),
+        (
+            {"python": "3.7"},
+            f"this node has Python 3.{sys.version_info[1]}, the environment was made for 3.7",
+        ),
         ({"unpacked_bytes": 1 << 60}, f"bytes free; the environment needs {1 << 60}"),
     ],
 )
-def test_an_environment_that_this_node_cannot_use_is_refused(store: Store, about: dict[str, typing.Any], why: str):
+def test_an_environment_that_this_node_cannot_use_is_refused(
+    store: Store, about: dict[str, typing.Any], why: str
+):
     done = store.use(**about)
     assert (done.returncode, why in done.stderr, len(done.stderr.splitlines())) == (78, True, 1)
 
 
 @pytest.mark.parametrize("boot", [None, "00000000-0000-0000-0000-000000000000"])
-def test_an_unpacking_that_was_interrupted_or_lost_in_a_crash_is_done_again(store: Store, boot: str | None):
+def test_an_unpacking_that_was_interrupted_or_lost_in_a_crash_is_done_again(
+    store: Store, boot: str | None
+):
     assert store.use().returncode == 0
     complete = store.cache / f"{store.home.name}.complete"
     complete.write_text(f"{store.sha256} {boot}\n") if boot else complete.unlink()
@@ -235,14 +272,18 @@ def test_an_unpacking_that_was_interrupted_or_lost_in_a_crash_is_done_again(stor
     assert not (store.cache / f"{store.home.name}.partial").exists()
 
 
-def test_a_cache_that_another_account_made_first_is_left_to_it(store: Store, tmp_path: pathlib.Path):
+def test_a_cache_that_another_account_made_first_is_left_to_it(
+    store: Store, tmp_path: pathlib.Path
+):
     real = tmp_path / "elsewhere"
     real.mkdir()
     store.cache.symlink_to(real)
     os.chown(store.cache, 33, 33, follow_symlinks=False)
     for unpacks in (True, False):
         done = store.use()
-        assert (done.returncode, "unpacked the environment" in done.stdout) == (0, unpacks), done.stderr
+        assert (done.returncode, "unpacked the environment" in done.stdout) == (0, unpacks), (
+            done.stderr
+        )
     (own,) = store.cache.parent.glob(f"{store.cache.name}.*")
     assert (own / f"{store.home.name}.complete").exists()
     assert not list(real.iterdir())
@@ -284,7 +325,9 @@ def test_an_archive_that_others_can_replace_is_never_used(store: Store):
     folder.chmod(0o777)
     done = store.use()
     assert done.returncode == 78
-    assert done.stderr.startswith(f"[FATAL] slurmd-0: the environment is not used: {folder} has mode 0777 without")
+    assert done.stderr.startswith(
+        f"[FATAL] slurmd-0: the environment is not used: {folder} has mode 0777 without"
+    )
     assert not store.home.exists()
     folder.chmod(0o755)
     assert store.use().returncode == 0

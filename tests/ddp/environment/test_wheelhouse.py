@@ -20,7 +20,11 @@ from ddp.problem import Problem
 from ddp.results.result import texts_of
 from ddp.settings import Settings
 
-NAMES = ("wheels/README", "wheels/numpy-2.0-py3-none-any.whl", "wheels/torch-2.13.0+cpu-py3-none-any.whl")
+NAMES = (
+    "wheels/README",
+    "wheels/numpy-2.0-py3-none-any.whl",
+    "wheels/torch-2.13.0+cpu-py3-none-any.whl",
+)
 
 
 def make(path: pathlib.Path, names: typing.Iterable[str] = NAMES, link: str = "") -> pathlib.Path:
@@ -75,7 +79,13 @@ def test_the_wheels_of_a_folder_or_an_archive_are_found(tmp_path: pathlib.Path, 
 
 @pytest.mark.parametrize("form", ["bad.tar", "bad.zip"])
 def test_no_member_of_an_archive_leads_out_of_the_folder(tmp_path: pathlib.Path, form: str):
-    names = ["../evil.whl", "x/../../evil.whl", f"{tmp_path}/evil.whl", "link.whl/evil.whl", "good.whl"]
+    names = [
+        "../evil.whl",
+        "x/../../evil.whl",
+        f"{tmp_path}/evil.whl",
+        "link.whl/evil.whl",
+        "good.whl",
+    ]
     path = make(tmp_path / form, names, link=str(tmp_path))
     with contextlib.suppress(RefusedError):
         wheelhouse.unpack(str(path), tmp_path / "target")

@@ -37,7 +37,9 @@ TEXTS = {
     "REMOTE": REMOTE,
     "CHAINED": CHAINED,
 }
-VERDICTS: list[list[object]] = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())["verdicts"]
+VERDICTS: list[list[object]] = yaml.safe_load(
+    pathlib.Path(__file__).with_suffix(".yaml").read_text()
+)["verdicts"]
 
 
 def explained(folder: pathlib.Path, text: str, *others: str) -> explain.Verdict:
@@ -48,10 +50,10 @@ def explained(folder: pathlib.Path, text: str, *others: str) -> explain.Verdict:
         logs = folder / "logs" / "12.r0" / f"node-{node}" / "12.r0_x" / "attempt_0" / "0"
         logs.mkdir(parents=True, exist_ok=True)
         (logs / "stderr.log").write_text(printed)
-    agent = (
-        "1: E1120 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 2)"
+    agent = "1: E1120 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 2)"
+    (folder / "logs" / "12.out").write_text(
+        f"[ENV] job=12 attempt=12.r0 nodes=gpu-0 gpu-1\n{agent}\n"
     )
-    (folder / "logs" / "12.out").write_text(f"[ENV] job=12 attempt=12.r0 nodes=gpu-0 gpu-1\n{agent}\n")
     return explain.blame(str(folder), "12", "12.r0", HOSTS)
 
 
@@ -62,7 +64,9 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("text", "verdict", "remedy"), VERDICTS)
-def test_a_fault_is_blamed_by_evidence_alone(tmp_path: pathlib.Path, text: str, verdict: list[str], remedy: str):
+def test_a_fault_is_blamed_by_evidence_alone(
+    tmp_path: pathlib.Path, text: str, verdict: list[str], remedy: str
+):
     for name, words in TEXTS.items():
         text = text.replace(f"<{name}>", words)
     assert blame(tmp_path, f"{text}\n") == (*verdict,)
@@ -88,40 +92,67 @@ def test_more_memory_than_the_job_has_is_not_tried_again(tmp_path: pathlib.Path)
     assert words == f"killed: it took more memory than the job has: {had}; or use a smaller batch"
     of_node = "gpu-1 itself ran out of memory; the job had 4096 MiB, reached 1024 MiB"
     (tmp_path / "logs" / "12.out").write_text(lines.replace(had, of_node))
-    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("program", "gpu-1", f"killed: {of_node}", False)
+    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == (
+        "program",
+        "gpu-1",
+        f"killed: {of_node}",
+        False,
+    )
 
 
-@pytest.mark.parametrize("line", ["pid 7) is killed by signal: Killed. ", "pid(s) 7, 8) exited unexpectedly"])
-def test_a_worker_of_dataloader_that_was_killed_for_memory_is_no_riddle(tmp_path: pathlib.Path, line: str):
+@pytest.mark.parametrize(
+    "line", ["pid 7) is killed by signal: Killed. ", "pid(s) 7, 8) exited unexpectedly"]
+)
+def test_a_worker_of_dataloader_that_was_killed_for_memory_is_no_riddle(
+    tmp_path: pathlib.Path, line: str
+):
     assert blame(tmp_path, f"{TRACE}RuntimeError: DataLoader worker ({line}\n") == ("program", "")
     with (tmp_path / "logs" / "12.out").open("a") as log:
         log.write("1: [ENV] gpu-1: a process was killed for memory: had 1 MiB: --memory 2G\n")
     killed = "DataLoader worker killed: it took more memory than the job has: had 1 MiB: --memory 2G; or use a smaller"
-    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("program", "gpu-1", f"{killed} batch", True)
+    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == (
+        "program",
+        "gpu-1",
+        f"{killed} batch",
+        True,
+    )
 
 
 @pytest.mark.parametrize("words", [REFUSED, REMOTE])
-def test_a_connection_of_nccl_that_both_ends_lost_is_the_networks(tmp_path: pathlib.Path, words: str):
+def test_a_connection_of_nccl_that_both_ends_lost_is_the_networks(
+    tmp_path: pathlib.Path, words: str
+):
     assert blame(tmp_path, f"{NCCL}{words}", f"{NCCL}{words}") == ("network", "-")
 
 
-def test_a_lost_peer_is_a_consequence_and_the_rank_that_failed_first_the_cause(tmp_path: pathlib.Path):
-    for folder, other, verdict in (("a", "KeyError: 'x'", ("program", "")), ("b", PEER_GONE, ("network", "-"))):
+def test_a_lost_peer_is_a_consequence_and_the_rank_that_failed_first_the_cause(
+    tmp_path: pathlib.Path,
+):
+    for folder, other, verdict in (
+        ("a", "KeyError: 'x'", ("program", "")),
+        ("b", PEER_GONE, ("network", "-")),
+    ):
         (tmp_path / folder).mkdir()
         assert blame(tmp_path / folder, f"{TRACE}{other}\n", f"{TRACE}{PEER_GONE}\n") == verdict
 
 
 def test_a_cause_of_the_machine_counts_behind_the_exception_that_it_led_to(tmp_path: pathlib.Path):
-    cause = (
-        f"{TRACE}torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might\n"
-    )
+    cause = f"{TRACE}torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might\n"
     chained = "\nThe above exception was the direct cause of the following exception:\n\n"
-    assert blame(tmp_path, f"{cause}{chained}{TRACE}ValueError: step 7 failed\n") == ("node", "gpu-1")
-    assert blame(tmp_path, f"{cause}retrying\n{TRACE}ValueError: step 7 failed\n") == ("program", "")
+    assert blame(tmp_path, f"{cause}{chained}{TRACE}ValueError: step 7 failed\n") == (
+        "node",
+        "gpu-1",
+    )
+    assert blame(tmp_path, f"{cause}retrying\n{TRACE}ValueError: step 7 failed\n") == (
+        "program",
+        "",
+    )
 
 
 NO_FRAME = "Thread 0x00007fe80418d040 (most recent call first):\n  <no Python frame>"
-IN_PYTHON = 'Current thread 0x00007fe80418d040 (most recent call first):\n  File "train.py", line 3 in work'
+IN_PYTHON = (
+    'Current thread 0x00007fe80418d040 (most recent call first):\n  File "train.py", line 3 in work'
+)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +167,12 @@ def test_a_rank_that_torch_aborts_as_it_ends_learns_which_call_is_missing(
     tmp_path: pathlib.Path, reason: str, place: str, is_named: bool
 ):
     """A thread of gloo released the last tensor while Python shut down; captured from torch 2.13."""
-    explained(tmp_path, f"done\n{reason}Fatal Python error: Aborted\n\n{place}\n", f"{TRACE}{PEER_GONE}\n")
-    (tmp_path / "logs" / "12.out").write_text("1: E1120 api.py:1002] failed (exitcode: -6) local_rank: 0\n")
+    explained(
+        tmp_path, f"done\n{reason}Fatal Python error: Aborted\n\n{place}\n", f"{TRACE}{PEER_GONE}\n"
+    )
+    (tmp_path / "logs" / "12.out").write_text(
+        "1: E1120 api.py:1002] failed (exitcode: -6) local_rank: 0\n"
+    )
     kind, node, words, _ = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
     assert ("end it with torch.distributed.destroy_process_group()" in words) == is_named
     if is_named:
@@ -146,21 +181,40 @@ def test_a_rank_that_torch_aborts_as_it_ends_learns_which_call_is_missing(
 
 SUSPICIOUS = [
     *"xid taxid nvml pynvml NVML_ cuda CUDA cudaError NVRM ECC hardware nccl gloo c10d SIGBUS SharedError".split(),
-    *("Input/output error", "Transport endpoint is not connected", "Stale file handle", "Bad file descriptor"),
-    *("Bus error", "Connection reset by peer", "Broken pipe", "CUDA error", "leaves:", "ranks never joined within"),
+    *(
+        "Input/output error",
+        "Transport endpoint is not connected",
+        "Stale file handle",
+        "Bad file descriptor",
+    ),
+    *(
+        "Bus error",
+        "Connection reset by peer",
+        "Broken pipe",
+        "CUDA error",
+        "leaves:",
+        "ranks never joined within",
+    ),
 ]
 EXCEPTIONS = (
     "KeyError ValueError ModuleNotFoundError OSError RuntimeError my.NcclError requests.exceptions.ConnectionError"
 ).split()
-MESSAGES = st.lists(st.sampled_from(SUSPICIOUS) | st.text("abcxyz_ ", max_size=8), min_size=1, max_size=6).map(" ".join)
+MESSAGES = st.lists(
+    st.sampled_from(SUSPICIOUS) | st.text("abcxyz_ ", max_size=8), min_size=1, max_size=6
+).map(" ".join)
 
 
 @hypothesis.settings(max_examples=200)
 @hypothesis.given(st.sampled_from(EXCEPTIONS), MESSAGES, st.sampled_from(["", "fine\n", None]))
-def test_no_word_of_a_message_moves_the_blame_off_the_program(name: str, message: str, other: str | None):
+def test_no_word_of_a_message_moves_the_blame_off_the_program(
+    name: str, message: str, other: str | None
+):
     with tempfile.TemporaryDirectory() as folder:
         others = () if other is None else (other,)
-        assert blame(pathlib.Path(folder), f"{TRACE}{name}: {message}\n", *others) == ("program", "")
+        assert blame(pathlib.Path(folder), f"{TRACE}{name}: {message}\n", *others) == (
+            "program",
+            "",
+        )
 
 
 # What comes again whoever tries it: errno.h's numbers and strerror(3)'s words, and the option or command that helps
@@ -174,8 +228,12 @@ PATHS = st.text("abc/._- 0123", max_size=12)
 
 
 @hypothesis.settings(max_examples=200)
-@hypothesis.given(st.sampled_from(sorted(AGAIN)), st.sampled_from(["", "[rank1]: "]), PATHS, st.booleans())
-def test_what_comes_again_is_not_tried_again_and_has_its_remedy(number: int, rank: str, path: str, has_words: bool):
+@hypothesis.given(
+    st.sampled_from(sorted(AGAIN)), st.sampled_from(["", "[rank1]: "]), PATHS, st.booleans()
+)
+def test_what_comes_again_is_not_tried_again_and_has_its_remedy(
+    number: int, rank: str, path: str, has_words: bool
+):
     what, remedy = AGAIN[number]
     name = "FileNotFoundError" if number == 2 else "OSError"
     line = f"{name}: [Errno {number}] {what}: {path!r}"
@@ -206,7 +264,9 @@ FORGED = (
 @pytest.mark.parametrize("forged", FORGED)
 @hypothesis.settings(max_examples=10)
 @hypothesis.given(before=st.lists(MESSAGES, max_size=3), after=st.lists(MESSAGES, max_size=3))
-def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(forged: str, before: list[str], after: list[str]):
+def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(
+    forged: str, before: list[str], after: list[str]
+):
     lines = [*before, forged, *after]
     printed = "".join(f"{line}\n" for line in lines)
     with tempfile.TemporaryDirectory() as name:
@@ -215,6 +275,12 @@ def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(forged: str, be
         label = "1: [rank1]: "
         with (folder / "logs" / "12.out").open("a") as log:
             log.write(
-                "".join(f"{label}{line}\n" for line in lines) + "srun: error: gpu-1: task 1: Exited with exit code 1\n"
+                "".join(f"{label}{line}\n" for line in lines)
+                + "srun: error: gpu-1: task 1: Exited with exit code 1\n"
             )
-        assert explain.blame(str(folder), "12", "12.r0", HOSTS) == ("program", "gpu-1", "ValueError: boom", False)
+        assert explain.blame(str(folder), "12", "12.r0", HOSTS) == (
+            "program",
+            "gpu-1",
+            "ValueError: boom",
+            False,
+        )

@@ -40,7 +40,9 @@ def test_any_text_of_mounts_is_no_error(mounts: str, path: str):
     assert isinstance(caches.filesystem(path, mounts), str)
 
 
-@pytest.mark.parametrize(("kind", "is_there"), [("ext4", True), ("ext4", False), ("nfs", True), ("fuse.sshfs", True)])
+@pytest.mark.parametrize(
+    ("kind", "is_there"), [("ext4", True), ("ext4", False), ("nfs", True), ("fuse.sshfs", True)]
+)
 def test_caches_leave_a_home_that_is_missing_or_shared(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_there: bool
 ):

@@ -73,7 +73,15 @@ def test_a_secret_may_come_in_parts(opened: door.Door, entered: Entered):
 
 
 @pytest.mark.parametrize(
-    "words", [b"\n", b" x\n", b"0" * 32 + b" x\n", b"x" * 5000, b"\xff\xfe\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]
+    "words",
+    [
+        b"\n",
+        b" x\n",
+        b"0" * 32 + b" x\n",
+        b"x" * 5000,
+        b"\xff\xfe\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
 )
 def test_other_words_do_not(opened: door.Door, entered: Entered, words: bytes):
     with contextlib.suppress(ConnectionResetError):  # it may be closed before all is read

@@ -13,7 +13,10 @@ from ddp.node import evidence, explain
 from ddptrain import errors
 
 HOSTS = ["gpu-0", "gpu-1"]
-OURS, OTHERS = sorted(evidence.OF_FILESYSTEM), [1, 2, 11, 12, 13, 17, 22, 24, 28, 32, 36, 98, 104, 111, 122]
+OURS, OTHERS = (
+    sorted(evidence.OF_FILESYSTEM),
+    [1, 2, 11, 12, 13, 17, 22, 24, 28, 32, 36, 98, 104, 111, 122],
+)
 AGENT = "{0}: E1120 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 2)"
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    work()\n'
 # What a program prints of an error with a path; torch's, safetensors', pyarrow's, h5py's and C++'s are as seen
@@ -66,14 +69,20 @@ class Attempt:
             (logs / "stderr.log").write_text(f"{TRACE}{line}\n")
         elif way == "a cause":
             chained = "\nThe above exception was the direct cause of the following exception:\n\n"
-            (logs / "stderr.log").write_text(f"{TRACE}{line}\n{chained}{TRACE}RuntimeError: step 7 failed\n")
+            (logs / "stderr.log").write_text(
+                f"{TRACE}{line}\n{chained}{TRACE}RuntimeError: step 7 failed\n"
+            )
         elif way == "its context":
             chained = "\nDuring handling of the above exception, another exception occurred:\n\n"
             printed = f"{TRACE}{line}\n{chained}{TRACE}KeyError: 7"
-            (logs / "stderr.log").write_text("".join(f"[rank{rank}]: {one}\n" for one in printed.splitlines()))
+            (logs / "stderr.log").write_text(
+                "".join(f"[rank{rank}]: {one}\n" for one in printed.splitlines())
+            )
         elif way == "torch's error file":
             more = {"py_callstack": f"{TRACE}{line}\n", "timestamp": "1800000000"}
-            (logs / "error.json").write_text(json.dumps({"message": {"message": line, "extraInfo": more}}))
+            (logs / "error.json").write_text(
+                json.dumps({"message": {"message": line, "extraInfo": more}})
+            )
 
     def reports(self, rank: int, **facts: object) -> None:
         """Let a rank leave the payload's error file."""
@@ -81,7 +90,9 @@ class Attempt:
         (path,) = self.folder.glob(f"logs/12.r0/node-{rank}/*/attempt_0/0")
         text = str(facts.pop("text", "a text that says nothing"))
         more = {"py_callstack": f"[FATAL] {text}\n", "timestamp": "1800000000", **facts}
-        (path / "error.json").write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
+        (path / "error.json").write_text(
+            json.dumps({"message": {"message": text, "extraInfo": more}})
+        )
 
     def blame(self) -> explain.Verdict:
         (self.folder / "logs" / "12.out").write_text("".join(f"{line}\n" for line in self.log))
@@ -99,7 +110,9 @@ def attempt(tmp_path: pathlib.Path) -> Attempt:
 
 def test_the_payload_and_the_job_know_the_same_errors():
     assert set(evidence.OF_FILESYSTEM) == errors.OF_FILESYSTEM
-    assert {number: os.strerror(number) for number in evidence.OF_FILESYSTEM} == evidence.OF_FILESYSTEM
+    assert {
+        number: os.strerror(number) for number in evidence.OF_FILESYSTEM
+    } == evidence.OF_FILESYSTEM
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
@@ -142,7 +155,11 @@ def test_without_a_path_it_takes_another_sign_from_the_same_node(
 ):
     with tempfile.TemporaryDirectory() as folder:
         one = Attempt(pathlib.Path(folder))
-        one.fails(rank, WITHOUT_PATH[wording].format(number=number, words=evidence.OF_FILESYSTEM[number]), way=way)
+        one.fails(
+            rank,
+            WITHOUT_PATH[wording].format(number=number, words=evidence.OF_FILESYSTEM[number]),
+            way=way,
+        )
         if sign:
             one.log.append(AWAY[sign].format(node=HOSTS[away]))
         found = one.blame()
@@ -164,9 +181,13 @@ def test_other_errors_on_a_path_of_the_workspace_take_another_sign_and_limits_ne
 
 
 @pytest.mark.parametrize("full", ["No space left on device", "Disk quota exceeded"])
-def test_a_full_disk_that_takes_no_output_is_no_fault_of_the_filesystem(attempt: Attempt, full: str):
+def test_a_full_disk_that_takes_no_output_is_no_fault_of_the_filesystem(
+    attempt: Attempt, full: str
+):
     attempt.fails(1, "OSError: [Errno 9] Bad file descriptor", way="stderr")
-    attempt.log.append(f"[ENV] gpu-1: output cannot be written ({full}) and waits on this node's disk")
+    attempt.log.append(
+        f"[ENV] gpu-1: output cannot be written ({full}) and waits on this node's disk"
+    )
     assert attempt.blame().kind == "program"
 
 
@@ -186,7 +207,9 @@ def test_the_payloads_error_file_counts_whatever_its_text_says(
         one = Attempt(pathlib.Path(folder))
         path = {"workspace": f"{one.top}/a b", "elsewhere": "/nowhere/a", "": ""}[place]
         one.reports(rank, errno=number, path=path, node=node)
-        (one.folder / "control" / "12.r0.outcome").write_text(json.dumps({"outcome": "failed", "retry": may_retry}))
+        (one.folder / "control" / "12.r0.outcome").write_text(
+            json.dumps({"outcome": "failed", "retry": may_retry})
+        )
         where = node or HOSTS[rank]
         if is_away:
             one.log.append(AWAY["storage"].format(node=where))
@@ -210,9 +233,13 @@ REPORTED = {
 @pytest.mark.parametrize("by", REPORTED)
 @pytest.mark.parametrize("wording", ["Python", "the payload, of a checkpoint"])
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_what_rank_1_passes_on_is_rank_0s(attempt: Attempt, number: int, by: str, wording: str, is_listed: bool):
+def test_what_rank_1_passes_on_is_rank_0s(
+    attempt: Attempt, number: int, by: str, wording: str, is_listed: bool
+):
     words = WITH_PATH[wording].removeprefix("[FATAL] ")
-    error = words.format(number=number, words=evidence.OF_FILESYSTEM[number], path=f"{attempt.top}/metrics.jsonl")
+    error = words.format(
+        number=number, words=evidence.OF_FILESYSTEM[number], path=f"{attempt.top}/metrics.jsonl"
+    )
     attempt.fails(1, REPORTED[by].format(error=error), way="bare")
     if is_listed:
         attempt.log.append(AGENT.format(0))  # which left no word

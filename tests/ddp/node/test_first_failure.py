@@ -38,7 +38,16 @@ def make_run(folder: pathlib.Path, logs: dict[int, str], merged: list[str]) -> p
     (folder / "control").mkdir(exist_ok=True)
     (folder / "job.json").write_text(json.dumps({"job_id": 12, "ranks_per_node": 2}))
     for when, (rank, text) in enumerate(logs.items(), 1_800_000_000):
-        path = folder / "logs" / "12.r0" / f"node-{rank // 2}" / "x" / "attempt_0" / str(rank % 2) / "stderr.log"
+        path = (
+            folder
+            / "logs"
+            / "12.r0"
+            / f"node-{rank // 2}"
+            / "x"
+            / "attempt_0"
+            / str(rank % 2)
+            / "stderr.log"
+        )
         path.parent.mkdir(parents=True)
         path.write_text(text)
         os.utime(path, (when, when))
@@ -50,8 +59,14 @@ def make_run(folder: pathlib.Path, logs: dict[int, str], merged: list[str]) -> p
 @pytest.mark.parametrize("case", RANKS.values(), ids=RANKS)
 def test_the_rank_that_failed_first_is_found(tmp_path: pathlib.Path, case: dict[str, typing.Any]):
     logs = {rank: text(log) for rank, log in case["logs"].items()}
-    found = explain.first_failure(make_run(tmp_path, logs, [text(line) for line in case.get("merged", [])]), 12, 5)
-    assert (found.rank, found.node, found.lines[-1]) == (case["rank"], case["rank"] // 2, text(case["last"]))
+    found = explain.first_failure(
+        make_run(tmp_path, logs, [text(line) for line in case.get("merged", [])]), 12, 5
+    )
+    assert (found.rank, found.node, found.lines[-1]) == (
+        case["rank"],
+        case["rank"] // 2,
+        text(case["last"]),
+    )
     assert len(found.lines) <= 5
 
 
@@ -64,7 +79,9 @@ def test_much_output_of_the_others_hides_no_rank(tmp_path: pathlib.Path):
 
 def test_a_message_longer_than_what_is_read_of_a_log_is_reported(tmp_path: pathlib.Path):
     long = TRACE.format(f"ValueError: {'x' * 100_000}") + "[W1120 x.cpp:9] Warning: not destroyed\n"
-    found = explain.first_failure(make_run(tmp_path, {0: CUT, 2: long}, [agent(0, 1, 0), agent(1, 1, 0)]), 12, 5)
+    found = explain.first_failure(
+        make_run(tmp_path, {0: CUT, 2: long}, [agent(0, 1, 0), agent(1, 1, 0)]), 12, 5
+    )
     assert found.rank == 2
     assert found.lines[-1].startswith("ValueError: xxxx")
 
@@ -92,7 +109,10 @@ def test_what_a_rank_writes_as_it_leaves_comes_last(tmp_path: pathlib.Path):
             ["[FATAL] slurmd-0: /mnt/x is damaged"],
         ),
         *(
-            (["1: sh: 1: nope: not found", exits(1, 127), f"0: {message}"], ["sh: 1: nope: not found"])
+            (
+                ["1: sh: 1: nope: not found", exits(1, 127), f"0: {message}"],
+                ["sh: 1: nope: not found"],
+            )
             for message in (
                 "slurmstepd: error: *** STEP 20.0 ON n0 CANCELLED AT 2026-11-22T19:48:01 ***",  # 24.11
                 "slurmstepd-n0: error: *** STEP 20.0 ON n0 CANCELLED AT 2026-11-22T19:48:01 ***",
@@ -104,14 +124,19 @@ def test_what_a_rank_writes_as_it_leaves_comes_last(tmp_path: pathlib.Path):
 def test_a_failure_before_any_rank_is_found_in_the_jobs_log(
     tmp_path: pathlib.Path, merged: list[str], lines: list[str]
 ):
-    found = explain.first_failure(make_run(tmp_path, {}, ["[ENV] job=12", *merged] if merged else []), 12, 5)
+    found = explain.first_failure(
+        make_run(tmp_path, {}, ["[ENV] job=12", *merged] if merged else []), 12, 5
+    )
     assert (found.rank, found.node, found.lines) == (None, None, lines)
 
 
 def came(*hosts: str) -> list[str]:
     return [
         f"{BEGIN} n2",
-        *(f"{at}: [ENV] node={host} address=10.0.0.{at} fabric=tcp" for at, host in enumerate(hosts)),
+        *(
+            f"{at}: [ENV] node={host} address=10.0.0.{at} fabric=tcp"
+            for at, host in enumerate(hosts)
+        ),
     ]
 
 
@@ -127,10 +152,20 @@ VAIN = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting fo
             [2, 3, 5],
             ["n1", "n2"],
         ),
-        ("[FATAL] rank 0 published no address in /x within 120 s; is --run-dir shared?", came(), [0], ["n0"]),
+        (
+            "[FATAL] rank 0 published no address in /x within 120 s; is --run-dir shared?",
+            came(),
+            [0],
+            ["n0"],
+        ),
         (VAIN, came("n0", "n2"), [2, 3], ["n1"]),
         (VAIN, came("n0", "n1", "n2"), [], []),
-        (VAIN, came("n0", "n2") + came("n0", "n1", "n2"), [], []),  # they were absent in an earlier attempt
+        (
+            VAIN,
+            came("n0", "n2") + came("n0", "n1", "n2"),
+            [],
+            [],
+        ),  # they were absent in an earlier attempt
         (VAIN, came(), [], []),  # nobody came so far, so nobody is to blame
         ("ValueError: boom", came("n0", "n2"), [], []),  # it failed of something else
     ],
@@ -140,10 +175,15 @@ def test_ranks_that_never_came_are_named_with_their_nodes(
 ):
     hosts = ["n0", "n1", "n2"]
     folder = make_run(tmp_path, {0: TRACE.format(message)}, [*merged, f"0: {message}"])
-    assert explain.absentees(folder, 12, explain.first_failure(folder, 12, 5).lines, hosts) == (ranks, nodes)
+    assert explain.absentees(folder, 12, explain.first_failure(folder, 12, 5).lines, hosts) == (
+        ranks,
+        nodes,
+    )
     kind, node, words, _ = explain.blame(str(folder), "12", "12.r0", hosts)
     if len(nodes) == 1:
         answer = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} never joined the rendezvous"
-        assert (kind, node, words) == ("node", nodes[0], answer), "the next attempt is made without it"
+        assert (kind, node, words) == ("node", nodes[0], answer), (
+            "the next attempt is made without it"
+        )
     else:
         assert kind == "program"

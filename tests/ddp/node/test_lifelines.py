@@ -38,7 +38,9 @@ def lines(joined: Reports, lost: Reports) -> collections.abc.Iterator[lifelines.
     lines = lifelines.Lifelines(joined.put, lost.put)
     yield lines
     lines.close()
-    assert lifelines.hold("127.0.0.1", lines.place, "slurmd-1") is None, "nobody listens after the step"
+    assert lifelines.hold("127.0.0.1", lines.place, "slurmd-1") is None, (
+        "nobody listens after the step"
+    )
 
 
 @pytest.fixture
@@ -59,12 +61,16 @@ def test_a_stranger_is_turned_away_and_what_it_says_is_no_news(
     assert joined.empty()
 
 
-def test_a_task_tries_again_where_its_supervisor_had_no_time_for_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_task_tries_again_where_its_supervisor_had_no_time_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(lifelines, "PROBING_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         held: queue.Queue[socket.socket | None] = queue.Queue()
         port = server.getsockname()[1]
-        task = threading.Thread(target=lambda: held.put(lifelines.hold("127.0.0.1", f"{port} secret", "slurmd-1")))
+        task = threading.Thread(
+            target=lambda: held.put(lifelines.hold("127.0.0.1", f"{port} secret", "slurmd-1"))
+        )
         task.start()
         server.accept()[0].close()
         again = server.accept()[0]
@@ -81,7 +87,9 @@ def test_a_task_tries_again_where_its_supervisor_had_no_time_for_it(monkeypatch:
         task.join(timeout=20)
 
 
-def test_a_step_that_is_ended_waits_for_its_tasks(lines: lifelines.Lifelines, task: socket.socket, lost: Reports):
+def test_a_step_that_is_ended_waits_for_its_tasks(
+    lines: lifelines.Lifelines, task: socket.socket, lost: Reports
+):
     ending = threading.Thread(target=lines.close)
     ending.start()
     lifelines.follow(task, lambda number: pytest.fail(f"signal {number}"))
@@ -114,7 +122,9 @@ def test_signals_reach_the_tasks_in_order_and_their_nodes_are_named(
     assert got.empty(), "the end of a step is no signal"
 
 
-def test_a_task_that_has_ended_gets_no_signal(slurmd: socket.socket, lines: lifelines.Lifelines, task: socket.socket):
+def test_a_task_that_has_ended_gets_no_signal(
+    slurmd: socket.socket, lines: lifelines.Lifelines, task: socket.socket
+):
     task.close()
     slurmd.accept()[0].close()  # its node is probed from now on
     assert lines.signal(signal.SIGTERM) == []
@@ -133,8 +143,12 @@ def test_a_machine_that_stopped_is_lost(slurmd: socket.socket, task: socket.sock
     assert lost.get(timeout=20) == "slurmd-1"
 
 
-def test_a_node_that_rebooted_is_lost_at_once(slurmd: socket.socket, task: socket.socket, lost: Reports):
-    task.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets the connection
+def test_a_node_that_rebooted_is_lost_at_once(
+    slurmd: socket.socket, task: socket.socket, lost: Reports
+):
+    task.setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )  # close() resets the connection
     task.close()
     assert lost.get(timeout=20) == "slurmd-1"
     assert slurmd.fileno() >= 0

@@ -27,7 +27,11 @@ def node(tmp_path: pathlib.Path) -> Node:
 def files(node: Node, **more: typing.Any) -> dict[str, str]:
     found = {f"program/ddp/node/{path.name}": path.read_text() for path in PACKAGE.glob("*.py")}
     found["program/__main__.py"] = found.pop("program/ddp/node/__main__.py")
-    return {**found, "program/ddp/__init__.py": "", "program/job.json": spec.dump(make(node.run_dir, **more))}
+    return {
+        **found,
+        "program/ddp/__init__.py": "",
+        "program/job.json": spec.dump(make(node.run_dir, **more)),
+    }
 
 
 def outcome(node: Node, attempt: str = "12.r0") -> dict[str, typing.Any]:
@@ -52,8 +56,16 @@ LIMIT: dict[str, typing.Any] = {"STATE": "COMPLETING", "REASON": "TimeLimit"}
     ("slurm_says", "cause", "is_requeued"),
     [
         (LIMIT, "limit", True),
-        ({"STATE": "COMPLETING", "PREEMPTED": "2026-11-29T12:00:00"}, "preemption", True),  # PreemptMode=CANCEL
-        ({"STATE": "COMPLETING", "PREEMPTED": "2026-11-29T12:00:00", "RESTARTS": "1"}, "preemption", False),
+        (
+            {"STATE": "COMPLETING", "PREEMPTED": "2026-11-29T12:00:00"},
+            "preemption",
+            True,
+        ),  # PreemptMode=CANCEL
+        (
+            {"STATE": "COMPLETING", "PREEMPTED": "2026-11-29T12:00:00", "RESTARTS": "1"},
+            "preemption",
+            False,
+        ),
         ({"STATE": "COMPLETING", "RESTARTS": "1"}, "requeue", False),
         ({"STATE": "COMPLETING", "REASON": "NodeDown", "RESTARTS": "1"}, "failure", False),
         ({"STATE": "COMPLETING"}, "cancelled", False),
@@ -87,7 +99,10 @@ def test_a_limit_is_reached_at_most_so_often(node: Node):
 
 @pytest.mark.parametrize(
     ("code", "is_requeued"),
-    [(0, False), (1, True)],  # it came to its end, and knows nothing of the file; it may have followed the file
+    [
+        (0, False),
+        (1, True),
+    ],  # it came to its end, and knows nothing of the file; it may have followed the file
 )
 def test_a_program_that_only_the_file_asked(node: Node, code: int, is_requeued: bool):
     node.add("srun", WAITS + f"exit {code}")
@@ -101,7 +116,10 @@ def test_ranks_that_end_in_the_grace_time_of_a_preemption_have_not_failed(node: 
     """Slurm then sends TERM to the job's steps, and none to its script."""
     node.add("srun", f"exit {code}")
     found, output = node.run(files(node), PREEMPTED="2026-11-29T12:00:00")
-    assert (found, outcome(node)) == (75, {"outcome": "preempted", "exit_code": code, "cause": "preemption"}), output
+    assert (found, outcome(node)) == (
+        75,
+        {"outcome": "preempted", "exit_code": code, "cause": "preemption"},
+    ), output
     assert node.requeued()
 
 
@@ -122,7 +140,9 @@ JOINS = (
 
 
 @pytest.mark.parametrize(("name", "number"), [("TERM", 15), ("USR1", 10), ("USR2", 12), ("INT", 2)])
-def test_the_stop_signal_reaches_the_ranks_and_their_end_is_a_preemption(node: Node, name: str, number: int):
+def test_the_stop_signal_reaches_the_ranks_and_their_end_is_a_preemption(
+    node: Node, name: str, number: int
+):
     node.add("srun", f'/usr/bin/python3 -c "{JOINS}"')
     code, output = stop(node, files(node, stop_signal=name), signal.SIGUSR1)
     assert (node.notes / "got").read_text() == f"signal {number}\n"
@@ -132,7 +152,9 @@ def test_the_stop_signal_reaches_the_ranks_and_their_end_is_a_preemption(node: N
 
 
 @pytest.mark.parametrize(("tracked_by", "is_sent"), [("linuxproc", False), ("cgroup", True)])
-def test_term_reaches_the_ranks_where_slurm_signals_only_the_tasks(node: Node, tracked_by: str, is_sent: bool):
+def test_term_reaches_the_ranks_where_slurm_signals_only_the_tasks(
+    node: Node, tracked_by: str, is_sent: bool
+):
     node.add("srun", f'/usr/bin/python3 -c "{JOINS}" & wait $!; ' if is_sent else f"{TRAINS}")
     process = node.start(files(node), TRACKED_BY=tracked_by, **LIMIT)
     wait_for(node.notes / "started")
@@ -154,7 +176,9 @@ class TestProgress:
                     (node.notes / name).unlink(missing_ok=True)
                 node.add("srun", f"{text}\n{TRAINS} exit 143")
                 end: dict[str, typing.Any] = {"SLURM_JOB_END_TIME": str(int(time.time()))}
-                process = node.start(files(node, **more), SLURM_RESTART_COUNT=str(number), **LIMIT, **end)
+                process = node.start(
+                    files(node, **more), SLURM_RESTART_COUNT=str(number), **LIMIT, **end
+                )
                 wait_for(node.notes / "started")
                 process.send_signal(signal.SIGTERM)
                 (node.notes / "end").touch()
@@ -164,16 +188,25 @@ class TestProgress:
 
         return run
 
-    def test_without_progress_the_second_limit_is_the_last(self, node: Node, twice: typing.Callable[..., str]):
-        output = twice(first='echo x > "$RUN_DIR/train.log"', second='echo x >> "$RUN_DIR/train.log"')
+    def test_without_progress_the_second_limit_is_the_last(
+        self, node: Node, twice: typing.Callable[..., str]
+    ):
+        output = twice(
+            first='echo x > "$RUN_DIR/train.log"', second='echo x >> "$RUN_DIR/train.log"'
+        )
         assert not node.requeued()
-        assert "[REQUEUE] not again: 2 attempts reached the time limit without progress (no file below " in output
+        assert (
+            "[REQUEUE] not again: 2 attempts reached the time limit without progress (no file below "
+            in output
+        )
         assert outcome(node, "12.r1")["outcome"] == "failed"
         failures = (node.run_dir / "control" / "12.failures").read_text()
         assert "2 attempts reached the time limit without progress" in failures
 
     @pytest.mark.parametrize("is_first", [True, False])
-    def test_a_file_in_the_run_s_folder_is_progress(self, node: Node, twice: typing.Callable[..., str], is_first: bool):
+    def test_a_file_in_the_run_s_folder_is_progress(
+        self, node: Node, twice: typing.Callable[..., str], is_first: bool
+    ):
         saves = 'echo x > "$RUN_DIR/checkpoint.pt"'
         twice(**{"first" if is_first else "second": saves})
         assert node.requeued()
@@ -186,9 +219,13 @@ class TestProgress:
         twice(second=f"echo x > {tmp_path}/out/model.bin", command=words)
         assert node.requeued()
 
-    def test_an_attempt_that_began_later_is_progress(self, node: Node, twice: typing.Callable[..., str]):
+    def test_an_attempt_that_began_later_is_progress(
+        self, node: Node, twice: typing.Callable[..., str]
+    ):
         def logs(*steps: int) -> str:
-            return "".join(f"echo '{{\"step\": {step}}}' >> $RUN_DIR/metrics.jsonl\n" for step in steps)
+            return "".join(
+                f"echo '{{\"step\": {step}}}' >> $RUN_DIR/metrics.jsonl\n" for step in steps
+            )
 
         twice(first=logs(1, 2, 3), second=logs(3, 4))
         assert node.requeued()
@@ -198,7 +235,9 @@ class TestProgress:
         assert not node.requeued(), "it began at the same step"
 
 
-def test_a_search_that_takes_too_long_counts_as_progress(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_search_that_takes_too_long_counts_as_progress(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "old.pt").touch()
     os.utime(tmp_path / "old.pt", (1, 1))
     assert not progress.has_saved(str(tmp_path), [str(tmp_path)], since=100.0)
@@ -206,7 +245,9 @@ def test_a_search_that_takes_too_long_counts_as_progress(tmp_path: pathlib.Path,
     assert progress.has_saved(str(tmp_path), [str(tmp_path)], since=100.0)
 
 
-@pytest.mark.parametrize("text", ["", "x", "[]", "{}", '{"since": "x", "step": 1, "attempts": 1}', "1"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "[]", "{}", '{"since": "x", "step": 1, "attempts": 1}', "1"]
+)
 def test_a_damaged_mark_is_none(text: str):
     assert progress.parse(text) is None
 

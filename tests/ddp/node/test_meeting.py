@@ -28,7 +28,11 @@ OTHER = "the program has to call init_process_group in each rank"
     ],
 )
 def test_the_remedy_is_that_of_what_the_program_imports(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], source: str, words: list[str] | None, remedy: str
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    source: str,
+    words: list[str] | None,
+    remedy: str,
 ):
     script = tmp_path / "train.py"
     script.write_text(source)
@@ -77,7 +81,9 @@ VERSION = {
 
 
 @pytest.mark.parametrize(("build", "is_for_cpus"), [(name, "cpu" in name) for name in VERSION])
-def test_a_build_for_cpus_is_seen_without_an_import(tmp_path: pathlib.Path, build: str, is_for_cpus: bool):
+def test_a_build_for_cpus_is_seen_without_an_import(
+    tmp_path: pathlib.Path, build: str, is_for_cpus: bool
+):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')\n")
     (tmp_path / "torch" / "version.py").write_text(VERSION[build])

@@ -14,7 +14,9 @@ NAMES = {
 }
 
 
-def make(top: pathlib.Path, version: int, *, kills: int, limit: int | None, peak: int | None, job: str) -> pathlib.Path:
+def make(
+    top: pathlib.Path, version: int, *, kills: int, limit: int | None, peak: int | None, job: str
+) -> pathlib.Path:
     """Make the files of a task's cgroup, with the limit at its step as Slurm sets it, and of /proc/self."""
     mount = top / "cgroup"
     step = mount / "system.slice" / job / "step_0"
@@ -26,13 +28,21 @@ def make(top: pathlib.Path, version: int, *, kills: int, limit: int | None, peak
         (group / name).write_text(str(limit) if limit and group == step else unlimited)
         if peak is not None:
             (group / peaks).write_text(f"{peak}\n")
-        counts = f"low 0\noom {kills}\noom_kill {kills}\n" if version == 2 else f"under_oom 0\noom_kill {kills}\n"
+        counts = (
+            f"low 0\noom {kills}\noom_kill {kills}\n"
+            if version == 2
+            else f"under_oom 0\noom_kill {kills}\n"
+        )
         (group / ("memory.events" if version == 2 else "memory.oom_control")).write_text(counts)
-    (step.parent / ("memory.events" if version == 2 else "memory.oom_control")).write_text("oom_kill 3\n")
+    (step.parent / ("memory.events" if version == 2 else "memory.oom_control")).write_text(
+        "oom_kill 3\n"
+    )
     path = task.relative_to(mount)
     proc = top / "proc"
     proc.mkdir()
-    (proc / "cgroup").write_text(f"0::/{path}\n" if version == 2 else f"9:cpu:/x\n4:memory,misc:/{path}\n0::/\n")
+    (proc / "cgroup").write_text(
+        f"0::/{path}\n" if version == 2 else f"9:cpu:/x\n4:memory,misc:/{path}\n0::/\n"
+    )
     kind = "cgroup2 rw" if version == 2 else "cgroup rw,memory,misc"
     (proc / "mounts").write_text(f"proc /proc proc rw 0 0\nnone {mount} {kind} 0 0\n")
     return proc
@@ -52,12 +62,22 @@ def make(top: pathlib.Path, version: int, *, kills: int, limit: int | None, peak
     ],
 )
 def test_a_kill_for_memory_is_described(
-    tmp_path: pathlib.Path, version: int, kills: int, limit: int | None, peak: int | None, words: str
+    tmp_path: pathlib.Path,
+    version: int,
+    kills: int,
+    limit: int | None,
+    peak: int | None,
+    words: str,
 ):
     proc = make(tmp_path, version, kills=kills, limit=limit, peak=peak, job="job_12")
-    assert memory.shortage("n1", proc) == (f"n1: a process was killed for memory: {words}" if words else "")
+    assert memory.shortage("n1", proc) == (
+        f"n1: a process was killed for memory: {words}" if words else ""
+    )
 
 
 def test_what_is_no_jobs_cgroup_proves_nothing(tmp_path: pathlib.Path):
-    assert memory.shortage("n1", make(tmp_path, 2, kills=1, limit=GIB, peak=GIB, job="ssh.service")) == ""
+    assert (
+        memory.shortage("n1", make(tmp_path, 2, kills=1, limit=GIB, peak=GIB, job="ssh.service"))
+        == ""
+    )
     assert memory.shortage("n1", tmp_path / "none") == ""

@@ -23,7 +23,12 @@ ip route replace 10.2.0.0/24 dev v src 10.1.1.2
 )
 @pytest.mark.parametrize(
     ("wanted", "found"),
-    [("", "('10.1.1.2', 'v')"), ("v", "('10.1.1.2', 'v')"), ("w", "('10.3.0.1', 'w')"), ("none", "('10.1.1.2', 'v')")],
+    [
+        ("", "('10.1.1.2', 'v')"),
+        ("v", "('10.1.1.2', 'v')"),
+        ("w", "('10.3.0.1', 'w')"),
+        ("none", "('10.1.1.2', 'v')"),
+    ],
 )
 def test_a_secondary_address_belongs_to_its_interface(wanted: str, found: str):
     code = f"from ddp.node import network; print(network.find_way('10.2.0.9', 'peer', {wanted!r}))"

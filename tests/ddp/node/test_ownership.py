@@ -48,9 +48,9 @@ def test_a_folder_that_others_can_write_is_named_with_what_to_type(place: pathli
     folder = place.parent.parent
     folder.chmod(mode)
     message = refusal(place)
-    assert message.startswith(f"{folder} has mode {mode:04o} without the sticky bit") and message.endswith(
-        f"chmod +t {folder}"
-    )
+    assert message.startswith(
+        f"{folder} has mode {mode:04o} without the sticky bit"
+    ) and message.endswith(f"chmod +t {folder}")
     assert ("any account" in message) == bool(mode & stat.S_IWOTH)
     with pytest.raises(ownership.UntrustedError, match=f"mode {mode:04o}"):
         ownership.check_folder(str(folder), TRUSTED)
@@ -59,9 +59,13 @@ def test_a_folder_that_others_can_write_is_named_with_what_to_type(place: pathli
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
-def test_a_file_that_others_can_write_is_refused_even_in_a_good_folder(place: pathlib.Path, mode: int):
+def test_a_file_that_others_can_write_is_refused_even_in_a_good_folder(
+    place: pathlib.Path, mode: int
+):
     place.chmod(mode)
-    assert refusal(place) == f"{place} has mode {mode:04o}, so others can write it: chmod go-w {place}"
+    assert (
+        refusal(place) == f"{place} has mode {mode:04o}, so others can write it: chmod go-w {place}"
+    )
 
 
 @needs_root
@@ -80,13 +84,17 @@ def test_links_are_refused_wherever_they_stand(place: pathlib.Path, depth: int):
     aside = real.with_name("aside")
     real.rename(aside)
     real.symlink_to(aside)
-    assert refusal(place) == f"{real} is a symbolic link: use the path that it leads to, or remove it"
+    assert (
+        refusal(place) == f"{real} is a symbolic link: use the path that it leads to, or remove it"
+    )
 
 
 def test_what_is_no_regular_file_is_refused_at_once(place: pathlib.Path):
     fifo = place.with_name("fifo")
     os.mkfifo(fifo, 0o644)
-    assert refusal(fifo) == f"{fifo} is not a regular file: remove it"  # and it does not wait for a writer
+    assert (
+        refusal(fifo) == f"{fifo} is not a regular file: remove it"
+    )  # and it does not wait for a writer
     assert refusal(place.parent) == f"{place.parent} is not a regular file: remove it"
 
 
@@ -97,7 +105,10 @@ def test_only_absolute_paths_that_lead_where_they_say(path: str):
 
 
 def test_what_is_not_there_is_an_oserror_that_names_it(place: pathlib.Path):
-    for path, missing in ((place.with_name("b"), place.with_name("b")), (place.parent / "c" / "d", place.parent / "c")):
+    for path, missing in (
+        (place.with_name("b"), place.with_name("b")),
+        (place.parent / "c" / "d", place.parent / "c"),
+    ):
         with pytest.raises(FileNotFoundError) as caught:
             ownership.open_trusted(str(path), TRUSTED)
         assert caught.value.filename == str(missing)

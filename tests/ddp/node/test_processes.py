@@ -27,11 +27,18 @@ def until(process: subprocess.Popen[bytes], letter: str) -> processes.State:
         ("import time; time.sleep(60)", signal.SIGSTOP, "T", "is stopped (T"),
         ("import time; time.sleep(60)", signal.SIGCONT, "S", "sleeps (S"),
         ("while True: pass", signal.SIGCONT, "R", "runs (R"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", signal.SIGCONT, "Z", "has ended (Z"),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            signal.SIGCONT,
+            "Z",
+            "has ended (Z",
+        ),
     ],
 )
 def test_a_state_is_described_in_words(program: str, number: int, letter: str, words: str):
-    with subprocess.Popen([sys.executable, "-c", f"print(flush=True)\n{program}"], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", f"print(flush=True)\n{program}"], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(number)
@@ -59,7 +66,9 @@ time.sleep(60)
 def test_a_thread_that_nothing_interrupts_goes_before_the_main_one(tmp_path: pathlib.Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with subprocess.Popen([sys.executable, "-c", VFORKS, str(pipe)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", VFORKS, str(pipe)], stdout=subprocess.PIPE
+    ) as process:
         state = until(process, "D")
         os.close(os.open(pipe, os.O_RDWR))  # lets the child go
         process.kill()

@@ -27,13 +27,17 @@ FORMATS = (
 )
 
 
-def scanned(folder: pathlib.Path, blocks: list[tuple[str, bytes]], *patterns: tuple[str, str]) -> metrics.Metrics:
+def scanned(
+    folder: pathlib.Path, blocks: list[tuple[str, bytes]], *patterns: tuple[str, str]
+) -> metrics.Metrics:
     """Follow output that is written in these blocks, each to stdout or stderr."""
     rank = folder / "logs" / "id" / "attempt_0" / "0"
     (rank.parent / "1").mkdir(parents=True)
     (rank.parent / "1" / "stdout.log").write_text("loss=99\n")
     rank.mkdir()
-    scanner = quantities.Scanner(str(folder / "logs"), str(folder / "metrics.jsonl"), patterns, NOTED.append)
+    scanner = quantities.Scanner(
+        str(folder / "logs"), str(folder / "metrics.jsonl"), patterns, NOTED.append
+    )
     for name in ("stdout", "stderr"):
         (rank / f"{name}.log").touch()
     for name, block in blocks:
@@ -59,13 +63,19 @@ def test_a_number_is_found_however_it_is_printed(value: float, text: str, noise:
 
 @settings(max_examples=15)
 @given(
-    values=st.lists(st.floats(-1e6, 1e6).map(lambda value: round(value, 3)), min_size=1, max_size=40),
+    values=st.lists(
+        st.floats(-1e6, 1e6).map(lambda value: round(value, 3)), min_size=1, max_size=40
+    ),
     cuts=st.lists(st.integers(0, 900), max_size=6),
     end=st.sampled_from(("\n", "\r", "\r\n", "\n\n")),
     stream=st.sampled_from(("stdout", "stderr")),
 )
 def test_no_line_is_lost_wherever_the_output_is_cut(
-    values: list[float], cuts: list[int], end: str, stream: str, tmp_path_factory: pytest.TempPathFactory
+    values: list[float],
+    cuts: list[int],
+    end: str,
+    stream: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ):
     text = "\N{SNOWMAN}" + end.join(f"it {at}: loss={value}" for at, value in enumerate(values, 10))
     data = text.encode()  # the last line has no end
@@ -83,9 +93,14 @@ def test_a_later_attempt_counts_on_and_a_step_of_several_lines_has_a_rate(tmp_pa
         folder = tmp_path / str(number)
         folder.mkdir()
         if number:
-            (folder / "metrics.jsonl").write_text((tmp_path / "0" / "metrics.jsonl").read_text() + '{"step": 9, "lo')
+            (folder / "metrics.jsonl").write_text(
+                (tmp_path / "0" / "metrics.jsonl").read_text() + '{"step": 9, "lo'
+            )
         found = scanned(
-            folder, [("stdout", b"".join(b"loss=%g\nacc 0.5\n" % one for one in values))], ISSUE, ("acc", "acc (.*)")
+            folder,
+            [("stdout", b"".join(b"loss=%g\nacc 0.5\n" % one for one in values))],
+            ISSUE,
+            ("acc", "acc (.*)"),
         )
     assert found.points("loss", 9) == [(1, 3.0), (2, 1.0), (3, 2.0)]
     assert found.points("acc", 9) == [(1, 0.5), (2, 0.5), (3, 0.5)]
@@ -123,15 +138,20 @@ AS_SLOW = ("(?:x+x+)+y(1)", "(?:ab|a|b)+(c)", r"(?:\d+,?)+(=)", r"(?:[\w-]+\s?)+
 @pytest.mark.parametrize("pattern", QUICK)
 def test_an_ordinary_pattern_is_taken(pattern: str):
     params = fields.parse(
-        models.SubmitDdp, {"metric": f"loss={pattern}\nstep=step ([0-9]+)", "workload": "/a/train.py"}
+        models.SubmitDdp,
+        {"metric": f"loss={pattern}\nstep=step ([0-9]+)", "workload": "/a/train.py"},
     )
     assert fields.patterns(params.metric)[0] == ("loss", pattern)
     assert training._check_metric(params, "script") == ["metric: 2 patterns found quick"]
 
 
-@pytest.mark.parametrize("pattern", [*SLOW, *(pytest.param(one, marks=pytest.mark.long) for one in AS_SLOW)])
+@pytest.mark.parametrize(
+    "pattern", [*SLOW, *(pytest.param(one, marks=pytest.mark.long) for one in AS_SLOW)]
+)
 def test_a_slow_pattern_is_refused_at_submission(pattern: str):
-    params = fields.parse(models.SubmitDdp, {"metric": f"loss={pattern}", "workload": "/a/train.py"})
+    params = fields.parse(
+        models.SubmitDdp, {"metric": f"loss={pattern}", "workload": "/a/train.py"}
+    )
     with pytest.raises(ParameterError, match=r"^metric: .* may take very long for a line"):
         training._check_metric(params, "script")
 
@@ -154,5 +174,7 @@ def test_what_is_no_pattern_is_refused(metric: str, line: str):
 
 def test_a_workload_of_ours_measures_by_itself():
     params = fields.parse(models.SubmitDdp, {"metric": "loss=(1)"})
-    with pytest.raises(ParameterError, match=r"^metric: only a script has it; the workload gpt measures by itself"):
+    with pytest.raises(
+        ParameterError, match=r"^metric: only a script has it; the workload gpt measures by itself"
+    ):
         training._check_metric(params, "gpt")

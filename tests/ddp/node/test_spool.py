@@ -101,13 +101,17 @@ def test_what_others_append_stays(shared: pathlib.Path, source: pathlib.Path):
     assert log.read_text() == "one\nslurmstepd: error: *** JOB 12 CANCELLED ***\ntwo\n"
 
 
-def test_ranks_logs_are_copied_with_the_time_of_their_last_line(shared: pathlib.Path, source: pathlib.Path):
+def test_ranks_logs_are_copied_with_the_time_of_their_last_line(
+    shared: pathlib.Path, source: pathlib.Path
+):
     rank = source.parent / "logs" / "x" / "attempt_0" / "0" / "stderr.log"
     rank.parent.mkdir(parents=True)
     rank.write_text("ValueError: boom\n")
     os.utime(rank, (1000, 1000))
     forwarder = spool.Forwarder(lambda _: None)
-    forwarder.add_tree(str(source.parent / "logs"), str(shared / "logs" / "node-0"), below=str(shared / "logs"))
+    forwarder.add_tree(
+        str(source.parent / "logs"), str(shared / "logs" / "node-0"), below=str(shared / "logs")
+    )
     assert forwarder.close(20)
     copy = shared / "logs" / "node-0" / "x" / "attempt_0" / "0" / "stderr.log"
     assert (copy.read_text(), copy.stat().st_mtime) == ("ValueError: boom\n", 1000)
@@ -172,11 +176,15 @@ def test_an_error_of_a_filesystem_that_works_is_the_callers(shared: pathlib.Path
     assert list((shared / "logs").iterdir()) == []
 
 
-def test_a_filesystem_that_stays_away_is_not_waited_for_for_ever(shared: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_filesystem_that_stays_away_is_not_waited_for_for_ever(
+    shared: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(storage, "PATIENCE_S", 0.5)
     logged: list[str] = []
     place = storage.Storage(str(shared / "none"), logged.append)
     words = f"{shared}/none has not responded for . s: No such file or directory"
     with pytest.raises(ending.FatalError, match=words):
         place.await_ready()
-    assert logged == [f"{shared}/none does not respond (No such file or directory); waiting for it, 0 s"]
+    assert logged == [
+        f"{shared}/none does not respond (No such file or directory); waiting for it, 0 s"
+    ]

@@ -14,11 +14,16 @@ BEGAN = 1000.0
 
 def lines(*gaps: float, kind: str = "step", total: int = 100) -> list[str]:
     """Return metrics of an attempt: a line before it, its start, steps after these seconds, all but the last of them."""
-    now, found = BEGAN, [{"kind": "step", "time": BEGAN - 500, "step": 0}, {"kind": "start", "time": BEGAN}]
+    now, found = (
+        BEGAN,
+        [{"kind": "step", "time": BEGAN - 500, "step": 0}, {"kind": "start", "time": BEGAN}],
+    )
     for number, gap in enumerate(gaps, 1):
         now += gap
         is_last = number == len(gaps)
-        found.append({"kind": kind if is_last else "step", "time": now, "step": number, "total_steps": total})
+        found.append(
+            {"kind": kind if is_last else "step", "time": now, "step": number, "total_steps": total}
+        )
     return [json.dumps(record) for record in found]
 
 
@@ -30,7 +35,11 @@ def lines(*gaps: float, kind: str = "step", total: int = 100) -> list[str]:
         (lines(*[30.0] * 20), 299, False),  # ten times the median
         (lines(*[30.0] * 20), 301, True),
         (lines(*[1.0] * 4), 9999, False),  # it may still compile
-        (lines(600, *[1.0] * 20), 1199, False),  # it was as slow before: an evaluation, a compilation
+        (
+            lines(600, *[1.0] * 20),
+            1199,
+            False,
+        ),  # it was as slow before: an evaluation, a compilation
         (lines(600, *[1.0] * 20), 1201, True),
         (lines(*[1.0] * 20, kind="eval"), 121, True),
         (lines(*[1.0] * 20, total=20), 9999, False),  # it is done, and saves
@@ -46,7 +55,11 @@ def lines(*gaps: float, kind: str = "step", total: int = 100) -> list[str]:
 )
 def test_it_stands_still(metrics: list[str], silent_s: float, is_stalled: bool):
     last = max(
-        (json.loads(line).get("time", 0) for line in metrics if line.endswith("}") and "12:00" not in line),
+        (
+            json.loads(line).get("time", 0)
+            for line in metrics
+            if line.endswith("}") and "12:00" not in line
+        ),
         default=BEGAN,
     )
     assert bool(stall.judge(metrics, BEGAN, last + silent_s)) is is_stalled
@@ -56,7 +69,9 @@ def test_any_regular_run_is_never_judged():
     for step_s in (0.001, 0.1, 7.0, 400.0):
         for silent_s in (0.0, step_s, 9 * step_s, 119.0):
             if silent_s < max(stall.LEAST_S, stall.STEPS * step_s):
-                assert stall.judge(lines(*[step_s] * 50), BEGAN, BEGAN + 50 * step_s + silent_s) == ""
+                assert (
+                    stall.judge(lines(*[step_s] * 50), BEGAN, BEGAN + 50 * step_s + silent_s) == ""
+                )
 
 
 SCRIPT = """
@@ -93,14 +108,25 @@ def stand(folder: pathlib.Path, rank: int, name: str, *, at: str) -> None:
 @pytest.mark.parametrize(
     ("ranks", "wanted"),
     [
-        ((("all_reduce", "torch/distributed"), ("load", "mine")), ("b", "rank 1 on b is behind, in load ({0}/x.py:4)")),
-        ((("load", "mine"), ("backward", "torch/nn/parallel")), ("a", "rank 0 on a is behind, in load ({0}/x.py:4)")),
-        ((("all_reduce", "torch/distributed"),) * 2, ("-", "")),  # the network, or a rank that is lost
+        (
+            (("all_reduce", "torch/distributed"), ("load", "mine")),
+            ("b", "rank 1 on b is behind, in load ({0}/x.py:4)"),
+        ),
+        (
+            (("load", "mine"), ("backward", "torch/nn/parallel")),
+            ("a", "rank 0 on a is behind, in load ({0}/x.py:4)"),
+        ),
+        (
+            (("all_reduce", "torch/distributed"),) * 2,
+            ("-", ""),
+        ),  # the network, or a rank that is lost
         ((("load", "mine"),) * 2, ("-", "")),
         ((("load", "mine"),), ("a", "rank 0 on a is behind, in load ({0}/x.py:4)")),
     ],
 )
-def test_the_rank_that_is_behind(tmp_path: pathlib.Path, ranks: tuple[tuple[str, str], ...], wanted: tuple[str, str]):
+def test_the_rank_that_is_behind(
+    tmp_path: pathlib.Path, ranks: tuple[tuple[str, str], ...], wanted: tuple[str, str]
+):
     (tmp_path / "job.json").write_text('{"ranks_per_node": 1}')
     for rank, (name, at) in enumerate(ranks):
         stand(tmp_path, rank, name, at=at)
@@ -116,8 +142,16 @@ WAITS, LOADS = ("all_reduce", "torch/distributed"), ("load", "mine")
     [
         # one that was stopped says where once it is continued, others never
         ((WAITS, WAITS), ("S", "T"), ("b", "rank 1 on b is behind; it is stopped (T)")),
-        ((WAITS, LOADS), ("S", "T"), ("b", "rank 1 on b is behind, in load ({0}/x.py:4); it is stopped (T)")),
-        ((WAITS, None), ("S", "T"), ("b", "rank 1 on b is behind and showed no stack; it is stopped (T)")),
+        (
+            (WAITS, LOADS),
+            ("S", "T"),
+            ("b", "rank 1 on b is behind, in load ({0}/x.py:4); it is stopped (T)"),
+        ),
+        (
+            (WAITS, None),
+            ("S", "T"),
+            ("b", "rank 1 on b is behind and showed no stack; it is stopped (T)"),
+        ),
         (
             (None, WAITS),
             ("t", "S"),
@@ -132,15 +166,26 @@ WAITS, LOADS = ("all_reduce", "torch/distributed"), ("load", "mine")
                 "it is in a call of the kernel that nothing interrupts (D, request_wait_answer)",
             ),
         ),
-        ((WAITS, None), ("S", "R"), ("b", "rank 1 on b is behind and showed no stack; it runs (R)")),
-        ((WAITS, LOADS), ("S", "S"), ("b", "rank 1 on b is behind, in load ({0}/x.py:4); it sleeps (S)")),
+        (
+            (WAITS, None),
+            ("S", "R"),
+            ("b", "rank 1 on b is behind and showed no stack; it runs (R)"),
+        ),
+        (
+            (WAITS, LOADS),
+            ("S", "S"),
+            ("b", "rank 1 on b is behind, in load ({0}/x.py:4); it sleeps (S)"),
+        ),
         ((WAITS, WAITS), ("S", "D"), ("-", "")),  # a thread that reads ahead
         ((WAITS, None, None), ("S", "S", "S"), ("-", "")),
         ((None, None), ("S", "S"), ("-", "")),
     ],
 )
 def test_a_rank_that_cannot_say_where_it_is_is_named_by_its_state(
-    tmp_path: pathlib.Path, ranks: tuple[tuple[str, str] | None, ...], states: tuple[str, ...], wanted: tuple[str, str]
+    tmp_path: pathlib.Path,
+    ranks: tuple[tuple[str, str] | None, ...],
+    states: tuple[str, ...],
+    wanted: tuple[str, str],
 ):
     (tmp_path / "job.json").write_text('{"ranks_per_node": 1}')
     (tmp_path / "logs").mkdir()
@@ -152,7 +197,10 @@ def test_a_rank_that_cannot_say_where_it_is_is_named_by_its_state(
             stand(tmp_path, rank, place[0], at=place[1])
     (tmp_path / "logs" / "12.out").write_text("".join(f"{line}\n" for line in log))
     node, words = wanted
-    assert stall.behind(str(tmp_path), "12", ["a", "b", "c"]) == (node, words.format(tmp_path / "mine"))
+    assert stall.behind(str(tmp_path), "12", ["a", "b", "c"]) == (
+        node,
+        words.format(tmp_path / "mine"),
+    )
 
 
 def test_the_main_thread_tells_where_a_rank_is_whichever_got_the_signal(tmp_path: pathlib.Path):
@@ -162,6 +210,11 @@ def test_the_main_thread_tells_where_a_rank_is_whichever_got_the_signal(tmp_path
     script = tmp_path / "x.py"
     script.write_text(ABORTED_IN_A_THREAD)
     with log.open("w") as stderr:
-        subprocess.run([sys.executable, "-X", "faulthandler", str(script)], stderr=stderr, check=False)
+        subprocess.run(
+            [sys.executable, "-X", "faulthandler", str(script)], stderr=stderr, check=False
+        )
     assert "in helper" in log.read_text().partition("Current thread")[2]
-    assert stall.behind(str(tmp_path), "12", ["a"]) == ("a", f"rank 0 on a is behind, in load ({script}:6)")
+    assert stall.behind(str(tmp_path), "12", ["a"]) == (
+        "a",
+        f"rank 0 on a is behind, in load ({script}:6)",
+    )

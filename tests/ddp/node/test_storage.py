@@ -8,7 +8,11 @@ from ddp.node import storage
 
 def descriptor_of(path: pathlib.Path) -> int:
     """Return this process's descriptor of a file."""
-    (link,) = [link for link in pathlib.Path("/proc/self/fd").iterdir() if link.exists() and link.samefile(path)]
+    (link,) = [
+        link
+        for link in pathlib.Path("/proc/self/fd").iterdir()
+        if link.exists() and link.samefile(path)
+    ]
     return int(link.name)
 
 

@@ -61,29 +61,50 @@ AWAY = 'mv "$RUN_DIR" "$RUN_DIR.away"; (/bin/sleep {0}; mv "$RUN_DIR.away" "$RUN
 
 def test_a_run_outlives_its_filesystem_and_no_line_is_lost(node: Node):
     lines = "for i in $(seq 5); do echo line $i; /bin/sleep 0.3; done; "
-    node.add("srun", COUNTS + f"if [ $n = 1 ]; then {AWAY.format(3)} {lines} exit 1; fi; echo line 6")
+    node.add(
+        "srun", COUNTS + f"if [ $n = 1 ]; then {AWAY.format(3)} {lines} exit 1; fi; echo line 6"
+    )
     code, output = node.run(files(node))
     assert code == 0, output
-    assert [line for line in output.splitlines() if line.startswith("line ")] == [f"line {n}" for n in range(1, 7)]
+    assert [line for line in output.splitlines() if line.startswith("line ")] == [
+        f"line {n}" for n in range(1, 7)
+    ]
     assert attempts(node) == ["12.r0", "12.r0t1"], "though max-restarts is 0"
     ((_, kind, host, words),) = failures(node)
     assert (kind, host) == ("filesystem", "slurmd-0")
     assert words == "the shared filesystem did not respond on slurmd-0 (No such file or directory)"
     assert "control does not respond (No such file or directory); waiting for it, 0 s" in output
-    assert "[RESTART] after a fault of the filesystem on slurmd-0 in 2 s, 1 of 8; it is not counted" in output
-    assert json.loads((node.run_dir / "control" / "12.retries").read_text()) == {"program": 0, "faults": 1}
-    assert not list((node.cache / "jobs").glob("*")), "what was copied is removed from the node's disk"
+    assert (
+        "[RESTART] after a fault of the filesystem on slurmd-0 in 2 s, 1 of 8; it is not counted"
+        in output
+    )
+    assert json.loads((node.run_dir / "control" / "12.retries").read_text()) == {
+        "program": 0,
+        "faults": 1,
+    }
+    assert not list((node.cache / "jobs").glob("*")), (
+        "what was copied is removed from the node's disk"
+    )
 
 
 def test_a_users_variables_and_words_reach_the_ranks_as_they_are(node: Node):
-    node.add("srun", 'export PATH=/usr/bin; env -0 > $NOTES/env; printf "%s\\0" "$@" > $NOTES/words')
+    node.add(
+        "srun", 'export PATH=/usr/bin; env -0 > $NOTES/env; printf "%s\\0" "$@" > $NOTES/words'
+    )
     odd = ("", "a b", "it's $(id) `id` \\ \"\n#", "é\x1b[31m", "*")
-    given = {f"V{number}": text for number, text in enumerate(odd)} | {"PATH": "/nowhere", "BASH_ENV": "/nowhere"}
+    given = {f"V{number}": text for number, text in enumerate(odd)} | {
+        "PATH": "/nowhere",
+        "BASH_ENV": "/nowhere",
+    }
     job = {"command": tuple(map(spec.Word, ("train.py", *odd))), "variables": tuple(given.items())}
     code, output = node.run(files(node, **job))
     assert code == 0, output
-    found = dict(pair.split("=", 1) for pair in (node.notes / "env").read_text().split("\0") if pair)
-    assert {name: found[name] for name in given} == given | {"PATH": "/usr/bin"}, "srun is found all the same"
+    found = dict(
+        pair.split("=", 1) for pair in (node.notes / "env").read_text().split("\0") if pair
+    )
+    assert {name: found[name] for name in given} == given | {"PATH": "/usr/bin"}, (
+        "srun is found all the same"
+    )
     assert (node.notes / "words").read_text().split("\0")[-6:-1] == list(odd)
 
 
@@ -95,11 +116,16 @@ def test_the_nodes_get_the_program_in_one_file(node: Node):
 
 
 def test_faults_of_the_filesystem_have_a_bound_of_their_own(node: Node):
-    node.add("srun", COUNTS + raises("OSError: [Errno 107] Transport endpoint is not connected: '/x/shared/a'"))
+    node.add(
+        "srun",
+        COUNTS + raises("OSError: [Errno 107] Transport endpoint is not connected: '/x/shared/a'"),
+    )
     job = make(node.run_dir, max_restarts=1, workspace="/x/shared")
     code, output = node.run(program(dataclasses.replace(job)))
     assert code == 1
-    assert len(attempts(node)) == 1 + 1, "the path is not in the workspace, so a node's disk is at fault"
+    assert len(attempts(node)) == 1 + 1, (
+        "the path is not in the workspace, so a node's disk is at fault"
+    )
     assert failures(node)[0][1] == "program"
     node.notes.joinpath("attempts").unlink()
     words = f"OSError: [Errno 107] Transport endpoint is not connected: '{node.run_dir}/latest'"
@@ -112,24 +138,33 @@ def test_faults_of_the_filesystem_have_a_bound_of_their_own(node: Node):
     assert failures(node)[-1][1:3] == ["filesystem", "slurmd-0"]
     assert failures(node)[-1][3] == f"the shared filesystem failed: {words}"
     assert "[RESTART] given up after 8 faults" in output
-    pauses = [int(line.split(" in ")[1].split()[0]) for line in output.splitlines() if "[RESTART] after" in line]
+    pauses = [
+        int(line.split(" in ")[1].split()[0])
+        for line in output.splitlines()
+        if "[RESTART] after" in line
+    ]
     assert pauses == [2, 4, 8, 16, 32, 60, 60, 60], "a growing pause"
 
 
 @pytest.mark.parametrize(
     "error",
-    ["OSError: [Errno 5] Input/output error", "ConnectionAbortedError: [Errno 103] Software caused connection abort"],
+    [
+        "OSError: [Errno 5] Input/output error",
+        "ConnectionAbortedError: [Errno 103] Software caused connection abort",
+    ],
 )
 def test_a_fault_of_the_filesystem_does_not_use_up_the_programs_restarts(node: Node, error: str):
     gone = raises(f"{error}: '{node.run_dir}/x'")
-    node.add("srun", COUNTS + f"case $n in 1|3) {gone} ;; 5) exit 0 ;; *) {raises('ValueError: boom')} ;; esac")
+    node.add(
+        "srun",
+        COUNTS + f"case $n in 1|3) {gone} ;; 5) exit 0 ;; *) {raises('ValueError: boom')} ;; esac",
+    )
     code, output = node.run(files(node, max_restarts=2))
     assert code == 0, output
     assert [row[1] for row in failures(node)] == ["filesystem", "program", "filesystem", "program"]
-    assert [line for line in output.splitlines() if line.startswith("[RESTART]") and " of 2" in line] == [
-        "[RESTART] 1 of 2",
-        "[RESTART] 2 of 2",
-    ]
+    assert [
+        line for line in output.splitlines() if line.startswith("[RESTART]") and " of 2" in line
+    ] == ["[RESTART] 1 of 2", "[RESTART] 2 of 2"]
 
 
 def test_a_filesystem_that_stays_away_ends_the_job_with_its_name(node: Node):
@@ -168,8 +203,13 @@ def test_what_the_rank_raised_is_reported_before_what_logs_say(node: Node):
 
 
 def test_a_node_that_slurm_lost_is_awaited(node: Node):
-    node.hosts, node.addresses = "slurmd-0 slurmd-1", {"slurmd-0": "127.0.0.1", "slurmd-1": "192.0.2.7"}
-    node.add("scontrol", 'case $2 in hostnames) printf "%s\\n" $HOSTS ;; *) cat "$NOTES/nodes" ;; esac')
+    node.hosts, node.addresses = (
+        "slurmd-0 slurmd-1",
+        {"slurmd-0": "127.0.0.1", "slurmd-1": "192.0.2.7"},
+    )
+    node.add(
+        "scontrol", 'case $2 in hostnames) printf "%s\\n" $HOSTS ;; *) cat "$NOTES/nodes" ;; esac'
+    )
     node.add(
         "sinfo",
         'case "$*" in *"-n slurmd-1"*) echo x >> "$NOTES/asked"; '
@@ -190,7 +230,9 @@ LOOPBACK = (spec.Fabric("own", (), "lo", (), (), "", "", "", (), ()),)
 def test_a_mistake_of_the_programs_own_reaches_the_log(node: Node):
     node.add("srun", "exit 0")
     given = files(node)
-    given["program/ddp/node/network.py"] += "\n\ndef is_free(port: int) -> bool:\n    raise KeyError('a bug')\n"
+    given["program/ddp/node/network.py"] += (
+        "\n\ndef is_free(port: int) -> bool:\n    raise KeyError('a bug')\n"
+    )
     code, output = node.run(given)
     assert code == 1
     assert output.endswith("KeyError: 'a bug'\n")
@@ -208,11 +250,16 @@ os._exit(prepare.main(sys.argv[1] + "/prepare.json"))
 @pytest.mark.parametrize(("fails", "elements"), [("", 0), ("prepare", 0), ("inspect", 0), ("", 4)])
 def test_a_preparation_runs_its_commands_in_turn(node: Node, fails: str, elements: int):
     made = spec.Environment((), str(node.cache), "3.11", ())
-    commands = (("ddptrain", "prepare", "--to", "$(id) x"), *([] if elements else [("ddptrain", "inspect", "--json")]))
+    commands = (
+        ("ddptrain", "prepare", "--to", "$(id) x"),
+        *([] if elements else [("ddptrain", "inspect", "--json")]),
+    )
     job = spec.PrepareSpec(str(node.run_dir), str(node.cache), made, commands, elements)
     node.write({**program(make(node.run_dir)), "program/prepare.json": spec.dump(job)})
     python = node.notes / "python"
-    python.write_text(f'#!/bin/sh\nshift; echo "$@"; case "$2" in "{fails or "-"}") exit 3 ;; esac\n')
+    python.write_text(
+        f'#!/bin/sh\nshift; echo "$@"; case "$2" in "{fails or "-"}") exit 3 ;; esac\n'
+    )
     python.chmod(0o755)
     log = node.run_dir / "logs" / "12.out"
     argv = [sys.executable, "-I", "-S", "-B", "-c", PREPARE, str(node.run_dir / "program")]
@@ -235,7 +282,9 @@ def test_srun_s_second_process_tells_slurmctld_nothing(
     """It waits until the first ends, and then has slurmctld kill the step (srun_job.c, _shepherd_spawn())."""
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "output")
-    shepherd = "exec >output; (exec 3<pipe; echo ready; read word <&3; echo sent) & exec 4>pipe; sleep 60"
+    shepherd = (
+        "exec >output; (exec 3<pipe; echo ready; read word <&3; echo sent) & exec 4>pipe; sleep 60"
+    )
     process = step.start(["/bin/bash", "-c", f"cd {tmp_path}; {shepherd}"], {"PATH": os.defpath})
     with (tmp_path / "output").open() as output:
         assert output.readline() == "ready\n"
@@ -248,7 +297,9 @@ def test_a_spare_node_takes_the_place_of_a_lost_one_without_the_queue(node: Node
     node.hosts = "slurmd-0 slurmd-1 slurmd-2"
     lost = "echo 'srun: error: Node failure on slurmd-1'; exit 1"
     node.add("srun", COUNTS + f'echo "$*" > "$NOTES/srun-$n"; if [ $n = 1 ]; then {lost}; fi')
-    code, output = node.run(files(node, fabrics=LOOPBACK, fabric="own", nodes=2), SLURM_JOB_NUM_NODES="3")
+    code, output = node.run(
+        files(node, fabrics=LOOPBACK, fabric="own", nodes=2), SLURM_JOB_NUM_NODES="3"
+    )
     assert code == 0, output
     assert failures(node)[0][1:] == ["node", "slurmd-1", "Slurm lost the node"]
     assert not node.requeued()

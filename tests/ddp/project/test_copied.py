@@ -35,7 +35,9 @@ def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
     return folder
 
 
-def submit(settings: Settings, script: pathlib.Path, verb: str = "submit-ddp", **more: typing.Any) -> object:
+def submit(
+    settings: Settings, script: pathlib.Path, verb: str = "submit-ddp", **more: typing.Any
+) -> object:
     model = verbs.ACTIONS[verb].options
     params = fields.parse(model, {"workload": str(script), "nodes": 1, **more})
     with settings.claims:
@@ -43,7 +45,11 @@ def submit(settings: Settings, script: pathlib.Path, verb: str = "submit-ddp", *
 
 
 def contents(folder: pathlib.Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_the_copy_is_in_the_run_and_is_what_starts(
@@ -96,7 +102,8 @@ def test_a_later_submission_of_a_run_updates_its_copy_and_leaves_what_the_run_wr
 Tree = dict[str, str]
 NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "out/a"])
 EDITS = st.lists(
-    st.tuples(st.sampled_from(["project", "run"]), NAMES, st.sampled_from(["write", "remove"])), max_size=5
+    st.tuples(st.sampled_from(["project", "run"]), NAMES, st.sampled_from(["write", "remove"])),
+    max_size=5,
 )
 
 
@@ -114,7 +121,9 @@ def edit(folder: pathlib.Path, name: str, how: str, text: str) -> bool:
     return True
 
 
-@hypothesis.settings(max_examples=40, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(
+    max_examples=40, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
 @hypothesis.given(rounds=st.lists(EDITS, min_size=1, max_size=5))
 def test_what_a_run_wrote_is_never_lost_and_what_the_project_has_is_what_runs(
     settings: Settings, rounds: list[list[tuple[str, str, str]]]
@@ -171,7 +180,9 @@ def test_what_lies_behind_a_link_of_the_run_is_not_touched(
     assert contents(large) == {"model.py": "SIZE = 1\n"}
     links = {path.name for path in code.iterdir() if path.is_symlink()}
     assert links == ({"lib.run-1"} if how == "write" else {"lib"})
-    assert (code / "lib" / "model.py").read_text() == ("SIZE = 2\n" if how == "write" else "SIZE = 1\n")
+    assert (code / "lib" / "model.py").read_text() == (
+        "SIZE = 2\n" if how == "write" else "SIZE = 1\n"
+    )
 
 
 @pytest.mark.parametrize("verb", ["submit-ddp", "submit-sweep"])
@@ -180,7 +191,12 @@ def test_a_submission_that_slurm_refuses_leaves_nothing(
 ):
     cluster.submit_refusal = "sbatch: error: Batch job submission failed: Access/permission denied"
     with pytest.raises(Problem, match="permission denied"):
-        submit(settings, project / "train.py", verb, **({} if verb == "submit-ddp" else {"grid": "lr=1,2"}))
+        submit(
+            settings,
+            project / "train.py",
+            verb,
+            **({} if verb == "submit-ddp" else {"grid": "lr=1,2"}),
+        )
     assert list(settings.runs.iterdir()) == []
 
 

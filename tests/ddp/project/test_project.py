@@ -21,7 +21,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    (tmp_path / "gitconfig").write_text('[user]\nname = A\nemail = a@example.com\n[protocol "file"]\nallow = always\n')
+    (tmp_path / "gitconfig").write_text(
+        '[user]\nname = A\nemail = a@example.com\n[protocol "file"]\nallow = always\n'
+    )
 
 
 @pytest.fixture
@@ -38,7 +40,9 @@ def write(root: pathlib.Path, *names: str, **files: str) -> None:
 
 
 def git(folder: pathlib.Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", folder, *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def commit(folder: pathlib.Path) -> str:
@@ -90,9 +94,22 @@ def test_submodules_and_repositories_inside(project: pathlib.Path, tmp_path: pat
 
 
 def test_what_a_build_or_a_script_made_and_git_ignores_is_kept_beside_others(project: pathlib.Path):
-    write(project, "train.py", "net/__init__.py", _gitignore="_version.py\n*.so\nbuild/\n*.bin\nvenv/\n")
+    write(
+        project,
+        "train.py",
+        "net/__init__.py",
+        _gitignore="_version.py\n*.so\nbuild/\n*.bin\nvenv/\n",
+    )
     commit(project)
-    write(project, "net/_version.py", "net/fast.so", "net/big.bin", "build/lib/x.py", "venv/pyvenv.cfg", "venv/a.py")
+    write(
+        project,
+        "net/_version.py",
+        "net/fast.so",
+        "net/big.bin",
+        "build/lib/x.py",
+        "venv/pyvenv.cfg",
+        "venv/a.py",
+    )
     kept = {"train.py", "net/__init__.py", ".gitignore"}
     assert names(project / "train.py") == kept | {"net/_version.py", "net/fast.so", "net/big.bin"}
     assert code.find(project / "train.py").left_out == ("build/",)
@@ -104,15 +121,31 @@ def test_ignored_data_is_copied_for_the_user_alone_and_what_is_not_copied_is_nam
     project: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As nanoGPT has it: a script in data/ makes *.bin and *.pkl, which git ignores, and out/ holds a former run."""
-    write(project, "train.py", "data/tiny/prepare.py", _gitignore="*.bin\n*.pkl\n/out\ngen/\n.env\n")
+    write(
+        project, "train.py", "data/tiny/prepare.py", _gitignore="*.bin\n*.pkl\n/out\ngen/\n.env\n"
+    )
     commit(project)
-    write(project, "out/ckpt.pt", "gen/a_pb2.py", ".env", "data/tiny/meta.pkl", "data/other/train.bin", "x.egg-info/a")
+    write(
+        project,
+        "out/ckpt.pt",
+        "gen/a_pb2.py",
+        ".env",
+        "data/tiny/meta.pkl",
+        "data/other/train.bin",
+        "x.egg-info/a",
+    )
     for name, size in (("train.bin", 30), ("val.bin", 60)):
         (project / "data" / "tiny" / name).write_bytes(bytes(size))
     monkeypatch.setattr(code, "_IGNORED_BYTES", 80)
     found = code.find(project / "train.py")
     data = {"data/tiny/train.bin", "data/tiny/meta.pkl"}
-    assert set(found.files) == {"train.py", "data/tiny/prepare.py", ".gitignore", "x.egg-info/a", *data}
+    assert set(found.files) == {
+        "train.py",
+        "data/tiny/prepare.py",
+        ".gitignore",
+        "x.egg-info/a",
+        *data,
+    }
     assert set(found.left_out) == {"data/other/", "data/tiny/val.bin", "gen/", "out/"}
     code.copy(found, tmp_path / "copy")
     readable = {name for name in found.files if (tmp_path / "copy" / name).stat().st_mode & 0o077}
@@ -120,9 +153,24 @@ def test_ignored_data_is_copied_for_the_user_alone_and_what_is_not_copied_is_nam
 
 
 @pytest.mark.parametrize("marker", ["pyproject.toml", ".ddpignore", None])
-def test_without_git_the_nearest_marked_folder_or_the_script_s(project: pathlib.Path, marker: str | None):
-    write(project, "lib/a.py", "exp/train.py", "exp/data/a.csv", "exp/.hidden", *([marker] if marker else []))
-    write(project, "exp/__pycache__/train.pyc", "exp/venv/pyvenv.cfg", "exp/venv/lib/a.py", "exp/old/CACHEDIR.TAG")
+def test_without_git_the_nearest_marked_folder_or_the_script_s(
+    project: pathlib.Path, marker: str | None
+):
+    write(
+        project,
+        "lib/a.py",
+        "exp/train.py",
+        "exp/data/a.csv",
+        "exp/.hidden",
+        *([marker] if marker else []),
+    )
+    write(
+        project,
+        "exp/__pycache__/train.pyc",
+        "exp/venv/pyvenv.cfg",
+        "exp/venv/lib/a.py",
+        "exp/old/CACHEDIR.TAG",
+    )
     found = code.find(project / "exp" / "train.py")
     below = "exp/" if marker else ""
     expected = {f"{below}train.py", f"{below}data/a.csv", f"{below}.hidden"} | (
@@ -149,15 +197,24 @@ def test_a_hook_s_variables_do_not_lead_to_another_repository(
 
 @pytest.mark.parametrize("is_repository", [True, False])
 def test_ddpignore(project: pathlib.Path, is_repository: bool):
-    write(project, "train.py", "data/a.csv", "data/keep.csv", "deep/top.txt", "top.txt", "closed/a.py")
+    write(
+        project, "train.py", "data/a.csv", "data/keep.csv", "deep/top.txt", "top.txt", "closed/a.py"
+    )
     write(project, _ddpignore="*.csv\n!keep.csv\n/top.txt\n# a comment\ntrain.py\nclosed/\n")
     if is_repository:
         commit(project)
-    assert names(project / "train.py") == {"train.py", "data/keep.csv", "deep/top.txt", ".ddpignore"}
+    assert names(project / "train.py") == {
+        "train.py",
+        "data/keep.csv",
+        "deep/top.txt",
+        ".ddpignore",
+    }
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
-def test_of_a_home_and_of_the_workspace_s_own_folders_the_script_alone(tmp_path: pathlib.Path, is_repository: bool):
+def test_of_a_home_and_of_the_workspace_s_own_folders_the_script_alone(
+    tmp_path: pathlib.Path, is_repository: bool
+):
     for folder in (tmp_path / "home", tmp_path / "shared"):
         write(folder, "train.py", ".ssh/id", "pyproject.toml", "tools/a.py")
         if is_repository:
@@ -168,7 +225,9 @@ def test_of_a_home_and_of_the_workspace_s_own_folders_the_script_alone(tmp_path:
         assert names(tmp_path / "home" / "exp" / "fit.py") == {"fit.py", "lib.py"}
 
 
-def test_a_link_to_the_script_is_followed_as_python_does(project: pathlib.Path, tmp_path: pathlib.Path):
+def test_a_link_to_the_script_is_followed_as_python_does(
+    project: pathlib.Path, tmp_path: pathlib.Path
+):
     write(project, "train.py", "common.py")
     (tmp_path / "here.py").symlink_to(project / "train.py")
     assert code.find(tmp_path / "here.py").root == project
@@ -196,11 +255,24 @@ def test_modes_times_and_odd_names_are_kept(project: pathlib.Path):
     assert (target / "train.py").read_text() == ""
 
 
-def test_links_lead_where_they_led_and_nothing_outside_is_copied(project: pathlib.Path, tmp_path: pathlib.Path):
+def test_links_lead_where_they_led_and_nothing_outside_is_copied(
+    project: pathlib.Path, tmp_path: pathlib.Path
+):
     write(tmp_path, "data/a.csv", key="private")
     write(project, "train.py", "lib/a.py", "big/b.bin", _ddpignore="big/\n")
-    links = {"near": "lib/a.py", "lib/up": "../train.py", "absolute": str(project / "lib"), "chain": "near"}
-    links |= {"key": "../key", "data": str(tmp_path / "data"), "left": "big", "broken": "nothing", "self": "self"}
+    links = {
+        "near": "lib/a.py",
+        "lib/up": "../train.py",
+        "absolute": str(project / "lib"),
+        "chain": "near",
+    }
+    links |= {
+        "key": "../key",
+        "data": str(tmp_path / "data"),
+        "left": "big",
+        "broken": "nothing",
+        "self": "self",
+    }
     for name, target in links.items():
         (project / name).symlink_to(target)
     copy = copied(project / "train.py")
@@ -220,13 +292,17 @@ def test_what_is_no_file_is_never_opened(project: pathlib.Path, monkeypatch: pyt
         assert [path.name for path in copied(project / "train.py").iterdir()] == ["train.py"]
 
 
-def test_a_file_that_goes_meanwhile_is_left_out_unless_it_is_the_script(project: pathlib.Path, tmp_path: pathlib.Path):
+def test_a_file_that_goes_meanwhile_is_left_out_unless_it_is_the_script(
+    project: pathlib.Path, tmp_path: pathlib.Path
+):
     write(project, "train.py", "a.py")
     found = code.find(project / "train.py")
     (project / "a.py").unlink()
     code.copy(found, tmp_path / "copy")
     (project / "train.py").unlink()
-    with pytest.raises(ParameterError, match=r"train\.py: was removed while it was copied; submit again"):
+    with pytest.raises(
+        ParameterError, match=r"train\.py: was removed while it was copied; submit again"
+    ):
         code.copy(found, tmp_path / "again")
 
 
@@ -240,8 +316,12 @@ def test_too_many_files_are_named_by_folder(
         commit(project)
     with pytest.raises(ParameterError) as e:
         code.find(project / "train.py")
-    assert str(e.value).startswith(f"workload: {project}: has more than 50 files, most of it in data, ")
-    assert str(e.value).endswith(f"list what the job does not need in {project}/.ddpignore, or give --no-snapshot")
+    assert str(e.value).startswith(
+        f"workload: {project}: has more than 50 files, most of it in data, "
+    )
+    assert str(e.value).endswith(
+        f"list what the job does not need in {project}/.ddpignore, or give --no-snapshot"
+    )
     write(project, _ddpignore="images\n")
     assert names(project / "train.py") == {"train.py", "lib/a.py", ".ddpignore"}
 
@@ -254,7 +334,9 @@ def test_too_large_files_are_named_by_folder(project: pathlib.Path):
         code.find(project / "train.py")
 
 
-def test_a_file_that_cannot_be_read_is_named(project: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_cannot_be_read_is_named(
+    project: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     write(project, "train.py", "a.py")
 
     def denied(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -263,7 +345,9 @@ def test_a_file_that_cannot_be_read_is_named(project: pathlib.Path, monkeypatch:
         target.write_bytes(source.read_bytes())
 
     monkeypatch.setattr(code.shutil, "copyfile", denied)
-    with pytest.raises(ParameterError, match=r"a\.py: cannot be copied: Permission denied; list what the job"):
+    with pytest.raises(
+        ParameterError, match=r"a\.py: cannot be copied: Permission denied; list what the job"
+    ):
         copied(project / "train.py")
 
 
@@ -275,12 +359,16 @@ def test_what_is_no_script(project: pathlib.Path, name: str):
         code.find(project / name)
 
 
-def test_a_repository_that_git_cannot_read_is_named(project: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_repository_that_git_cannot_read_is_named(
+    project: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     write(project, "train.py")
     commit(project)
     with monkeypatch.context() as context:
         context.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own tests
-        with pytest.raises(ParameterError, match=f"git config --global --add safe.directory {project}"):
+        with pytest.raises(
+            ParameterError, match=f"git config --global --add safe.directory {project}"
+        ):
             code.find(project / "train.py")
     (project / ".git" / "index").write_text("no index")
     with pytest.raises(ParameterError, match="repair the repository, or give --no-snapshot"):

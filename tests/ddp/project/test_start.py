@@ -105,7 +105,9 @@ def line(job: spec.JobSpec) -> str:
     return shlex.join(word.text for word in job.command)
 
 
-@pytest.mark.parametrize(("at", "words", "command", "workdir", "path"), CASES["a_command_in_a_project"])
+@pytest.mark.parametrize(
+    ("at", "words", "command", "workdir", "path"), CASES["a_command_in_a_project"]
+)
 def test_a_command_in_a_project(
     settings: Settings,
     cluster: Cluster,
@@ -122,17 +124,28 @@ def test_a_command_in_a_project(
     monkeypatch.chdir(folder / at)
     job = started(settings, cluster, *shlex.split(words))
     expected = None if path is None else path.format(up=folder.parent / "x")
-    assert (line(job), job.workdir, dict(job.variables).get("PYTHONPATH")) == (command, workdir, expected)
+    assert (line(job), job.workdir, dict(job.variables).get("PYTHONPATH")) == (
+        command,
+        workdir,
+        expected,
+    )
     assert job.origin == str(folder)
     assert (settings.runs / "night" / workdir).is_dir()
     assert (
-        json.loads((settings.runs / "night" / "job.json").read_text())["workdir"] == f"{settings.runs}/night/{workdir}"
+        json.loads((settings.runs / "night" / "job.json").read_text())["workdir"]
+        == f"{settings.runs}/night/{workdir}"
     )
-    assert re.search(rf"^workdir +{settings.runs}/night/{workdir}$", typed("show", "night")[1], re.MULTILINE)
+    assert re.search(
+        rf"^workdir +{settings.runs}/night/{workdir}$", typed("show", "night")[1], re.MULTILINE
+    )
 
 
 def test_without_git_a_remark_says_that_gitignore_does_not_count(
-    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    folder: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     (folder / ".git").mkdir()
     found = shutil.which
@@ -157,53 +170,90 @@ def test_a_project_s_own_package_is_importable_as_after_pip_install_e(
 
 
 @pytest.mark.parametrize(("about", "package", "place"), CASES["where_a_project_s_packages_lie"])
-def test_where_a_project_s_packages_lie(tmp_path: pathlib.Path, about: dict[str, str], package: str, place: str | None):
+def test_where_a_project_s_packages_lie(
+    tmp_path: pathlib.Path, about: dict[str, str], package: str, place: str | None
+):
     tmp_path /= "project"
     for name, text in {**about, f"{package}/__init__.py": "", "tests/__init__.py": ""}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     found = [] if place is None else [tmp_path / place]
-    assert copies.importable(tmp_path, tmp_path) == copies.importable(tmp_path / "cfg", tmp_path) == found
+    assert (
+        copies.importable(tmp_path, tmp_path)
+        == copies.importable(tmp_path / "cfg", tmp_path)
+        == found
+    )
     assert copies.importable(tmp_path, tmp_path / "cfg") == []
 
 
 def test_any_name_of_a_path_works_and_the_login_s_variables_arrive(
-    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    folder: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     script = folder / "with blank" / "tr\u00e4in\\.py"
     job = started(settings, cluster, str(script), "a b")
     assert [word.text for word in job.command] == ["code/with blank/tr\u00e4in\\.py", "a b"]
-    login = {"USER": settings.user, "LOGNAME": settings.user, "HOME": os.environ["HOME"], "TZ": "Asia/Tokyo"}
+    login = {
+        "USER": settings.user,
+        "LOGNAME": settings.user,
+        "HOME": os.environ["HOME"],
+        "TZ": "Asia/Tokyo",
+    }
     assert login.items() <= dict(job.variables).items()
 
 
 def test_a_script_elsewhere_starts_in_its_own_folder(
-    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    folder: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(folder.parent / "home")
     _, _, err = typed("submit", "--run", "night", "-N", "1", str(folder / "train" / "main.py"))
-    assert f"{folder.parent}/home is not in the project {folder}/train: the job starts in the script's folder" in err
+    assert (
+        f"{folder.parent}/home is not in the project {folder}/train: the job starts in the script's folder"
+        in err
+    )
     job: Job = cluster.job(40)
     assert job.training().workdir == f"{settings.runs}/night/code"
 
 
 def test_without_a_snapshot_the_ranks_start_where_it_is_typed_if_the_nodes_share_that(
-    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    folder: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     (settings.workspace / "mine" / "exp").mkdir(parents=True)
     (settings.workspace / "mine" / "train.py").touch()
     script = str(settings.workspace / "mine" / "train.py")
     _, _, err = typed("submit", "--no-snapshot", script)
-    assert f"--snapshot: {folder} is outside the workspace {settings.workspace}, and only that is known to be sh" in err
-    assert f"--snapshot: {folder}/train.py is outside the workspace" in typed("submit", "--no-snapshot", "train.py")[2]
+    assert (
+        f"--snapshot: {folder} is outside the workspace {settings.workspace}, and only that is known to be sh"
+        in err
+    )
+    assert (
+        f"--snapshot: {folder}/train.py is outside the workspace"
+        in typed("submit", "--no-snapshot", "train.py")[2]
+    )
     monkeypatch.chdir(settings.workspace / "mine" / "exp")
     job = started(settings, cluster, "--no-snapshot", "--env", "PYTHONPATH=..", script)
-    assert (job.workdir, dict(job.variables)["PYTHONPATH"]) == (str(pathlib.Path.cwd()), str(pathlib.Path.cwd().parent))
+    assert (job.workdir, dict(job.variables)["PYTHONPATH"]) == (
+        str(pathlib.Path.cwd()),
+        str(pathlib.Path.cwd().parent),
+    )
     assert line(job) == script
 
 
-@pytest.mark.parametrize(("words", "text"), CASES["what_is_no_program_is_refused_at_once_with_what_to_type"])
+@pytest.mark.parametrize(
+    ("words", "text"), CASES["what_is_no_program_is_refused_at_once_with_what_to_type"]
+)
 def test_what_is_no_program_is_refused_at_once_with_what_to_type(
     settings: Settings, cluster: Cluster, folder: pathlib.Path, words: str, text: str
 ):
@@ -217,7 +267,10 @@ def test_what_is_no_program_is_refused_at_once_with_what_to_type(
 def test_newer_syntax_is_a_remark_where_the_jobs_have_a_newer_python(
     settings: Settings, cluster: Cluster, folder: pathlib.Path
 ):
-    assert "bad.py:2: SyntaxError" in typed("submit", "--dry-run", "--container-image", "x:1", "bad.py")[1]
+    assert (
+        "bad.py:2: SyntaxError"
+        in typed("submit", "--dry-run", "--container-image", "x:1", "bad.py")[1]
+    )
 
 
 def test_a_mistyped_module_is_a_remark_since_it_may_be_installed(
@@ -232,14 +285,21 @@ def test_a_mistyped_module_is_a_remark_since_it_may_be_installed(
 
 RENDEZVOUS = ("--rdzv-backend", "--master_port", "--node-rank", "--rdzv_endpoint", "--local-addr")
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
-OURS = st.sampled_from(["nnodes", "nproc-per-node", "nproc_per_node", "max_restarts", "max-restarts"])
+OURS = st.sampled_from(
+    ["nnodes", "nproc-per-node", "nproc_per_node", "max_restarts", "max-restarts"]
+)
 GIVEN = st.lists(
-    st.tuples(OURS, st.integers(1, 9), st.booleans()), max_size=4, unique_by=lambda one: one[0].replace("_", "-")
+    st.tuples(OURS, st.integers(1, 9), st.booleans()),
+    max_size=4,
+    unique_by=lambda one: one[0].replace("_", "-"),
 )
 
 
 @hypothesis.given(
-    given=GIVEN, foreign=st.none() | st.sampled_from(RENDEZVOUS), is_module=st.booleans(), arguments=st.lists(WORDS)
+    given=GIVEN,
+    foreign=st.none() | st.sampled_from(RENDEZVOUS),
+    is_module=st.booleans(),
+    arguments=st.lists(WORDS),
 )
 def test_any_command_line_of_torchrun(
     given: list[tuple[str, int, bool]], foreign: str | None, is_module: bool, arguments: list[str]
@@ -262,8 +322,12 @@ def test_any_command_line_of_torchrun(
     assert launchers.unwrap(values, (*words, *arguments)) == (expected, tuple(arguments))
 
 
-@pytest.mark.parametrize(("words", "left"), [("bin/python -u train.py", []), ("bin/torchrun -m train.main 1", ["1"])])
-def test_a_python_of_an_environment_is_that_environment_s(folder: pathlib.Path, words: str, left: list[str]):
+@pytest.mark.parametrize(
+    ("words", "left"), [("bin/python -u train.py", []), ("bin/torchrun -m train.main 1", ["1"])]
+)
+def test_a_python_of_an_environment_is_that_environment_s(
+    folder: pathlib.Path, words: str, left: list[str]
+):
     name, *arguments = words.split()
     assert "active" not in launchers.unwrap({"workload": f".venv/{name}"}, tuple(arguments))[0]
     (folder / ".venv").mkdir()
@@ -279,9 +343,14 @@ def test_ranks_of_torchrun_are_gpus_or_share_the_cores(
     assert (job.ranks_per_node, job.gpus_per_node) == (2, 0)
     for machine in cluster.machines:
         machine.gres = "gpu:a100:4"
-    code, out, err = typed("submit", "-N", "1", "--dry-run", "--json", "torchrun", "--nproc-per-node", "2", "train.py")
+    code, out, err = typed(
+        "submit", "-N", "1", "--dry-run", "--json", "torchrun", "--nproc-per-node", "2", "train.py"
+    )
     assert code == 0, err
-    assert (json.loads(out)["job"]["ranks_per_node"], json.loads(out)["job"]["gpus_per_node"]) == (2, 2)
+    assert (json.loads(out)["job"]["ranks_per_node"], json.loads(out)["job"]["gpus_per_node"]) == (
+        2,
+        2,
+    )
 
 
 def test_fetch_copies_what_the_run_wrote_and_overwrites_nothing(
@@ -297,13 +366,16 @@ def test_fetch_copies_what_the_run_wrote_and_overwrites_nothing(
     assert (status, (folder / "g\u00f6t it" / "out" / "a b").read_text()) == (0, "out/a b"), err
     status, _, err = typed("fetch", "night", "--to", "got")
     assert status == 0, err
-    assert [path.read_text() for path in (folder / "got" / "out" / "a b", folder / "got" / "out" / "latest" / "c")] == [
-        "out/a b",
-        "out/deep/c",
-    ]
+    assert [
+        path.read_text()
+        for path in (folder / "got" / "out" / "a b", folder / "got" / "out" / "latest" / "c")
+    ] == ["out/a b", "out/deep/c"]
     assert not list((folder / "got").rglob("*.pyc"))
     for words, text in {
-        ("--to", "got"): f"--to: {folder}/got/out/a b exists already and 2 more; choose another folder, or remove it",
+        (
+            "--to",
+            "got",
+        ): f"--to: {folder}/got/out/a b exists already and 2 more; choose another folder, or remove it",
         ("train.py",): f"--to: {folder}/train.py exists already; ",
         ("../job.json",): "../job.json is not in the run's folder",
         ("nothing",): f"{code}/nothing does not exist",
@@ -315,10 +387,17 @@ def test_fetch_copies_what_the_run_wrote_and_overwrites_nothing(
 
 
 @pytest.mark.parametrize(
-    ("module", "path", "folder_"), [("my_net", "src/my_net", "src"), ("lib", "lib", "."), ("einops", "", "")]
+    ("module", "path", "folder_"),
+    [("my_net", "src/my_net", "src"), ("lib", "lib", "."), ("einops", "", "")],
 )
 def test_a_module_of_the_project_is_never_looked_for_in_an_index(
-    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, module: str, path: str, folder_: str
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    folder: pathlib.Path,
+    module: str,
+    path: str,
+    folder_: str,
 ):
     started(settings, cluster, "train.py")
     record = json.loads((settings.runs / "night" / "job.json").read_text())
@@ -331,11 +410,16 @@ def test_a_module_of_the_project_is_never_looked_for_in_an_index(
 def test_a_relative_dataset_and_image_lie_below_the_current_folder(
     settings: Settings, cluster: Cluster, folder: pathlib.Path
 ):
-    for words in (("--dataset", "./x.jsonl", "gpt"), ("--container-image", "../x.sqsh", "train.py")):
+    for words in (
+        ("--dataset", "./x.jsonl", "gpt"),
+        ("--container-image", "../x.sqsh", "train.py"),
+    ):
         err = typed("submit", *words)[2]
         assert f"{words[0]}: {os.path.normpath(folder / words[1])} is outside the workspace" in err
         odd = words[1].replace("x.", "tr\u00e4in x.")
-        assert "is outside the workspace" in typed("submit", words[0], odd, words[2])[2], "not refused for its letters"
+        assert "is outside the workspace" in typed("submit", words[0], odd, words[2])[2], (
+            "not refused for its letters"
+        )
 
 
 @pytest.mark.parametrize("marker", [None, "pyproject.toml", ".git"])
@@ -359,7 +443,9 @@ def test_the_root_is_the_folder_where_it_is_typed_unless_the_project_is_marked(
     assert project_part.find(script, typed_in=folder, own=[folder]).root == folder / "train"
 
 
-def test_of_a_folder_of_others_in_tmp_the_script_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_of_a_folder_of_others_in_tmp_the_script_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -374,7 +460,9 @@ def test_of_a_folder_of_others_in_tmp_the_script_alone(tmp_path: pathlib.Path, m
 
 
 def test_a_module_of_a_home_is_refused(tmp_path: pathlib.Path):
-    with pytest.raises(ParameterError, match="is never copied as a whole; put the module into a folder below"):
+    with pytest.raises(
+        ParameterError, match="is never copied as a whole; put the module into a folder below"
+    ):
         project_part.find(None, typed_in=tmp_path / "home")
 
 
@@ -382,19 +470,29 @@ def test_a_module_of_a_home_is_refused(tmp_path: pathlib.Path):
 @hypothesis.given(
     kind=st.sampled_from(["venv", "conda", "system"]),
     torch=st.none()
-    | st.from_regex(r"[1-9]\.[0-9]{1,2}\.[0-9](\+(cpu|cu[0-9]{3})|a0\+git[0-9a-f]{7})?", fullmatch=True),
+    | st.from_regex(
+        r"[1-9]\.[0-9]{1,2}\.[0-9](\+(cpu|cu[0-9]{3})|a0\+git[0-9a-f]{7})?", fullmatch=True
+    ),
     is_active=st.booleans(),
 )
-def test_an_environment_is_taken_by_its_torch(settings: Settings, kind: str, torch: str | None, is_active: bool):
+def test_an_environment_is_taken_by_its_torch(
+    settings: Settings, kind: str, torch: str | None, is_active: bool
+):
     with tempfile.TemporaryDirectory(dir=settings.workspace) as name:
         python = make(pathlib.Path(name) / "env", kind, torch)
         given = str(python.parents[1] if is_active else python)
-        params = fields.parse(models.SubmitDdp, {"workload": "/x.py", "python": "auto" if is_active else given})
+        params = fields.parse(
+            models.SubmitDdp, {"workload": "/x.py", "python": "auto" if is_active else given}
+        )
         try:
             found = pythons.choose(settings, params.model_copy(update={"active": given}))
         except ParameterError as e:
             found = "", str(e)
-        wrong = f"{given} is not used, since it has no torch" if is_active else f"{given} has no torch; "
+        wrong = (
+            f"{given} is not used, since it has no torch"
+            if is_active
+            else f"{given} has no torch; "
+        )
         assert found[0] == ("" if torch is None else str(python))
         assert (wrong if torch is None else f"torch {torch}") in found[1]
 
@@ -404,10 +502,15 @@ def test_a_job_runs_the_active_python_in_place_and_no_environment_is_made(
 ):
     python = make(folder.parent / "venv")
     monkeypatch.setenv("VIRTUAL_ENV", str(folder.parent / "venv"))
-    assert f"python: {python}, torch 2.6.0, of the active environment" in typed("submit", "-N", "1", "train.py")[2]
+    assert (
+        f"python: {python}, torch 2.6.0, of the active environment"
+        in typed("submit", "-N", "1", "train.py")[2]
+    )
     job = started(settings, cluster, "train.py")
     assert (job.environment, job.python) == (None, str(python))
-    assert dict(job.variables)["VIRTUAL_ENV"] == str(folder.parent / "venv"), "as sbatch passes it on"
+    assert dict(job.variables)["VIRTUAL_ENV"] == str(folder.parent / "venv"), (
+        "as sbatch passes it on"
+    )
     assert (pathlib.Path(job.payload) / "ddptrain" / "__init__.py").is_file()
     record = json.loads((settings.runs / "night" / "job.json").read_text())
     assert (record["python"], record["environment"]) == (str(python), None)
@@ -422,9 +525,13 @@ def test_a_job_runs_the_active_python_in_place_and_no_environment_is_made(
             "--python ../venv -e mine": "--python: mine brings its own; give one of python, environment",
             f"--python {alone}": f"python: {alone}, torch 2.6.0, which each node needs at this path",
         }.items():
-            assert text in "".join(map(str, typed("submit", "--dry-run", *words.split(), "train.py")[1:]))
+            assert text in "".join(
+                map(str, typed("submit", "--dry-run", *words.split(), "train.py")[1:])
+            )
         monkeypatch.setenv("VIRTUAL_ENV", f"{own}/env")
         unused = f"the active environment {own}/env is not used, since it is not on the shared filesystem; "
         assert unused in typed("submit", "--dry-run", "train.py")[1]
-    err = typed("render", "--kubernetes", "--container-image", "x:1", "--python", str(python), "train.py")[2]
+    err = typed(
+        "render", "--kubernetes", "--container-image", "x:1", "--python", str(python), "train.py"
+    )[2]
     assert "--python: pods have the image's own" in err

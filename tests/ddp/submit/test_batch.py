@@ -26,7 +26,9 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     lines = output.splitlines()
     assert len(lines) == 2, "nothing else is printed"
     assert lines[1] == "[RESULT] rc=0 outcome=done"
-    about = r"\[ENV\] job=12 attempt=12\.r0 nodes=slurmd-0 head=127\.0\.0\.1:2\d{4} ranks_per_node=1"
+    about = (
+        r"\[ENV\] job=12 attempt=12\.r0 nodes=slurmd-0 head=127\.0\.0\.1:2\d{4} ranks_per_node=1"
+    )
     assert re.fullmatch(about, lines[0])
 
 
@@ -43,7 +45,9 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
         ("exit 137", False, 137),  # out of memory
     ],
 )
-def test_the_exit_code_says_how_it_ended(settings: Settings, node: Node, srun: str, outcome: bool, code: int):
+def test_the_exit_code_says_how_it_ended(
+    settings: Settings, node: Node, srun: str, outcome: bool, code: int
+):
     node.add("srun", srun)
     assert node.run(texts(settings, outcome=outcome))[0] == code
     assert not node.requeued()
@@ -120,7 +124,10 @@ def test_nodes_are_reached_by_the_addresses_that_slurm_has_not_by_their_names(
         assert f"head={own} of slurmd-0" in output.splitlines()
     else:
         assert code == 78
-        assert "[FATAL] slurmd-0: no route to 203.0.113.7 (slurmd-1): Network is unreachable; see: ip" in output
+        assert (
+            "[FATAL] slurmd-0: no route to 203.0.113.7 (slurmd-1): Network is unreachable; see: ip"
+            in output
+        )
 
 
 @pytest.mark.parametrize(
@@ -134,12 +141,17 @@ def test_nodes_are_reached_by_the_addresses_that_slurm_has_not_by_their_names(
 def test_an_address_in_slurm_that_cannot_be_used_is_an_error_with_the_command_that_changes_it(
     settings: Settings, node: Node, address: str, words: str
 ):
-    node.hosts, node.addresses = "slurmd-0 slurmd-1", {"slurmd-0": "203.0.113.6", "slurmd-1": address}
+    node.hosts, node.addresses = (
+        "slurmd-0 slurmd-1",
+        {"slurmd-0": "203.0.113.6", "slurmd-1": address},
+    )
     node.add("srun", "exit 99")
     code, output = node.run(texts(settings), SLURM_JOB_NUM_NODES="2")
     assert code == 78
     assert f"[FATAL] slurmd-0: the address of slurmd-1 in Slurm (NodeAddr) {words}" in output
-    assert output.rstrip().endswith("; as an administrator: scontrol update nodename=slurmd-1 nodeaddr=ADDRESS")
+    assert output.rstrip().endswith(
+        "; as an administrator: scontrol update nodename=slurmd-1 nodeaddr=ADDRESS"
+    )
 
 
 def test_a_node_whose_address_slurm_does_not_give_is_an_error(settings: Settings, node: Node):
@@ -148,17 +160,24 @@ def test_a_node_whose_address_slurm_does_not_give_is_an_error(settings: Settings
     assert (code, output) == (78, "[FATAL] slurmd-0: Slurm gave no address of slurmd-1\n")
 
 
-def test_a_controller_that_restarts_is_asked_again_for_the_addresses(settings: Settings, node: Node):
+def test_a_controller_that_restarts_is_asked_again_for_the_addresses(
+    settings: Settings, node: Node
+):
     node.hosts = "slurmd-0 slurmd-1"
     silent = "slurm_load_node error: Unable to contact slurm controller (connect failure)"
-    node.add("scontrol", f'case $2 in hostnames) printf "%s\\n" $HOSTS ;; *) echo "{silent}" >&2; exit 1 ;; esac')
+    node.add(
+        "scontrol",
+        f'case $2 in hostnames) printf "%s\\n" $HOSTS ;; *) echo "{silent}" >&2; exit 1 ;; esac',
+    )
     code, output = node.run(texts(settings), SLURM_JOB_NUM_NODES="2")
     assert code == 78
     assert [line for line in output.splitlines() if line.startswith("slept")] == [
         f"slept {pause}" for pause in (1, 2, 4, 8, 15, 30, 60)
     ]
     assert f"[ENV] Slurm gave no addresses of the nodes ({silent}); asking again in 1 s" in output
-    assert output.endswith(f"[FATAL] slurmd-0: Slurm gave no addresses of slurmd-0 slurmd-1: {silent}\n")
+    assert output.endswith(
+        f"[FATAL] slurmd-0: Slurm gave no addresses of slurmd-0 slurmd-1: {silent}\n"
+    )
 
 
 def test_a_port_that_is_taken_is_passed_over(settings: Settings, node: Node):
@@ -166,12 +185,17 @@ def test_a_port_that_is_taken_is_passed_over(settings: Settings, node: Node):
     files, first = texts(settings), 20500
     program = "program/ddp/node/supervisor.py"
     assert "PORT, PORTS = 20000, 10000" in files[program]
-    files[program] = files[program].replace("PORT, PORTS = 20000, 10000", f"PORT, PORTS = {first}, 3")
+    files[program] = files[program].replace(
+        "PORT, PORTS = 20000, 10000", f"PORT, PORTS = {first}, 3"
+    )
     with socket.create_server(("", first)), socket.create_server(("", first + 1)):
         outputs = [node.run(files)[1] for _ in range(4)]
     for output in outputs:
         assert f"port={first + 2}" in output
-        assert set(re.findall(r"\[ENV\] port (\d+) is taken, trying another", output)) <= {str(first), str(first + 1)}
+        assert set(re.findall(r"\[ENV\] port (\d+) is taken, trying another", output)) <= {
+            str(first),
+            str(first + 1),
+        }
 
 
 def test_the_ports_of_a_jobs_attempts_follow_from_nothing(settings: Settings, node: Node):

@@ -31,7 +31,9 @@ print(" ".join(found.name if name == "FABRIC" else env.get(name, "unset") for na
 """
 
 
-def fabric(settings: Settings, wanted: str, *show: str, nodes: int = 2, **env: str) -> tuple[int, list[str]]:
+def fabric(
+    settings: Settings, wanted: str, *show: str, nodes: int = 2, **env: str
+) -> tuple[int, list[str]]:
     """Make a fabric's variables ready as a node does; return the exit code and what was printed, those variables last."""
     given = " ".join(f"{name}={value}" for name, value in env.items())
     path = settings.runs / "spec.json"
@@ -41,7 +43,11 @@ def fabric(settings: Settings, wanted: str, *show: str, nodes: int = 2, **env: s
         text=True,
         capture_output=True,
         check=False,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(pathlib.Path(network.__file__).parents[2]), **env},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": str(pathlib.Path(network.__file__).parents[2]),
+            **env,
+        },
     )
     return run.returncode, (run.stderr + run.stdout).splitlines()
 
@@ -89,7 +95,9 @@ def with_paths(monkeypatch: pytest.MonkeyPatch, top: pathlib.Path, name: str) ->
     return there
 
 
-def test_tcpxo_is_found_sourced_and_tamed(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+def test_tcpxo_is_found_sourced_and_tamed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
     found = with_paths(monkeypatch, tmp_path, "tcpxo")
     pathlib.Path(found.profile).write_text(
         "export NCCL_PROTO=Simple NCCL_BUFFSIZE=8388608 NCCL_SOCKET_IFNAME=x CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\n"
@@ -97,11 +105,21 @@ def test_tcpxo_is_found_sourced_and_tamed(settings: Settings, monkeypatch: pytes
     )
     show = "FABRIC NCCL_PROTO NCCL_BUFFSIZE NCCL_SOCKET_IFNAME NCCL_FASTRAK_CTRL_DEV CUDA_VISIBLE_DEVICES".split()
     lib = f"lib {found.library_path}"
-    assert fabric(settings, "auto", *show) == (0, [lib, "tcpxo Simple 8388608 enp0s12 enp0s12 unset"])
-    code, printed = fabric(
-        settings, "tcpxo", *show, NCCL_BUFFSIZE="1", NCCL_SOCKET_IFNAME="eth9", CUDA_VISIBLE_DEVICES="3"
+    assert fabric(settings, "auto", *show) == (
+        0,
+        [lib, "tcpxo Simple 8388608 enp0s12 enp0s12 unset"],
     )
-    assert (code, printed) == (0, [lib, "tcpxo Simple 1 eth9 enp0s12 3"]), "the user's, and what Slurm gave the job"
+    code, printed = fabric(
+        settings,
+        "tcpxo",
+        *show,
+        NCCL_BUFFSIZE="1",
+        NCCL_SOCKET_IFNAME="eth9",
+        CUDA_VISIBLE_DEVICES="3",
+    )
+    assert (code, printed) == (0, [lib, "tcpxo Simple 1 eth9 enp0s12 3"]), (
+        "the user's, and what Slurm gave the job"
+    )
 
 
 def test_roots_part_of_tcpxo_is_a_prolog_and_an_epilog():
@@ -115,13 +133,19 @@ def test_roots_part_of_tcpxo_is_a_prolog_and_an_epilog():
 def test_the_interface_is_tailscales_own(settings: Settings, node: Node):
     code, output = node.run(texts(settings, fabric="tailscale"))
     assert code == 78
-    assert "[FATAL] slurmd-0: fabric=tailscale needs the interface tailscale0 with an address" in output
+    assert (
+        "[FATAL] slurmd-0: fabric=tailscale needs the interface tailscale0 with an address"
+        in output
+    )
 
 
 CONTAINED: dict[str, typing.Any] = {"container_image": "nvcr.io#nvidia/pytorch:25.01-py3"}
 
 
-SAVES_ARGV = 'if [ "$1" = --help ]; then echo "$HELP"; exit; fi; printf "%s\\0" "$@" > "$NOTES/argv"; ' + ENDS % "done"
+SAVES_ARGV = (
+    'if [ "$1" = --help ]; then echo "$HELP"; exit; fi; printf "%s\\0" "$@" > "$NOTES/argv"; '
+    + ENDS % "done"
+)
 
 
 def test_a_container_runs_under_pyxis_where_slurm_has_it(settings: Settings, node: Node):
@@ -145,7 +169,14 @@ def test_a_container_runs_under_apptainer_where_there_is_no_pyxis(settings: Sett
     argv = (node.notes / "argv").read_text().split("\0")
     at = argv.index(f"{node.bin}/apptainer")
     workspace = settings.workspace
-    assert argv[at + 1 : at + 7] == ["exec", "--nv", "--bind", f"{workspace}:{workspace}", "--pwd", str(node.run_dir)]
+    assert argv[at + 1 : at + 7] == [
+        "exec",
+        "--nv",
+        "--bind",
+        f"{workspace}:{workspace}",
+        "--pwd",
+        str(node.run_dir),
+    ]
     assert argv[at + 7 : at + 9] == ["docker://nvcr.io/nvidia/pytorch:25.01-py3", "/bin/sh"]
 
 
@@ -153,14 +184,19 @@ def test_without_pyxis_and_apptainer_the_job_says_so(settings: Settings, node: N
     node.add("srun", SAVES_ARGV)
     code, output = node.run(texts(settings, **CONTAINED), HELP="")
     assert code == 78
-    assert "[FATAL] slurmd-0: container-image needs pyxis in Slurm, or apptainer on the nodes" in output
+    assert (
+        "[FATAL] slurmd-0: container-image needs pyxis in Slurm, or apptainer on the nodes"
+        in output
+    )
 
 
 def test_an_imported_image_is_unpacked_and_started_by_slurms_runtime(
     settings: Settings, node: Node, tmp_path: pathlib.Path
 ):
     pathlib.Path(tmp_path, "env/rootfs").mkdir(parents=True)
-    of_image = {"process": {"env": ["PATH=/opt/bin", "NCCL_DEBUG=WARN", "HOME=/root", "LD_LIBRARY_PATH=/a"]}}
+    of_image = {
+        "process": {"env": ["PATH=/opt/bin", "NCCL_DEBUG=WARN", "HOME=/root", "LD_LIBRARY_PATH=/a"]}
+    }
     pathlib.Path(tmp_path, "env/config.json").write_text(json.dumps(of_image))
     about = MANIFEST.model_dump() | {"name": "torch", "python": "", "digest": f"sha256:{'0' * 64}"}
     made = archives.store_environment(str(tmp_path), str(settings.environments), about)
@@ -181,4 +217,6 @@ def test_an_imported_image_is_unpacked_and_started_by_slurms_runtime(
     assert config["process"]["cwd"] == str(node.run_dir)
     driver = "LD_LIBRARY_PATH=/a:/usr/local/nvidia/lib64"
     assert config["process"]["env"] == ["PATH=/opt/bin", "LD_LIBRARY_PATH=/a", driver]
-    assert {str(settings.workspace), str(node.cache), "/dev"} <= {mount["source"] for mount in config["mounts"]}
+    assert {str(settings.workspace), str(node.cache), "/dev"} <= {
+        mount["source"] for mount in config["mounts"]
+    }

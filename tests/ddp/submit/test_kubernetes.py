@@ -33,7 +33,10 @@ RUN: dict[str, typing.Any] = {
     "uid": 1000,
     "max_restarts": 3,
 }
-LEAST = {name: RUN[name] for name in ("name", "image", "command", "memory_mb", "workspace", "run_dir", "claim")}
+LEAST = {
+    name: RUN[name]
+    for name in ("name", "image", "command", "memory_mb", "workspace", "run_dir", "claim")
+}
 FULL = RUN | {
     "env": {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"},
     "python_path": ("/mnt/shared/payload",),
@@ -89,22 +92,31 @@ def test_the_pods_find_each_other():
 def test_what_a_pod_may_use():
     spec, ranks = container(run())
     assert ranks["resources"]["limits"] == {"cpu": "16", "memory": "65536Mi", "nvidia.com/gpu": "4"}
-    assert ranks["resources"]["requests"] == ranks["resources"]["limits"]  # or the kernel may take a rank's memory
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32768Mi"}} in spec["volumes"]
+    assert (
+        ranks["resources"]["requests"] == ranks["resources"]["limits"]
+    )  # or the kernel may take a rank's memory
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32768Mi"}} in spec[
+        "volumes"
+    ]
     assert {"name": "shm", "mountPath": "/dev/shm"} in ranks["volumeMounts"]
     assert "CUDA_VISIBLE_DEVICES" not in variables(run())
     alone = run(gpus_per_node=0, ranks_per_node=2)
     assert variables(alone)["CUDA_VISIBLE_DEVICES"] == ""
     assert variables(alone)["OMP_NUM_THREADS"] == "8"
     assert "nvidia.com/gpu" not in container(alone)[1]["resources"]["limits"]
-    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (1000, 1000)
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (
+        1000,
+        1000,
+    )
     assert "runAsUser" not in container(run(uid=None))[0]["securityContext"]
     assert spec["automountServiceAccountToken"] is False
 
 
 def test_the_workspace_is_the_exported_claim_at_the_same_path():
     spec, ranks = container(run(claim="volume"))
-    assert {"name": "workspace", "persistentVolumeClaim": {"claimName": "volume"}} in spec["volumes"]
+    assert {"name": "workspace", "persistentVolumeClaim": {"claimName": "volume"}} in spec[
+        "volumes"
+    ]
     assert {"name": "workspace", "mountPath": "/mnt/shared"} in ranks["volumeMounts"]
     assert variables(run())["RUN_DIR"] == RUN["run_dir"]
 
@@ -112,7 +124,9 @@ def test_the_workspace_is_the_exported_claim_at_the_same_path():
 def test_the_token_is_a_reference_to_a_secret_that_may_be_missing():
     spec, ranks = container(run())
     assert variables(run())["HF_TOKEN_PATH"] == "/etc/ddp-token/token"
-    assert {"name": "token", "mountPath": "/etc/ddp-token", "readOnly": True} in ranks["volumeMounts"]
+    assert {"name": "token", "mountPath": "/etc/ddp-token", "readOnly": True} in ranks[
+        "volumeMounts"
+    ]
     secret = next(one["secret"] for one in spec["volumes"] if one["name"] == "token")
     assert secret == {"secretName": "hf", "optional": True}
 
@@ -137,16 +151,23 @@ def test_how_it_ends():
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-@hypothesis.given(st.lists(st.text("aB0._-é", min_size=1, max_size=70), min_size=2, max_size=8, unique=True))
+@hypothesis.given(
+    st.lists(st.text("aB0._-é", min_size=1, max_size=70), min_size=2, max_size=8, unique=True)
+)
 def test_names_are_labels_and_differ(names: list[str]):
     found = [kubernetes.object_name(name) for name in names]
-    assert all(re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) and len(f"{name}-4095-xxxxx") <= 63 for name in found)
+    assert all(
+        re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) and len(f"{name}-4095-xxxxx") <= 63
+        for name in found
+    )
     assert len(set(found)) == len(names)
     assert all(kubernetes.object_name(name) == name for name in ("night", "gpt-20260101-1200", "a"))
 
 
 def test_a_name_cannot_be_made_to_look_like_another_s():
-    assert kubernetes.object_name(kubernetes.object_name("Night")) != kubernetes.object_name("Night")
+    assert kubernetes.object_name(kubernetes.object_name("Night")) != kubernetes.object_name(
+        "Night"
+    )
 
 
 # --- what a user writes ----------------------------------------------------------------------------------------------
@@ -154,7 +175,11 @@ def test_a_name_cannot_be_made_to_look_like_another_s():
 
 def expand(text: str, env: dict[str, str]) -> str:
     """Expand a text as the kubelet does: third_party/forked/golang/expansion/expand.go of Kubernetes."""
-    return re.sub(r"\$(?:\$|\(([^)]*)\))", lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]), text)
+    return re.sub(
+        r"\$(?:\$|\(([^)]*)\))",
+        lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]),
+        text,
+    )
 
 
 # By YAML 1.1, 1.2 or Go's parser some of these are numbers, booleans, null, dates or sexagesimals when they are bare.
@@ -166,10 +191,14 @@ ODD = (
 
 
 def test_words_and_variables_arrive_as_they_are_written():
-    odd = run(command=("train.py", *ODD), env={f"V{number}": text for number, text in enumerate(ODD)})
+    odd = run(
+        command=("train.py", *ODD), env={f"V{number}": text for number, text in enumerate(ODD)}
+    )
     ranks, env = container(odd)[1], {"HOME": "/expanded", "A": "expanded"}
     assert [expand(word, env) for word in ranks["args"]] == ["train.py", *ODD]
-    assert all(f'- "{word}"\n' in kubernetes.render(odd) for word in ("1e-3", "no", "1:30")), "a number for no parser"
+    assert all(f'- "{word}"\n' in kubernetes.render(odd) for word in ("1e-3", "no", "1:30")), (
+        "a number for no parser"
+    )
     found = variables(odd)
     assert [expand(found[f"V{number}"], env) for number in range(len(ODD))] == list(ODD)
 
@@ -219,20 +248,35 @@ def pod(tmp_path: pathlib.Path, action: str, index: int = 0) -> subprocess.Popen
     package.mkdir(parents=True, exist_ok=True)
     for path, text in (("torch/__init__.py", ""), ("torch/distributed/run.py", TORCHRUN)):
         (tmp_path / path).write_text(text)
-    here = {"workspace": str(tmp_path), "run_dir": f"{tmp_path}/run", "workdir": f"{tmp_path}/my proj$"}
+    here = {
+        "workspace": str(tmp_path),
+        "run_dir": f"{tmp_path}/run",
+        "workdir": f"{tmp_path}/my proj$",
+    }
     pathlib.Path(here["workdir"]).mkdir()
-    (tmp_path / "my proj$" / "torch.py").write_text("raise SystemExit('the agent imports nothing from there')")
+    (tmp_path / "my proj$" / "torch.py").write_text(
+        "raise SystemExit('the agent imports nothing from there')"
+    )
     ranks = container(run(**here, command=("train.py", "two words")))[1]
-    env = {"PATH": os.environ["PATH"], "RUN_ATTEMPT_ID": "8f0c", "ACTION": action, "JOB_COMPLETION_INDEX": str(index)}
+    env = {
+        "PATH": os.environ["PATH"],
+        "RUN_ATTEMPT_ID": "8f0c",
+        "ACTION": action,
+        "JOB_COMPLETION_INDEX": str(index),
+    }
     for one in ranks["env"][1:]:
         env[one["name"]] = re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], one["value"])
     argv = [expand(word, {}) for word in (*ranks["command"], *ranks["args"])]
-    return subprocess.Popen(argv, env=env | {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        argv, env=env | {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize(("action", "code"), [("done", 0), ("failed", 1)])
-def test_a_pod_starts_torchrun_and_ends_as_it_does(tmp_path: pathlib.Path, action: str, code: int, index: int):
+def test_a_pod_starts_torchrun_and_ends_as_it_does(
+    tmp_path: pathlib.Path, action: str, code: int, index: int
+):
     left = tmp_path / "run" / "control" / "8f0c.outcome"
     left.parent.mkdir(parents=True)
     if index == 0:  # which removes the outcome of the attempt before
@@ -240,7 +284,10 @@ def test_a_pod_starts_torchrun_and_ends_as_it_does(tmp_path: pathlib.Path, actio
     found = pod(tmp_path, action, index)
     out = found.communicate(timeout=20)[0]
     assert found.returncode == code
-    assert f"--rdzv-endpoint=night-0.night:29500 --rdzv-conf=is_host={'true' if index == 0 else 'false'}," in out
+    assert (
+        f"--rdzv-endpoint=night-0.night:29500 --rdzv-conf=is_host={'true' if index == 0 else 'false'},"
+        in out
+    )
     assert out.endswith(f"train.py two words {tmp_path}/my proj$\n")
 
 

@@ -39,7 +39,12 @@ os._exit(code)
 
 
 def run_node(
-    settings: Settings, node: Node, agent: str, *, given: dict[str, typing.Any] | None = None, **more: str
+    settings: Settings,
+    node: Node,
+    agent: str,
+    *,
+    given: dict[str, typing.Any] | None = None,
+    **more: str,
 ) -> subprocess.Popen[str]:
     """Start a node's part with a double of the environment, whose interpreter runs `agent` in torchrun's place."""
     files = texts(settings, **(given or {}))
@@ -69,14 +74,32 @@ def run_node(
         "HEAD_NODE": "slurmd-0",
         "RUN_DIR": str(node.run_dir),
     }
-    argv = [sys.executable, "-I", "-S", "-B", "-c", NODE_DRIVER, str(node.run_dir / "program"), "script.py", "--flag"]
+    argv = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-B",
+        "-c",
+        NODE_DRIVER,
+        str(node.run_dir / "program"),
+        "script.py",
+        "--flag",
+    ]
     return subprocess.Popen(
-        argv, env=node.env(**{**slurm, **more}), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        argv,
+        env=node.env(**{**slurm, **more}),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 
 def test_the_agent_gets_its_place(settings: Settings, node: Node):
-    process = run_node(settings, node, 'printf "%s\n" "$OMP_NUM_THREADS $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME" "$@"')
+    process = run_node(
+        settings,
+        node,
+        'printf "%s\n" "$OMP_NUM_THREADS $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME" "$@"',
+    )
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
     assert output.splitlines() == [
@@ -113,7 +136,13 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
     ],
 )
 def test_accelerate_connects_its_ranks_on_cpus_unless_the_user_sets_it(
-    settings: Settings, node: Node, *, is_payload: bool, gpus: int, variables: dict[str, str], wanted: str
+    settings: Settings,
+    node: Node,
+    *,
+    is_payload: bool,
+    gpus: int,
+    variables: dict[str, str],
+    wanted: str,
 ):
     request = dataclasses.replace(REQUEST, gpus_per_node=gpus)
     given = {"request": request, "outcome": is_payload}
@@ -121,7 +150,9 @@ def test_accelerate_connects_its_ranks_on_cpus_unless_the_user_sets_it(
     assert process.communicate(timeout=30)[0].splitlines()[-1] == f"<{wanted}>"
 
 
-def test_a_users_own_python_is_first_on_the_path_and_one_that_is_missing_is_named(settings: Settings, node: Node):
+def test_a_users_own_python_is_first_on_the_path_and_one_that_is_missing_is_named(
+    settings: Settings, node: Node
+):
     place = settings.workspace / "venv"
     python = environments.make(place, agent='echo "${PATH%%:*} $0"')
     output = run_node(settings, node, "", given={"python": str(python)}).communicate(timeout=30)[0]
@@ -136,7 +167,10 @@ def test_a_users_own_python_is_first_on_the_path_and_one_that_is_missing_is_name
     ("error", "words"),
     [
         ("TimeoutError('timed out')", "cannot reach 127.0.0.1:20100 (slurmd-0): timed out"),
-        ("OSError(113, 'No route to host')", "cannot reach 127.0.0.1:20100 (slurmd-0): No route to host"),
+        (
+            "OSError(113, 'No route to host')",
+            "cannot reach 127.0.0.1:20100 (slurmd-0): No route to host",
+        ),
         ("ConnectionRefusedError(111, 'Connection refused')", None),
     ],
 )
@@ -150,16 +184,26 @@ def test_a_head_that_cannot_be_reached_is_named_with_both_nodes_and_its_port(
         assert (process.returncode, output.splitlines()[-1]) == (0, "started")
     else:
         how = "let TCP through between the nodes (firewall, security group)"
-        assert (process.returncode, output.splitlines()[-1]) == (78, f"[FATAL] slurmd-1: {words}; {how}")
+        assert (process.returncode, output.splitlines()[-1]) == (
+            78,
+            f"[FATAL] slurmd-1: {words}; {how}",
+        )
         assert output.splitlines()[:-1] == ["slept 1"] * 4
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 3])
-def test_each_rank_gets_a_mig_instance_of_those_that_the_job_got(settings: Settings, node: Node, num: int):
+def test_each_rank_gets_a_mig_instance_of_those_that_the_job_got(
+    settings: Settings, node: Node, num: int
+):
     listed = [f"  MIG 1g.10gb     Device  {i}: (UUID: MIG-{i}a1)" for i in range(num)]
-    node.add("nvidia-smi", "".join(f"echo '{row}'\n" for row in ["GPU 0: NVIDIA H100 (UUID: GPU-5c)", *listed]))
+    node.add(
+        "nvidia-smi",
+        "".join(f"echo '{row}'\n" for row in ["GPU 0: NVIDIA H100 (UUID: GPU-5c)", *listed]),
+    )
     given = {"request": resources.Request("main", 2, 2, 8, 8000, None, 180)}
-    process = run_node(settings, node, "echo $CUDA_VISIBLE_DEVICES $*", given=given, CUDA_VISIBLE_DEVICES="0,1")
+    process = run_node(
+        settings, node, "echo $CUDA_VISIBLE_DEVICES $*", given=given, CUDA_VISIBLE_DEVICES="0,1"
+    )
     visible, *words = process.communicate(timeout=30)[0].splitlines()[-1].split()
     assert visible == ("0,1" if num < 2 else ",".join(f"MIG-{i}a1" for i in range(num)))
     assert ("--virtual-local-rank" in words) == (num >= 2)
@@ -167,7 +211,14 @@ def test_each_rank_gets_a_mig_instance_of_those_that_the_job_got(settings: Setti
 
 def test_the_users_interface_and_threads_win(settings: Settings, node: Node):
     agent = 'echo "$OMP_NUM_THREADS $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME"'
-    process = run_node(settings, node, agent, OMP_NUM_THREADS="7", GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="eth")
+    process = run_node(
+        settings,
+        node,
+        agent,
+        OMP_NUM_THREADS="7",
+        GLOO_SOCKET_IFNAME="ib0",
+        NCCL_SOCKET_IFNAME="eth",
+    )
     assert process.communicate(timeout=30)[0].endswith("gloo=ib0 nccl=eth\n7 ib0 eth\n")
 
 
@@ -178,7 +229,9 @@ def test_a_failed_agent_gives_the_others_time_and_keeps_its_code(settings: Setti
 
 
 def test_a_signal_to_the_step_waits_for_the_agent_to_save(settings: Settings, node: Node):
-    agent = "trap 'echo saved; exit 0' TERM; touch $NOTES/started; while :; do /bin/sleep 0.05; done"
+    agent = (
+        "trap 'echo saved; exit 0' TERM; touch $NOTES/started; while :; do /bin/sleep 0.05; done"
+    )
     process = run_node(settings, node, agent)
     for _ in range(200):
         if (node.notes / "started").exists():
@@ -200,7 +253,9 @@ def test_a_signal_of_the_supervisor_reaches_the_ranks_alone(settings: Settings, 
     joined: queue.Queue[str] = queue.Queue()
     lines = lifelines.Lifelines(joined.put, joined.put)
     waiting = node.notes / "waiting"
-    waiting.write_text("trap 'echo $1 got it; exit 3' USR1; echo $1 is ready; while :; do /bin/sleep 0.05; done")
+    waiting.write_text(
+        "trap 'echo $1 got it; exit 3' USR1; echo $1 is ready; while :; do /bin/sleep 0.05; done"
+    )
     starts = [
         f"LOCAL_RANK=0 bash {waiting} rank &",
         "rank=$!",
@@ -217,8 +272,13 @@ def test_a_signal_of_the_supervisor_reaches_the_ranks_alone(settings: Settings, 
     assert lines.signal(signal.SIGUSR1) == ["slurmd-0"]
     output, _ = process.communicate(timeout=30)
     lines.close()
-    assert process.returncode == 0, "else srun would end the other tasks, whose ranks may still save"
-    assert "[PREEMPT] slurmd-0: the ranks here ended with code 3 when they were asked to stop" in output
+    assert process.returncode == 0, (
+        "else srun would end the other tasks, whose ranks may still save"
+    )
+    assert (
+        "[PREEMPT] slurmd-0: the ranks here ended with code 3 when they were asked to stop"
+        in output
+    )
     assert [line for line in output.splitlines() if line.endswith("got it")] == ["rank got it"]
     assert " rank " not in output, "its state is of interest where it stands still"
 
@@ -229,7 +289,9 @@ def test_before_a_rank_is_asked_for_its_stack_its_state_is_printed_and_a_stopped
     joined: queue.Queue[str] = queue.Queue()
     lines = lifelines.Lifelines(joined.put, joined.put)
     waiting = node.notes / "waiting"
-    waiting.write_text("trap 'echo its stack; exit 3' ABRT; kill -STOP $$; while :; do /bin/sleep 0.05; done")
+    waiting.write_text(
+        "trap 'echo its stack; exit 3' ABRT; kill -STOP $$; while :; do /bin/sleep 0.05; done"
+    )
     starts = f"LOCAL_RANK=1 bash {waiting} & rank=$!; trap 'echo the agent got it' ABRT; wait $rank; exit $?"
     process = run_node(settings, node, starts, LIFELINE=lines.place, QUICK="", SLURM_NODEID="2")
     assert joined.get(timeout=30) == "slurmd-0"
@@ -241,8 +303,15 @@ def test_before_a_rank_is_asked_for_its_stack_its_state_is_printed_and_a_stopped
     output, _ = process.communicate(timeout=30)
     lines.close()
     assert process.returncode == 3, output
-    printed_lines = [line for line in output.splitlines() if " rank " in line or "stack" in line or "got it" in line]
-    assert [line.partition(" (T")[0] for line in printed_lines] == ["[ENV] slurmd-0: rank 5 is stopped", "its stack"]
+    printed_lines = [
+        line
+        for line in output.splitlines()
+        if " rank " in line or "stack" in line or "got it" in line
+    ]
+    assert [line.partition(" (T")[0] for line in printed_lines] == [
+        "[ENV] slurmd-0: rank 5 is stopped",
+        "its stack",
+    ]
 
 
 def statuses(script: pathlib.Path) -> list[pathlib.Path]:
@@ -274,12 +343,21 @@ def test_ranks_start_in_the_submission_s_folder_and_only_the_payload_is_kept_fro
 ):
     agent = 'echo "in $PWD safe=$PYTHONSAFEPATH"'
     start = None if outcome else copies.Start(str(tmp_path / "with blank"), "")
-    printed = run_node(settings, node, agent, given={"outcome": outcome, "start": start}).communicate(timeout=30)[0]
+    printed = run_node(
+        settings, node, agent, given={"outcome": outcome, "start": start}
+    ).communicate(timeout=30)[0]
     if not outcome:
-        assert f"[FATAL] slurmd-0: {tmp_path}/with blank cannot be entered (No such file or directory)" in printed
+        assert (
+            f"[FATAL] slurmd-0: {tmp_path}/with blank cannot be entered (No such file or directory)"
+            in printed
+        )
         (tmp_path / "with blank").mkdir()
-        printed = run_node(settings, node, agent, given={"outcome": outcome, "start": start}).communicate(timeout=30)[0]
-    assert printed.endswith(f"in {node.run_dir} safe=1\n" if outcome else f"in {tmp_path}/with blank safe=\n")
+        printed = run_node(
+            settings, node, agent, given={"outcome": outcome, "start": start}
+        ).communicate(timeout=30)[0]
+    assert printed.endswith(
+        f"in {node.run_dir} safe=1\n" if outcome else f"in {tmp_path}/with blank safe=\n"
+    )
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -39,7 +39,10 @@ def test_a_failure_is_noted_and_by_default_not_tried_again(settings: Settings, n
     assert code == 1
     assert attempts(node) == ["12.r0"]
     assert failures(node) == [["12.r0", "program", "slurmd-0", "ValueError: boom"]]
-    assert output.splitlines()[-1] == "[FAILED] attempt=12.r0 fault=program node=slurmd-0: ValueError: boom"
+    assert (
+        output.splitlines()[-1]
+        == "[FAILED] attempt=12.r0 fault=program node=slurmd-0: ValueError: boom"
+    )
 
 
 def test_a_program_that_failed_is_started_again_in_the_same_place(settings: Settings, node: Node):
@@ -52,11 +55,17 @@ def test_a_program_that_failed_is_started_again_in_the_same_place(settings: Sett
         "[RESTART] 2 of 2",
     ]
     assert not node.requeued()
-    ports = {line.split("head=")[1].split()[0] for line in output.splitlines() if line.startswith("[ENV] job=")}
+    ports = {
+        line.split("head=")[1].split()[0]
+        for line in output.splitlines()
+        if line.startswith("[ENV] job=")
+    }
     assert len(ports) == 3, "an attempt never meets what is left of the one before"
 
 
-def test_it_is_started_again_only_so_often_over_all_starts_of_the_job(settings: Settings, node: Node):
+def test_it_is_started_again_only_so_often_over_all_starts_of_the_job(
+    settings: Settings, node: Node
+):
     node.add("srun", COUNTS + BOOM)
     files = texts(settings, outcome=False, max_restarts=2)
     assert node.run(files)[0] == 1
@@ -82,12 +91,17 @@ def test_a_script_that_leaves_no_outcome_has_one_left_for_it(
 def test_a_cancelled_script_is_distinguished_from_one_that_failed(settings: Settings, node: Node):
     node.add("srun", WAITS + "exit 143")
     assert stop(node, texts(settings, outcome=False), signal.SIGTERM)[0] == 143
-    assert json.loads((node.run_dir / "control" / "12.r0.outcome").read_text())["outcome"] == "cancelled"
+    assert (
+        json.loads((node.run_dir / "control" / "12.r0.outcome").read_text())["outcome"]
+        == "cancelled"
+    )
 
 
 def test_a_mistake_of_the_users_is_not_tried_again(settings: Settings, node: Node):
     outcome = '{\\"outcome\\": \\"failed\\", \\"error\\": \\"--batch 0: at least 1\\", \\"retry\\": false}'
-    node.add("srun", COUNTS + f'echo "{outcome}" > "$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome"; exit 2')
+    node.add(
+        "srun", COUNTS + f'echo "{outcome}" > "$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome"; exit 2'
+    )
     assert node.run(texts(settings, max_restarts=5))[0] == 2
     assert attempts(node) == ["12.r0"]
     assert failures(node) == [["12.r0", "parameters", "-", "--batch 0: at least 1"]]
@@ -107,7 +121,9 @@ def test_a_node_that_failed_is_left_out_of_the_next_start(settings: Settings, no
     assert output.splitlines()[-1] == "[RESTART] without slurmd-0"
 
 
-def test_nodes_that_the_user_or_an_earlier_start_excluded_stay_left_out(settings: Settings, node: Node):
+def test_nodes_that_the_user_or_an_earlier_start_excluded_stay_left_out(
+    settings: Settings, node: Node
+):
     """ExcNodeList replaces what the job was submitted with."""
     node.add("srun", COUNTS + FAILS)
     node.add("sinfo", "printf '%s\\n' slurmd-0 other third")
@@ -124,8 +140,15 @@ def test_nodes_that_the_user_or_an_earlier_start_excluded_stay_left_out(settings
 @pytest.mark.parametrize(
     ("usable", "option", "name"),
     [
-        pytest.param("slurmd-0 third", "exclude", "third", id="what the user excluded is no spare node"),
-        pytest.param("slurmd-0 other third", "nodelist", "slurmd-0", id="a named node must be among the job's"),
+        pytest.param(
+            "slurmd-0 third", "exclude", "third", id="what the user excluded is no spare node"
+        ),
+        pytest.param(
+            "slurmd-0 other third",
+            "nodelist",
+            "slurmd-0",
+            id="a named node must be among the job's",
+        ),
     ],
 )
 def test_a_faulty_node_is_tried_again_where_no_other_may_stand_in(
@@ -141,10 +164,14 @@ def test_a_faulty_node_is_tried_again_where_no_other_may_stand_in(
 
 
 @pytest.mark.parametrize(("reserved", "requeues"), [("slurmd-0,third", True), ("slurmd-0", False)])
-def test_only_a_node_of_its_reservation_may_stand_in(settings: Settings, node: Node, reserved: str, requeues: bool):
+def test_only_a_node_of_its_reservation_may_stand_in(
+    settings: Settings, node: Node, reserved: str, requeues: bool
+):
     node.add("srun", COUNTS + FAILS)
     node.add("sinfo", "printf '%s\\n' slurmd-0 other third")
-    shown = f"ReservationName=team StartTime=2026-11-22T10:00:00 Nodes={reserved} NodeCnt=2 Flags=MAINT"
+    shown = (
+        f"ReservationName=team StartTime=2026-11-22T10:00:00 Nodes={reserved} NodeCnt=2 Flags=MAINT"
+    )
     node.add(
         "scontrol",
         f'case "$*" in *"show reservation team") echo "{shown}" ;; "show hostnames {reserved}") echo {reserved} | tr , "\\n" ;;'
@@ -166,8 +193,14 @@ def test_the_last_node_is_not_left_out(settings: Settings, node: Node):
 
 
 def test_what_every_node_complains_of_is_no_nodes_fault(settings: Settings, node: Node):
-    node.hosts, node.addresses = "slurmd-0 slurmd-1", {"slurmd-0": "192.0.2.1", "slurmd-1": "192.0.2.2"}
-    node.add("srun", COUNTS + 'for h in $HOSTS; do echo "0: [FATAL] $h: the archive is damaged"; done; exit 78')
+    node.hosts, node.addresses = (
+        "slurmd-0 slurmd-1",
+        {"slurmd-0": "192.0.2.1", "slurmd-1": "192.0.2.2"},
+    )
+    node.add(
+        "srun",
+        COUNTS + 'for h in $HOSTS; do echo "0: [FATAL] $h: the archive is damaged"; done; exit 78',
+    )
     assert node.run(texts(settings, max_restarts=3), SLURM_JOB_NUM_NODES="2")[0] == 78
     assert failures(node)[0][1:3] == ["parameters", "-"]
 
@@ -196,7 +229,9 @@ def test_a_cancellation_while_a_warned_job_saves_wins(settings: Settings, node: 
     assert not node.requeued()
 
 
-def test_a_controller_that_is_away_is_asked_again_and_the_job_is_queued_once(settings: Settings, node: Node):
+def test_a_controller_that_is_away_is_asked_again_and_the_job_is_queued_once(
+    settings: Settings, node: Node
+):
     node.add("srun", WAITS + ENDS % "preempted")
     node.add(
         "scontrol",

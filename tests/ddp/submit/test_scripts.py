@@ -17,13 +17,29 @@ from ddp.submit import resources, scripts
 
 
 def directives(script: str) -> list[str]:
-    return [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+    return [
+        line.removeprefix("#SBATCH --")
+        for line in script.splitlines()
+        if line.startswith("#SBATCH")
+    ]
 
 
 def test_the_script_is_directives_and_one_command(settings: Settings):
-    given: dict[str, typing.Any] = {"constraint": "a100&ib", "account": "physics", "qos": "high", "reservation": "r1"}
-    given |= {"nodelist": "n[1-2]", "exclude": "n3", "exclusive": True, "dependency": "afterok:40:41"}
-    script = texts(settings, **given, sbatch="--nice=100 --spread-job --switches=1@60")["job.sbatch"]
+    given: dict[str, typing.Any] = {
+        "constraint": "a100&ib",
+        "account": "physics",
+        "qos": "high",
+        "reservation": "r1",
+    }
+    given |= {
+        "nodelist": "n[1-2]",
+        "exclude": "n3",
+        "exclusive": True,
+        "dependency": "afterok:40:41",
+    }
+    script = texts(settings, **given, sbatch="--nice=100 --spread-job --switches=1@60")[
+        "job.sbatch"
+    ]
     run_dir = settings.runs / "first"
     assert directives(script) == [
         "job-name=first",
@@ -57,7 +73,9 @@ def test_the_script_is_directives_and_one_command(settings: Settings):
     assert [line for line in script.splitlines() if not line.startswith("#")] == [program]
 
 
-def test_a_workspace_with_a_blank_is_quoted_for_sbatch_and_the_shell(settings: Settings, tmp_path: pathlib.Path):
+def test_a_workspace_with_a_blank_is_quoted_for_sbatch_and_the_shell(
+    settings: Settings, tmp_path: pathlib.Path
+):
     settings = dataclasses.replace(settings, workspace=tmp_path / "my h\u00f6me")
     script = texts(settings)["job.sbatch"]
     assert f'chdir="{settings.runs}/first"' in directives(script)
@@ -66,7 +84,11 @@ def test_a_workspace_with_a_blank_is_quoted_for_sbatch_and_the_shell(settings: S
 
 def test_what_is_not_wanted_is_not_asked_for(settings: Settings):
     script = texts(settings, resources.Request("main", 1, 0, 4, 8000, None, 180))["job.sbatch"]
-    assert not [line for line in directives(script) if line.startswith(("gpus", "time", "account", "dependency"))]
+    assert not [
+        line
+        for line in directives(script)
+        if line.startswith(("gpus", "time", "account", "dependency"))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +96,10 @@ def test_what_is_not_wanted_is_not_asked_for(settings: Settings):
     [
         ("--outp=/x", "sbatch: --output is set by the job itself, which relies on it; omit it"),
         ("--nice=1 --mem=5", "sbatch: --mem has its own option; use memory"),
-        ("-t5", "sbatch: '-t5' is not allowed; sbatch's own long options, separated by blanks, such as --nice=100 "),
+        (
+            "-t5",
+            "sbatch: '-t5' is not allowed; sbatch's own long options, separated by blanks, such as --nice=100 ",
+        ),
     ],
 )
 def test_what_would_break_the_job_is_refused(given: str, line: str):
@@ -91,12 +116,18 @@ def test_what_the_job_runs_lies_in_its_own_folder(settings: Settings):
         if name.endswith(".py"):
             compile(text, name, "exec")
     job = spec.parse(spec.JobSpec, files["program/job.json"])
-    assert (job.run, job.job_dir, job.cache) == ("first", str(settings.runs / "first"), str(settings.node_cache))
+    assert (job.run, job.job_dir, job.cache) == (
+        "first",
+        str(settings.runs / "first"),
+        str(settings.node_cache),
+    )
     assert job.environment is not None
     assert job.environment.trusted_uids == (settings.uid,)
 
 
-def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, node: Node, tmp_path: pathlib.Path):
+def test_a_value_that_slipped_through_would_still_be_quoted(
+    settings: Settings, node: Node, tmp_path: pathlib.Path
+):
     evil = f"$(touch {tmp_path}/pwned) `touch {tmp_path}/pwned`; touch {tmp_path}/pwned '\" {{{{ 7*7 }}}}"
     params = models.SubmitDdp.model_construct()
     files = scripts.training(
@@ -111,6 +142,8 @@ def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, 
     code, output = node.run(files)
     assert code == 0, output
     assert output.splitlines()[1] == evil
-    assert (job := spec.load(spec.JobSpec, str(node.run_dir / "program" / "job.json"))).environment is not None
+    assert (
+        job := spec.load(spec.JobSpec, str(node.run_dir / "program" / "job.json"))
+    ).environment is not None
     assert job.environment.layers[0].path == f"{evil}/{MANIFEST.hash}.tar.zst"
     assert not (tmp_path / "pwned").exists()

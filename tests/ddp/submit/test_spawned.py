@@ -19,7 +19,10 @@ def main(rank, world_size):
 if __name__ == "__main__":
     mp.spawn(main, args=(2,), nprocs=2)
 """
-IMAGENET = MULTIGPU + "import argparse\nargparse.ArgumentParser().add_argument('--multiprocessing-distributed')\n"
+IMAGENET = (
+    MULTIGPU
+    + "import argparse\nargparse.ArgumentParser().add_argument('--multiprocessing-distributed')\n"
+)
 WHY = "starts its own ranks in each rank (mp.spawn), which wait for ever; call its function once"
 
 

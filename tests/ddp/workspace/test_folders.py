@@ -47,7 +47,10 @@ def test_a_filesystem_that_hangs_is_given_up(settings: Settings):
     with pytest.raises(folders.HangingError) as caught:
         folders.call(settings, hang, timeout_s=0.1)
     gate.set()
-    assert str(caught.value) == f"{settings.workspace} gave no answer within 0.1 s; is the filesystem's server up?"
+    assert (
+        str(caught.value)
+        == f"{settings.workspace} gave no answer within 0.1 s; is the filesystem's server up?"
+    )
 
 
 def test_an_operation_that_is_refused_says_why(settings: Settings):
@@ -60,7 +63,9 @@ def test_an_operation_that_is_refused_says_why(settings: Settings):
 
 @pytest.mark.parametrize("name", folders.FOLDERS)
 @pytest.mark.parametrize("mode", [0o755, 0o777])
-def test_a_folder_that_another_account_made_first_is_named(settings: Settings, name: str, mode: int):
+def test_a_folder_that_another_account_made_first_is_named(
+    settings: Settings, name: str, mode: int
+):
     """In a sticky root anybody can squat on a name; what lies there is never used."""
     settings.workspace.chmod(0o1777)
     squatted = settings.workspace / name
@@ -77,7 +82,9 @@ def test_a_link_in_place_of_a_folder_is_named(settings: Settings, tmp_path: path
     (tmp_path / "elsewhere").mkdir()
     (settings.workspace / "environments").rmdir()
     (settings.workspace / "environments").symlink_to(tmp_path / "elsewhere")
-    assert folders.look(settings).untrusted.startswith(f"{settings.workspace}/environments is a symbolic link")
+    assert folders.look(settings).untrusted.startswith(
+        f"{settings.workspace}/environments is a symbolic link"
+    )
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o1777, 0o1775, 0o700])
@@ -146,7 +153,9 @@ def test_where_a_path_leads(settings: Settings, tmp_path: pathlib.Path):
     assert not locate(settings, str(settings.workspace / "out")).is_inside
     assert locate(settings, str(settings.runs)).kind == "folder"
     assert locate(settings, str(settings.workspace / "no")).kind == "absent"
-    assert not locate(settings, str(settings.workspace)).is_inside, "the workspace itself is not in it"
+    assert not locate(settings, str(settings.workspace)).is_inside, (
+        "the workspace itself is not in it"
+    )
     assert not locate(settings, "/dev/null").is_inside
     assert locate(settings, "/dev/null").kind == "other"
     with pytest.raises(folders.WorkspaceError, match="Too many levels of symbolic links"):

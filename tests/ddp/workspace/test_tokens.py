@@ -41,7 +41,14 @@ def given(settings: Settings) -> tuple[Settings, pathlib.Path]:
 def test_settings_and_errors_do_not_show_it(settings: Settings):
     assert TOKEN not in repr(dataclasses.replace(settings, token=TOKEN))
     with pytest.raises(Problem) as caught:
-        folders.call(settings, operations.keep_secret, secrets="/nowhere", owner="x", name="first", text=TOKEN)
+        folders.call(
+            settings,
+            operations.keep_secret,
+            secrets="/nowhere",
+            owner="x",
+            name="first",
+            text=TOKEN,
+        )
     assert TOKEN not in str(caught.value)
 
 
@@ -49,15 +56,22 @@ def test_a_job_that_is_being_submitted_keeps_its_file(settings: Settings):
     secrets = str(settings.workspace / ".secrets")
     pathlib.Path(secrets).mkdir()
     operations.keep_secret(secrets, "trainer-0", "first.hf-token", "a\n")
-    assert operations.sync_tokens(secrets, "trainer-0", token="a", active=[]) == {"removed": 0, "replaced": 0}
+    assert operations.sync_tokens(secrets, "trainer-0", token="a", active=[]) == {
+        "removed": 0,
+        "replaced": 0,
+    }
 
 
-def test_the_file_of_a_run_stays_while_another_of_its_jobs_is_active(settings: Settings, cluster: Cluster):
+def test_the_file_of_a_run_stays_while_another_of_its_jobs_is_active(
+    settings: Settings, cluster: Cluster
+):
     given = dataclasses.replace(settings, token=TOKEN)
     path = pathlib.Path(tokens.path(given, "first"))
     tokens.deliver(given, "first")
     states = {40: ("FAILED", 1), 41: ("RUNNING", 0)}
-    cluster.jobs = [Job(number, USER, "first", path, "", [state]) for number, state in states.items()]
+    cluster.jobs = [
+        Job(number, USER, "first", path, "", [state]) for number, state in states.items()
+    ]
     tokens.drop(given, "first")
     assert path.read_text() == f"{TOKEN}\n"
     cluster.silent = 1
@@ -68,7 +82,9 @@ def test_the_file_of_a_run_stays_while_another_of_its_jobs_is_active(settings: S
     assert not path.exists()
 
 
-def test_a_folder_of_another_account_or_a_link_is_not_used(settings: Settings, tmp_path: pathlib.Path):
+def test_a_folder_of_another_account_or_a_link_is_not_used(
+    settings: Settings, tmp_path: pathlib.Path
+):
     (tmp_path / "theirs").mkdir()
     secrets = settings.workspace / ".secrets"
     secrets.symlink_to(tmp_path / "theirs")
@@ -86,7 +102,9 @@ def test_a_folder_of_another_account_or_a_link_is_not_used(settings: Settings, t
 
 
 @pytest.mark.parametrize("end", [ENDS % "done", ENDS % "failed" + "; exit 1", "exit 137"])
-def test_a_job_that_ends_by_itself_removes_the_file(given: tuple[Settings, pathlib.Path], node: Node, end: str):
+def test_a_job_that_ends_by_itself_removes_the_file(
+    given: tuple[Settings, pathlib.Path], node: Node, end: str
+):
     node.add("srun", READS + end)
     _, output = node.run(texts(given[0]))
     assert (node.notes / "token").read_text() == TOKEN, output
@@ -137,7 +155,9 @@ def test_a_job_without_the_file_says_so(given: tuple[Settings, pathlib.Path], no
     node.add("srun", ENDS % "done")
     code, output = node.run(texts(given[0]))
     assert code == 0
-    assert "this job has no Hugging Face token; submit the run with the trainer to get one" in output
+    assert (
+        "this job has no Hugging Face token; submit the run with the trainer to get one" in output
+    )
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -158,13 +178,21 @@ def test_the_ranks_get_the_variables_of_the_file_and_the_script_has_their_names_
     if exists:
         assert (code, (node.notes / "key").read_text()) == (0, "a b'$x"), output
     else:
-        assert "the job's secret variables: No such file or directory; submit the run again with env-file" in output
+        assert (
+            "the job's secret variables: No such file or directory; submit the run again with env-file"
+            in output
+        )
 
 
-def test_variables_of_runs_that_ended_are_removed_with_the_next(settings: Settings, cluster: Cluster):
+def test_variables_of_runs_that_ended_are_removed_with_the_next(
+    settings: Settings, cluster: Cluster
+):
     for run in ("first", "second", "third"):
         tokens.deliver_variables(settings, run, {"A": "x"})
-    paths = {run: pathlib.Path(tokens.path(settings, run, ".env")) for run in ("first", "second", "third")}
+    paths = {
+        run: pathlib.Path(tokens.path(settings, run, ".env"))
+        for run in ("first", "second", "third")
+    }
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths.values()} == {0o600}
     for run in ("first", "second"):
         os.utime(paths[run], (1, 1))

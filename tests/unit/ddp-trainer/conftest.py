@@ -30,7 +30,9 @@ __all__ = ["charm_dir", "claims", "cluster", "node", "pip", "ready", "settings",
 def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path) -> None:
     """Do in this process what the charm has the program do as the submit user; test_program starts it."""
 
-    def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -> program.Answer:
+    def ask(
+        user: str, request: Json, log: Log, *, timeout_s: float | None = None
+    ) -> program.Answer:
         assert user == USER
         reply = json.loads(json.dumps(service.answer(json.loads(json.dumps(request)), log)))
         return program.Answer(reply["results"], reply.get("error", ""))
@@ -56,7 +58,11 @@ def host(
     def find(path: object) -> mounts.Mount | None:
         assert str(path) == str(workspace)
         where = about["mount"]
-        return mounts.Mount(1, "0:50", str(where), "fuse.juicefs", "JuiceFS:shared", ()) if where else None
+        return (
+            mounts.Mount(1, "0:50", str(where), "fuse.juicefs", "JuiceFS:shared", ())
+            if where
+            else None
+        )
 
     def ensure_packages(names: tuple[str, ...]) -> None:
         failure = about.get("apt")
@@ -65,7 +71,9 @@ def host(
         about["installed"] = names
 
     monkeypatch.setattr(host_module, "WHEELHOUSE", tmp_path / "attached" / "wheelhouse")
-    monkeypatch.setattr(host_module, "account", pwd.getpwnam)  # the tests' own account may be root's
+    monkeypatch.setattr(
+        host_module, "account", pwd.getpwnam
+    )  # the tests' own account may be root's
     monkeypatch.setattr(host_module.apt, "ensure_packages", ensure_packages)
     monkeypatch.setattr(host_module.mounts, "find", find)
     monkeypatch.setattr(host_module.mounts, "probe", lambda *_, **__: about["probe"])
@@ -74,6 +82,10 @@ def host(
 
 @pytest.fixture
 def trainer(
-    workspace: pathlib.Path, charm_dir: pathlib.Path, cluster: Cluster, pip: Pip, host: dict[str, object]
+    workspace: pathlib.Path,
+    charm_dir: pathlib.Path,
+    cluster: Cluster,
+    pip: Pip,
+    host: dict[str, object],
 ) -> Trainer:
     return Trainer(workspace, charm_dir, {"workspace": str(workspace), "submit-user": USER})

@@ -29,7 +29,9 @@ class Trainer:
     def state(self) -> testing.State:
         relation = testing.SubordinateRelation("juju-info", remote_app_name="sackd")
         wheelhouse = testing.Resource(name="wheelhouse", path=self.root / "wheelhouse")
-        return testing.State(config=self.config, relations=[relation], resources=[wheelhouse], secrets=self.secrets)
+        return testing.State(
+            config=self.config, relations=[relation], resources=[wheelhouse], secrets=self.secrets
+        )
 
     def event(self, name: str) -> testing.State:
         self.context = self._context()
@@ -63,8 +65,13 @@ class Trainer:
         return list(self.context.action_logs)
 
     def _context(self) -> testing.Context[charm.DdpTrainerCharm]:
-        return testing.Context(charm.DdpTrainerCharm, meta=META, charm_root=self.root, app_name="trainer", unit_id=0)
+        return testing.Context(
+            charm.DdpTrainerCharm, meta=META, charm_root=self.root, app_name="trainer", unit_id=0
+        )
 
     def files(self) -> dict[str, int]:
         """List the workspace's files, with the time of each change."""
-        return {str(path.relative_to(self.workspace)): path.lstat().st_mtime_ns for path in self.workspace.rglob("*")}
+        return {
+            str(path.relative_to(self.workspace)): path.lstat().st_mtime_ns
+            for path in self.workspace.rglob("*")
+        }

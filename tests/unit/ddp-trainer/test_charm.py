@@ -20,7 +20,15 @@ from slurm_ddp.run import CommandError
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
-EVENTS = ["install", "start", "config_changed", "upgrade_charm", "update_status", "relation_joined", "relation_changed"]
+EVENTS = [
+    "install",
+    "start",
+    "config_changed",
+    "upgrade_charm",
+    "update_status",
+    "relation_joined",
+    "relation_changed",
+]
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -39,16 +47,16 @@ def test_every_event_reaches_the_same_state(trainer: Trainer, host: dict[str, ob
 
 def test_an_environment_that_jobs_would_not_use_is_reported(ready: Trainer):
     """As after a refresh, or with another build of torch asked for: the next job would wait for a new one."""
-    expected = (
-        "no environment of this release; the first job builds it, or: juju run trainer/leader install-environment"
-    )
+    expected = "no environment of this release; the first job builds it, or: juju run trainer/leader install-environment"
     package = ready.root / "payload" / "ddptrain" / "__init__.py"
     package.write_text("__version__ = '1'\n")
     assert ready.event("upgrade_charm").unit_status == testing.ActiveStatus(expected)
     ready.run("install-environment")
     assert ready.event("update_status").unit_status.message.startswith("ready; ")
     shutil.rmtree(package.parent)
-    assert ready.event("update_status").unit_status.name == "blocked", "a charm that was not packed right"
+    assert ready.event("update_status").unit_status.name == "blocked", (
+        "a charm that was not packed right"
+    )
 
 
 def test_what_the_environment_lacks_for_an_option_is_named(ready: Trainer):
@@ -57,13 +65,18 @@ def test_what_the_environment_lacks_for_an_option_is_named(ready: Trainer):
     for given, lacks in (
         ({"tensorboard": True}, "the environment lacks tensorboard"),
         ({"tensorboard": True, "wandb": True}, "the environment lacks tensorboard, wandb"),
-        ({"tensorboard": True, "wandb": True, "transformers": True}, "the environment lacks tensorboard and 2 more"),
+        (
+            {"tensorboard": True, "wandb": True, "transformers": True},
+            "the environment lacks tensorboard and 2 more",
+        ),
         ({"transformers": True}, "the environment lacks transformers"),
         ({"torch-build": "cuda"}, "no environment of this release"),
     ):
         before = dict(ready.config)
         ready.config.update(given)
-        assert ready.event("config_changed").unit_status == testing.ActiveStatus(f"{lacks}; {again}")
+        assert ready.event("config_changed").unit_status == testing.ActiveStatus(
+            f"{lacks}; {again}"
+        )
         ready.config.clear()
         ready.config.update(before)
     assert ready.event("config_changed").unit_status.message.startswith("ready; ")
@@ -86,7 +99,10 @@ HUNG = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")
         (
             {},
             {"probe": HUNG},
-            ("is the filesystem's server up? see: juju status", "/mnt/shared did not answer within 5 s"),
+            (
+                "is the filesystem's server up? see: juju status",
+                "/mnt/shared did not answer within 5 s",
+            ),
         ),
     ],
 )
@@ -111,7 +127,9 @@ def test_waits_for_slurm_and_the_filesystem(
         assert trainer.fails("submit-ddp") == f"{problem}; {remedy}"
 
 
-def test_a_unit_that_waits_looks_again_soon(trainer: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_a_unit_that_waits_looks_again_soon(
+    trainer: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     """Neither slurmctld's return nor the mount's is an event of this unit: it would say that it waits for five minutes."""
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(charm.wake, "later", lambda unit, _, seconds: asked.append((unit, seconds)))
@@ -123,7 +141,9 @@ def test_a_unit_that_waits_looks_again_soon(trainer: Trainer, cluster: Cluster, 
     assert len(asked) == 1
 
 
-def test_nothing_is_submitted_where_others_could_replace_what_runs(ready: Trainer, cluster: Cluster):
+def test_nothing_is_submitted_where_others_could_replace_what_runs(
+    ready: Trainer, cluster: Cluster
+):
     ready.event("install")
     ready.workspace.chmod(0o777)
     problem = (
@@ -131,7 +151,9 @@ def test_nothing_is_submitted_where_others_could_replace_what_runs(ready: Traine
         f"chmod +t {ready.workspace}"
     )
     before, asked = ready.files(), len(cluster.changes)
-    assert ready.event("update_status").unit_status == testing.BlockedStatus(messages.fitted(problem))
+    assert ready.event("update_status").unit_status == testing.BlockedStatus(
+        messages.fitted(problem)
+    )
     for action in ("submit-ddp", "prepare-dataset", "install-environment", "benchmark-collectives"):
         assert ready.fails(action) == problem
     assert (ready.files(), len(cluster.changes)) == (before, asked)
@@ -148,14 +170,18 @@ def test_packages_that_cannot_be_installed_block(trainer: Trainer, host: dict[st
     assert trainer.event("update_status").unit_status.name == "active"
 
 
-@pytest.mark.parametrize(("option", "value", "line"), CASES["an_option_that_cannot_be_blocks_and_names_itself"])
+@pytest.mark.parametrize(
+    ("option", "value", "line"), CASES["an_option_that_cannot_be_blocks_and_names_itself"]
+)
 def test_an_option_that_cannot_be_blocks_and_names_itself(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch, option: str, value: str, line: str
 ):
     if value in ("root", "nosuch"):
         monkeypatch.setattr(host_module, "account", ACCOUNT)
     trainer.config[option] = value
-    assert trainer.event("config_changed").unit_status == testing.BlockedStatus(f"fix config: {option}: {line}")
+    assert trainer.event("config_changed").unit_status == testing.BlockedStatus(
+        f"fix config: {option}: {line}"
+    )
     assert trainer.fails("list-runs") == f"fix config: {option}: {line}"
 
 
@@ -163,9 +189,13 @@ def test_a_folder_of_another_account_blocks(trainer: Trainer, monkeypatch: pytes
     def denied(*_: object) -> None:
         raise PermissionError(1, "/mnt/shared/runs belongs to uid 33")
 
-    monkeypatch.setattr(operations, "make_folders", lambda **_: {"denied": ["runs"], "untrusted": ""})
+    monkeypatch.setattr(
+        operations, "make_folders", lambda **_: {"denied": ["runs"], "untrusted": ""}
+    )
     monkeypatch.setattr(host_module, "hand_over", denied)
     out = trainer.event("update_status")
     place = trainer.workspace / "runs"
     text = f"chown {USER} {place}, as root, here or on the filesystem's server"
-    assert out.unit_status == testing.BlockedStatus(messages.fitted(f"{text}: /mnt/shared/runs belongs to uid 33"))
+    assert out.unit_status == testing.BlockedStatus(
+        messages.fitted(f"{text}: /mnt/shared/runs belongs to uid 33")
+    )

@@ -35,7 +35,9 @@ class Doubles:
 class LoginHost(orders.Unit):
     """The unit on a login host, with an environment and a dataset in the workspace."""
 
-    relations: typing.ClassVar = {"juju-info": testing.SubordinateRelation("juju-info", remote_app_name="sackd")}
+    relations: typing.ClassVar = {
+        "juju-info": testing.SubordinateRelation("juju-info", remote_app_name="sackd")
+    }
     hooks: typing.ClassVar = (*orders.Unit.hooks, "secret_changed")
     actions: typing.ClassVar = {
         "submit-ddp": {"workload": "smoke", "run": "first"},
@@ -50,8 +52,12 @@ class LoginHost(orders.Unit):
         "submit-ddp last": {"workload": "smoke", "run": "last"},  # only when it settles
     }
 
-    def __init__(self, at: Trainer, calls: orders.Calls, clock: orders.Clock, doubles: Doubles) -> None:
-        state = dataclasses.replace(at.state(), relations=set(self.relations.values()), secrets={SECRET})
+    def __init__(
+        self, at: Trainer, calls: orders.Calls, clock: orders.Clock, doubles: Doubles
+    ) -> None:
+        state = dataclasses.replace(
+            at.state(), relations=set(self.relations.values()), secrets={SECRET}
+        )
         super().__init__(doubles.ctx, state, calls)
         self.at, self.clock, self.workspace = at, clock, at.workspace
         self.cluster, self.about = doubles.cluster, doubles.host
@@ -80,14 +86,20 @@ class LoginHost(orders.Unit):
             "the workspace is not mounted": lambda: self.about.update(mount=""),
             "the mount hangs": lambda: self.about.update(probe=DOWN),
             "the workspace is mounted": self.mount,
-            "apt fails": lambda: self.about.update(apt=CommandError("apt-get exited 100: no network")),
+            "apt fails": lambda: self.about.update(
+                apt=CommandError("apt-get exited 100: no network")
+            ),
             "apt works": lambda: self.about.pop("apt", None),
             "the token changes": lambda: self.grant({"token": "hf_second"}),
             "the token is malformed": lambda: self.grant({"tokens": "hf_second"}),
             "the token is withdrawn": lambda: self.replace(secrets=set()),
             "config without a token": lambda: self.replace(config=self.at.config),
-            "config malformed": lambda: self.replace(config=self.config | {"torch-build": "fastest"}),
-            "config nobody": lambda: self.replace(config=self.config | {"submit-user": "nobody-of-that-name"}),
+            "config malformed": lambda: self.replace(
+                config=self.config | {"torch-build": "fastest"}
+            ),
+            "config nobody": lambda: self.replace(
+                config=self.config | {"submit-user": "nobody-of-that-name"}
+            ),
             "config": lambda: self.replace(config=self.config),
         }
 
@@ -95,7 +107,13 @@ class LoginHost(orders.Unit):
         self.about.update(mount=str(self.workspace), probe=mounts.Result(mounts.State.RIGHT))
 
     def grant(self, content: collections.abc.Mapping[str, str]) -> None:
-        self.replace(secrets={dataclasses.replace(SECRET, tracked_content=dict(content), latest_content=dict(content))})
+        self.replace(
+            secrets={
+                dataclasses.replace(
+                    SECRET, tracked_content=dict(content), latest_content=dict(content)
+                )
+            }
+        )
 
     def set_states(self, state: str) -> None:
         for job in self.cluster.jobs:
@@ -127,7 +145,11 @@ class LoginHost(orders.Unit):
             "run": [name for name in self.files("runs/last") if not name.startswith("logs")],
             "submitted": [job.name for job in self.cluster.jobs[before:]],
             "tokens": (without_jobs, self.files(".secrets")),
-            "left over": [name for name in self.files(".") if "/." in f"/{name}" and not name.startswith(".secrets")],
+            "left over": [
+                name
+                for name in self.files(".")
+                if "/." in f"/{name}" and not name.startswith(".secrets")
+            ],
         }
 
     def files(self, folder: str) -> list[str]:
@@ -147,7 +169,9 @@ def test_every_order_ends_in_the_same_state(
     calls.watch_files(monkeypatch)
     for module in (jobs, nodes):
         monkeypatch.setattr(module, "run", calls.watch_run(cluster.run))
-    monkeypatch.setattr(host_module, "account", lambda name: (pwd.getpwnam if name == USER else ACCOUNT)(name))
+    monkeypatch.setattr(
+        host_module, "account", lambda name: (pwd.getpwnam if name == USER else ACCOUNT)(name)
+    )
     ensure = host_module.apt.ensure_packages
     hangs = orders.raising(lambda: CommandTimeout("apt-get: no answer within 600 s"))
     monkeypatch.setattr(host_module.apt, "ensure_packages", calls.watch(ensure, fails=hangs))

@@ -21,7 +21,9 @@ def test_a_workspace_of_roots_is_handed_over(workspace: pathlib.Path, mode: int)
     assert {(workspace / name).stat().st_uid for name in FOLDERS} == {NOBODY.pw_uid}
     assert (workspace / ".secrets").stat().st_mode & 0o7777 == 0o700
     users = (workspace / "users").stat()
-    assert (workspace.stat().st_uid, users.st_uid, users.st_mode & 0o7777) == (0, 0, 0o1777), "everybody's own"
+    assert (workspace.stat().st_uid, users.st_uid, users.st_mode & 0o7777) == (0, 0, 0o1777), (
+        "everybody's own"
+    )
 
 
 @needs_root
@@ -34,7 +36,9 @@ def test_root_touches_nothing_in_a_workspace_that_others_can_change(workspace: p
 
 
 @needs_root
-def test_root_follows_no_link_and_takes_nothing_from_a_third_account(workspace: pathlib.Path, tmp_path: pathlib.Path):
+def test_root_follows_no_link_and_takes_nothing_from_a_third_account(
+    workspace: pathlib.Path, tmp_path: pathlib.Path
+):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (workspace / "runs").symlink_to(elsewhere)
@@ -47,7 +51,9 @@ def test_root_follows_no_link_and_takes_nothing_from_a_third_account(workspace: 
         host.hand_over(str(workspace), ["datasets"], NOBODY)
 
 
-def test_an_attached_wheelhouse_is_copied_once_and_can_be_read(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_attached_wheelhouse_is_copied_once_and_can_be_read(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(host, "WHEELHOUSE", tmp_path / "shared" / "wheelhouse")
     attached = tmp_path / "resource"
     attached.touch(mode=0o600)

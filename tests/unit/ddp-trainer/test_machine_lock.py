@@ -44,7 +44,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Serve]:
 
     def start(agent: str, text: str) -> None:
         (agents / agent).mkdir()
-        server = socketserver.UnixStreamServer(str(agents / agent / "introspection.socket"), _Handler)
+        server = socketserver.UnixStreamServer(
+            str(agents / agent / "introspection.socket"), _Handler
+        )
         server.text = text  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
@@ -74,8 +76,12 @@ def test_the_agent_decides_whatever_the_version(
     assert machine_lock.is_held_by("trainer/0", "109") == is_held
 
 
-@pytest.mark.parametrize("text", ["", "not: [yaml", "unit-other-0:\n  holder: none\n", "[1, 2]", "unit-trainer-0: 7"])
-@pytest.mark.parametrize(("version", "is_held"), [("3.6.8", False), ("2.9.1", False), ("4.0.15", True), ("", False)])
+@pytest.mark.parametrize(
+    "text", ["", "not: [yaml", "unit-other-0:\n  holder: none\n", "[1, 2]", "unit-trainer-0: 7"]
+)
+@pytest.mark.parametrize(
+    ("version", "is_held"), [("3.6.8", False), ("2.9.1", False), ("4.0.15", True), ("", False)]
+)
 def test_where_the_agent_is_silent_or_odd_the_version_decides(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, text: str, version: str, is_held: bool
 ):
@@ -94,7 +100,9 @@ def test_who_waits_is_reported_by_the_agents_of_all_units(serve: Serve):
     ]
 
 
-def test_whoever_has_waited_for_a_minute_is_named_once(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+def test_whoever_has_waited_for_a_minute_is_named_once(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(machine_lock, "_LOOK_S", 0.01)
     serve("unit-mount-1", WAITS)
     lines: list[str] = []
@@ -109,7 +117,9 @@ def test_whoever_has_waited_for_a_minute_is_named_once(serve: Serve, monkeypatch
     with machine_lock.named_waiters(log, is_held=True):
         assert seen.wait(20)
         seen.wait(0.2)
-    assert lines == ["mount/1 (run relation-changed (4; unit: server/0) hook) has waited 3670 s for this action"]
+    assert lines == [
+        "mount/1 (run relation-changed (4; unit: server/0) hook) has waited 3670 s for this action"
+    ]
 
 
 def test_nobody_is_named_who_waits_for_another_hook(serve: Serve, monkeypatch: pytest.MonkeyPatch):
@@ -122,7 +132,9 @@ def test_nobody_is_named_who_waits_for_another_hook(serve: Serve, monkeypatch: p
     assert lines == ["of the action"]
 
 
-def test_the_program_learns_whether_its_action_holds_the_machine(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
+def test_the_program_learns_whether_its_action_holds_the_machine(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+):
     asked: list[dict[str, object]] = []
     answers = iter([True, False])
 
@@ -130,7 +142,9 @@ def test_the_program_learns_whether_its_action_holds_the_machine(trainer: Traine
         assert (unit, bool(task)) == ("trainer/0", True)
         return next(answers)
 
-    def ask(_: str, request: dict[str, object], log: Log, *, timeout_s: float | None = None) -> program.Answer:
+    def ask(
+        _: str, request: dict[str, object], log: Log, *, timeout_s: float | None = None
+    ) -> program.Answer:
         if request["do"] == "list-runs":
             asked.append(request)
         return program.Answer({"level": "active", "text": ""})
@@ -146,7 +160,9 @@ def test_the_program_learns_whether_its_action_holds_the_machine(trainer: Traine
 def test_every_time_of_the_report_is_read(seconds: int):
     minutes, rest = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
-    text = f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s" if minutes else f"{rest}s"
+    text = (
+        f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s" if minutes else f"{rest}s"
+    )
     entry = machine_lock._entry(f"a/0 uniter (run action 7), holding {text}")
     assert entry == machine_lock.Entry("a/0", "run action 7", seconds)
 

@@ -17,13 +17,24 @@ from fake_exporter import FakeExporter
 from slurm_ddp.interfaces import cos_agent
 
 UNIT = "trainer/0"
-SETTINGS: dict[str, typing.Any] = {"unit": UNIT, "user": "ubuntu", "config": {"workspace": "/mnt/shared"}}
+SETTINGS: dict[str, typing.Any] = {
+    "unit": UNIT,
+    "user": "ubuntu",
+    "config": {"workspace": "/mnt/shared"},
+}
 COLLECTOR = fake_exporter.collector()
 Json = dict[str, typing.Any]
 
 
 def run(name: str = "owt", **changed: object) -> Json:
-    record: Json = {"run": name, "user": "ann", "state": "running", "requeues": 0, "restarts": 0, "failures": {}}
+    record: Json = {
+        "run": name,
+        "user": "ann",
+        "state": "running",
+        "requeues": 0,
+        "restarts": 0,
+        "failures": {},
+    }
     return record | {"is_shown": True, "values": {"step": 10}, "slowest": []} | changed
 
 
@@ -36,9 +47,17 @@ class FakeProgram:
     error: str = ""
 
     def ask(
-        self, user: str, request: Json, log: collections.abc.Callable[[str], None], *, timeout_s: float
+        self,
+        user: str,
+        request: Json,
+        log: collections.abc.Callable[[str], None],
+        *,
+        timeout_s: float,
     ) -> program.Answer:
-        assert (user, request) == ("ubuntu", {"do": "metrics", "config": SETTINGS["config"], "unit": UNIT})
+        assert (user, request) == (
+            "ubuntu",
+            {"do": "metrics", "config": SETTINGS["config"], "unit": UNIT},
+        )
         assert 0 < timeout_s < 60
         return program.Answer({"runs": self.runs, "gpus": {}, "doctor": self.doctor}, self.error)
 
@@ -61,11 +80,15 @@ def read(totals: metrics.Totals) -> dict[str, float]:
     for metric in metrics.read(SETTINGS, totals):
         for sample in metric.samples:
             labels = ",".join(sample.labels.values())
-            found[sample.name.removeprefix("slurm_ddp_") + (f"[{labels}]" if labels else "")] = sample.value
+            found[sample.name.removeprefix("slurm_ddp_") + (f"[{labels}]" if labels else "")] = (
+                sample.value
+            )
     return found
 
 
-def test_a_workspace_without_runs_has_every_counter_at_zero(ddp: FakeProgram, totals: metrics.Totals):
+def test_a_workspace_without_runs_has_every_counter_at_zero(
+    ddp: FakeProgram, totals: metrics.Totals
+):
     states = ("pending", "running", "requeued", "completed", "failed", "cancelled")
     reasons = ("program", "parameters", "node", "filesystem", "network", "unknown")
     assert read(totals) == {f"runs[{state}]": 0 for state in states} | {
@@ -76,7 +99,10 @@ def test_a_workspace_without_runs_has_every_counter_at_zero(ddp: FakeProgram, to
 def test_each_figure_of_a_run_follows_it(ddp: FakeProgram, totals: metrics.Totals):
     values = {name: float(number) for number, name in enumerate(metrics._VALUES)}
     states = {"b": "running", "c": "failed", "d": None}
-    ddp.runs = [run(values=values, requeues=2, restarts=1), *(run(key, state=states[key], values={}) for key in states)]
+    ddp.runs = [
+        run(values=values, requeues=2, restarts=1),
+        *(run(key, state=states[key], values={}) for key in states),
+    ]
     ddp.runs += [run("e", is_shown=False), run("f", slowest=[3, "slurmd-1", 1.83])]
     ddp.doctor = {"time": 5000.0, "error": 1}
     found = read(totals)
@@ -90,8 +116,13 @@ def test_each_figure_of_a_run_follows_it(ddp: FakeProgram, totals: metrics.Total
     assert found["doctor_timestamp_seconds"] == 5000
 
 
-def test_failures_only_grow_also_over_a_restart_and_when_runs_are_removed(ddp: FakeProgram, totals: metrics.Totals):
-    ddp.runs = [run("a", failures={"node": 2}), run("b", failures={"node": 1, "program": 1}, is_shown=False)]
+def test_failures_only_grow_also_over_a_restart_and_when_runs_are_removed(
+    ddp: FakeProgram, totals: metrics.Totals
+):
+    ddp.runs = [
+        run("a", failures={"node": 2}),
+        run("b", failures={"node": 1, "program": 1}, is_shown=False),
+    ]
     for again in (totals, totals, metrics.Totals(totals.path)):
         assert read(again)["run_failures_total[node]"] == 3
     ddp.runs = [run("a", failures={"node": 3})]
@@ -100,14 +131,20 @@ def test_failures_only_grow_also_over_a_restart_and_when_runs_are_removed(ddp: F
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"failures": 1'])
-def test_totals_that_cannot_be_read_start_again(ddp: FakeProgram, tmp_path: pathlib.Path, text: str):
+def test_totals_that_cannot_be_read_start_again(
+    ddp: FakeProgram, tmp_path: pathlib.Path, text: str
+):
     (tmp_path / "kept").write_text(text)
     ddp.runs = [run(failures={"node": 2})]
     assert read(metrics.Totals(tmp_path / "kept"))["run_failures_total[node]"] == 2
 
 
 def test_gpus_are_counted_for_the_time_that_they_are_held(ddp: FakeProgram, totals: metrics.Totals):
-    looks: list[tuple[dict[str, int], float]] = [({"ann": 8}, 1000), ({"ann": 8, "bob": 1}, 1060), ({}, 1120)]
+    looks: list[tuple[dict[str, int], float]] = [
+        ({"ann": 8}, 1000),
+        ({"ann": 8, "bob": 1}, 1060),
+        ({}, 1120),
+    ]
     for held, now in looks:  # nothing is known of the time before the first look
         totals.add([], held, now)
     assert totals.gpu_seconds == {"ann": 480, "bob": 60}
@@ -137,11 +174,20 @@ def happen(trainer: Trainer, name: str, endpoint: str = "") -> testing.State:
     return ctx.run(getattr(ctx.on, name)(*related), state)
 
 
-def test_the_service_comes_with_a_collector_and_goes_with_it_and_with_the_unit(trainer: Trainer, served: FakeExporter):
-    for name, endpoint in (("relation_broken", cos_agent.ENDPOINT), ("relation_broken", "juju-info"), ("remove", "")):
+def test_the_service_comes_with_a_collector_and_goes_with_it_and_with_the_unit(
+    trainer: Trainer, served: FakeExporter
+):
+    for name, endpoint in (
+        ("relation_broken", cos_agent.ENDPOINT),
+        ("relation_broken", "juju-info"),
+        ("remove", ""),
+    ):
         out = happen(trainer, "config_changed")
         (job,) = json.loads(out.get_relation(900).local_unit_data["config"])["metrics_scrape_jobs"]
-        assert (job["job_name"], job["static_configs"][0]["targets"]) == ("trainer_runs", ["localhost:9701"])
+        assert (job["job_name"], job["static_configs"][0]["targets"]) == (
+            "trainer_runs",
+            ["localhost:9701"],
+        )
         settings = served.serving[UNIT]
         assert (settings["user"], settings["unit"]) == (trainer.config["submit-user"], UNIT)
         assert settings["config"]["workspace"] == str(trainer.workspace)

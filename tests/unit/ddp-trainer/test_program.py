@@ -11,7 +11,9 @@ import pytest
 import program
 
 REPOSITORY = pathlib.Path(__file__).parents[3]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs for everybody, and becomes others")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root installs for everybody, and becomes others"
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> typing.Iterator[pathl
 @needs_root
 def test_everybody_can_run_it_and_nobody_can_change_it(installed: pathlib.Path):
     argv, env = (program.COMMAND, "--help"), {"PATH": "/usr/bin:/bin"}
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, user="nobody", env=env, cwd="/")
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=False, user="nobody", env=env, cwd="/"
+    )
     assert (done.returncode, done.stderr, "submit" in done.stdout) == (0, "", True)
     for path in (installed / "lib").rglob("*"):
         about = path.lstat()
@@ -60,5 +64,7 @@ def test_a_program_that_breaks_is_reported_in_its_own_words(
 
 
 def test_the_program_brings_what_it_needs_and_nothing_else():
-    assert {"click", "jinja2", "pydantic", "rich", "pydantic-core", "markupsafe"} <= set(program._needed())
+    assert {"click", "jinja2", "pydantic", "rich", "pydantic-core", "markupsafe"} <= set(
+        program._needed()
+    )
     assert "ops" not in program._needed()

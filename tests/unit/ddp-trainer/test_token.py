@@ -23,7 +23,8 @@ FORMS = (
 AGAIN = "juju update-secret NAME token=hf_..."
 ID = testing.Secret({"token": TOKEN}).id
 SUBMISSIONS = pytest.mark.parametrize(
-    ("action", "params"), [("submit-ddp", {"run": "first"}), ("submit-sweep", {"name": "first", "grid": "lr=0.1,0.2"})]
+    ("action", "params"),
+    [("submit-ddp", {"run": "first"}), ("submit-sweep", {"name": "first", "grid": "lr=0.1,0.2"})],
 )
 
 
@@ -82,7 +83,11 @@ def test_a_job_finds_the_token_in_a_file_and_nothing_else_holds_it(
         path = folder(cloud) / "first.hf-token"
         job = cluster.jobs[-1].training()
         assert (("HF_TOKEN_PATH", str(path)) in job.variables, job.token_path) == (True, str(path))
-        assert [stat.S_IMODE(one.stat().st_mode) for one in (path, *path.parents[:2])] == [0o600, 0o700, 0o700]
+        assert [stat.S_IMODE(one.stat().st_mode) for one in (path, *path.parents[:2])] == [
+            0o600,
+            0o700,
+            0o700,
+        ]
         cloud.event("update_status")
         assert shown(cloud, cluster) == ["HF_TOKEN_PATH"]
 
@@ -96,7 +101,10 @@ def test_a_variable_of_env_file_is_in_a_file_and_nothing_else_holds_it(
     path = cloud.workspace / "mine.env"
     path.write_text(f"WANDB_API_KEY={TOKEN}\n")
     asked = {"workload": "smoke", "env_file": str(path), **params}
-    assert cloud.fails(action, **asked) == f"env-file: {path} can be read by others; type: chmod 600 {path}"
+    assert (
+        cloud.fails(action, **asked)
+        == f"env-file: {path} can be read by others; type: chmod 600 {path}"
+    )
     path.chmod(0o600)
     cloud.run(action, **asked)
     cloud.event("update_status")
@@ -104,11 +112,18 @@ def test_a_variable_of_env_file_is_in_a_file_and_nothing_else_holds_it(
     assert shown(cloud, cluster) == []
     assert [json.loads(text) for text in files(cloud).values()] == [{"WANDB_API_KEY": TOKEN}]
     (kept,) = folder(cloud).glob("*.env")
-    assert (stat.S_IMODE(kept.stat().st_mode), cluster.jobs[-1].training().secrets_path) == (0o600, str(kept))
+    assert (stat.S_IMODE(kept.stat().st_mode), cluster.jobs[-1].training().secrets_path) == (
+        0o600,
+        str(kept),
+    )
 
 
 def test_the_search_would_find_it(running: Trainer, cluster: Cluster):
-    for given in (TOKEN, urllib.parse.quote(TOKEN, safe=""), base64.b64encode(f"a{TOKEN}".encode()).decode()):
+    for given in (
+        TOKEN,
+        urllib.parse.quote(TOKEN, safe=""),
+        base64.b64encode(f"a{TOKEN}".encode()).decode(),
+    ):
         (running.workspace / "runs" / "first" / "note").write_text(f"x{given}x")
         assert shown(running, cluster) != ["HF_TOKEN_PATH"]
 
@@ -123,7 +138,9 @@ def test_without_the_option_there_is_none(cloud: Trainer, cluster: Cluster):
 def test_a_file_of_the_users_own_goes_before(cloud: Trainer, cluster: Cluster):
     cloud.run("submit-ddp", workload="smoke", env="HF_TOKEN_PATH=/mnt/shared/mine")
     job = cluster.jobs[-1].training()
-    assert [value for name, value in job.variables if name == "HF_TOKEN_PATH"] == ["/mnt/shared/mine"]
+    assert [value for name, value in job.variables if name == "HF_TOKEN_PATH"] == [
+        "/mnt/shared/mine"
+    ]
     assert job.token_path == ""
     assert files(cloud) == {}
 
@@ -140,10 +157,16 @@ def test_a_file_of_the_users_own_goes_before(cloud: Trainer, cluster: Cluster):
         ({"token": TOKEN * 200}, f"{AGAIN}: the secret's token has 6600 characters, at most 4096"),
     ],
 )
-def test_a_secret_that_cannot_be_says_why_in_one_line(cloud: Trainer, content: dict[str, str] | None, why: str):
+def test_a_secret_that_cannot_be_says_why_in_one_line(
+    cloud: Trainer, content: dict[str, str] | None, why: str
+):
     grant(cloud, content)
     status = cloud.event("update_status").unit_status
-    assert (status.name, status.message.isprintable(), TOKEN in status.message) == ("blocked", True, False)
+    assert (status.name, status.message.isprintable(), TOKEN in status.message) == (
+        "blocked",
+        True,
+        False,
+    )
     assert status.message.startswith(f"fix config: hf-token: {why}")
     assert cloud.fails("submit-ddp") == status.message
 
@@ -167,7 +190,9 @@ def test_cancelling_and_waiting_end_with_the_file_gone(running: Trainer, cluster
 
 
 @SUBMISSIONS
-def test_a_job_that_slurm_refuses_leaves_no_file(cloud: Trainer, cluster: Cluster, action: str, params: dict[str, str]):
+def test_a_job_that_slurm_refuses_leaves_no_file(
+    cloud: Trainer, cluster: Cluster, action: str, params: dict[str, str]
+):
     cluster.submit_refusal = "sbatch: error: no"
     cloud.fails(action, workload="smoke", **params)
     assert files(cloud) == {}
@@ -189,7 +214,12 @@ def test_another_units_files_are_left_alone(running: Trainer):
 @pytest.mark.parametrize("is_granted", [True, False])
 @pytest.mark.parametrize(
     ("event", "principal"),
-    [("stop", "sackd/0"), ("remove", "sackd/0"), ("relation_broken", "sackd/0"), ("relation_broken", "")],
+    [
+        ("stop", "sackd/0"),
+        ("remove", "sackd/0"),
+        ("relation_broken", "sackd/0"),
+        ("relation_broken", ""),
+    ],
 )
 def test_the_files_go_with_whichever_of_the_last_hooks_comes(
     running: Trainer, monkeypatch: pytest.MonkeyPatch, event: str, principal: str, is_granted: bool
@@ -206,7 +236,11 @@ def test_another_principals_relation_changes_nothing(
     running: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     """Juju 4 sends a subordinate events of another machine's principal, in container scope, too."""
-    before, held, calls = running.event("update_status").unit_status, running.files(), len(cluster.calls)
+    before, held, calls = (
+        running.event("update_status").unit_status,
+        running.files(),
+        len(cluster.calls),
+    )
     monkeypatch.setenv("JUJU_PRINCIPAL_UNIT", "login/0")
     assert running.event(f"relation_{kind}").unit_status == before
     assert (list(files(running)), running.files()) == (["first.hf-token"], held)

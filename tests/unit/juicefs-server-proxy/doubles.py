@@ -34,23 +34,33 @@ class Killed(BaseException):
 class FakeJuicefs:
     """juicefs with any number of metadata engines, by URL. What a real one would refuse, it refuses in the same words."""
 
-    volumes: dict[str, juicefs.Setting] = dataclasses.field(default_factory=dict[str, juicefs.Setting])
+    volumes: dict[str, juicefs.Setting] = dataclasses.field(
+        default_factory=dict[str, juicefs.Setting]
+    )
     passwords: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     down: set[str] = dataclasses.field(default_factory=set[str])
     formats: list[tuple[str, ...]] = dataclasses.field(default_factory=list[tuple[str, ...]])
     format_env: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     format_error: str = ""
     commands: list[tuple[str, ...]] = dataclasses.field(default_factory=list[tuple[str, ...]])
-    environment: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # of the last command
+    environment: dict[str, str] = dataclasses.field(
+        default_factory=dict[str, str]
+    )  # of the last command
     # What other commands than format and config say
     answers: dict[str, "str | Exception | collections.abc.Callable[..., str]"] = dataclasses.field(
         default_factory=dict[str, "str | Exception | collections.abc.Callable[..., str]"]
     )
     # By a volume's URL and a folder in it
-    modes: dict[tuple[str, str], int] = dataclasses.field(default_factory=dict[tuple[str, str], int])
-    keys: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # that embedded volumes hold, by URL
+    modes: dict[tuple[str, str], int] = dataclasses.field(
+        default_factory=dict[tuple[str, str], int]
+    )
+    keys: dict[str, str] = dataclasses.field(
+        default_factory=dict[str, str]
+    )  # that embedded volumes hold, by URL
     serving: "collections.abc.Callable[[], embedded.store.Settings | None]" = lambda: None
-    trials: list[str] = dataclasses.field(default_factory=list[str])  # volumes that were mounted for a trial
+    trials: list[str] = dataclasses.field(
+        default_factory=list[str]
+    )  # volumes that were mounted for a trial
     dies_at: str = ""  # where a hook is killed
 
     def ensure_program(self, target: pathlib.Path, resource: pathlib.Path | None) -> bool:
@@ -63,7 +73,9 @@ class FakeJuicefs:
         self, _program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 20
     ) -> juicefs.Setting | None:
         if access.engine.hosts[0] in self.down:
-            raise juicefs.UnreachableError(f"{access.engine.hosts[0]} does not answer (connection refused)")
+            raise juicefs.UnreachableError(
+                f"{access.engine.hosts[0]} does not answer (connection refused)"
+            )
         self._check_password(access)
         return self.volumes.get(access.url)
 
@@ -94,7 +106,12 @@ class FakeJuicefs:
         return done
 
     def redis(
-        self, *argv: object, stdin: str | None = None, env: typing.Mapping[str, str], timeout: float, **_: object
+        self,
+        *argv: object,
+        stdin: str | None = None,
+        env: typing.Mapping[str, str],
+        timeout: float,
+        **_: object,
     ) -> Completed:
         """Act as redis-cli on the volume that the unit serves."""
         served = self.serving()
@@ -105,8 +122,15 @@ class FakeJuicefs:
         (url,) = (url for url, volume in self.volumes.items() if volume.storage == "sftp")
         volume = self.volumes[url]
         if words[-2:] == ["GET", "setting"]:
-            kept = {"Name": volume.name, "UUID": volume.uuid, "SecretKey": "Y2lwaGVy", "KeyEncrypted": True}
-            return Completed(0, json.dumps(kept | {"Bucket": volume.bucket, "AccessKey": "juicefs-objects"}), "")
+            kept = {
+                "Name": volume.name,
+                "UUID": volume.uuid,
+                "SecretKey": "Y2lwaGVy",
+                "KeyEncrypted": True,
+            }
+            return Completed(
+                0, json.dumps(kept | {"Bucket": volume.bucket, "AccessKey": "juicefs-objects"}), ""
+            )
         assert words[-3:] == ["-x", "SET", "setting"]
         setting = json.loads(stdin or "")
         assert setting["UUID"] == volume.uuid
@@ -129,12 +153,20 @@ class FakeJuicefs:
     def _open(self, url: str) -> None:
         """Fail as juicefs does where the volume's settings hold another key than the server of its data takes."""
         served, key = self.serving(), self.keys.get(url)
-        if served is not None and key is not None and key != fs.reveal(served.credentials.secret_key):
-            raise CommandError("juicefs exited 1", stderr="<FATAL>: object storage: ssh: handshake failed: EOF")
+        if (
+            served is not None
+            and key is not None
+            and key != fs.reveal(served.credentials.secret_key)
+        ):
+            raise CommandError(
+                "juicefs exited 1", stderr="<FATAL>: object storage: ssh: handshake failed: EOF"
+            )
 
     def _dump(self, *arguments: str) -> str:
         setting = {"Name": self.volumes[arguments[1]].name, "UUID": self.volumes[arguments[1]].uuid}
-        pathlib.Path(arguments[-1]).write_bytes(gzip.compress(json.dumps({"Setting": setting}, indent=1).encode()))
+        pathlib.Path(arguments[-1]).write_bytes(
+            gzip.compress(json.dumps({"Setting": setting}, indent=1).encode())
+        )
         return ""
 
     def _format(self, *arguments: str) -> str:
@@ -143,7 +175,9 @@ class FakeJuicefs:
         self.formats.append(arguments)
         self.format_env = self.environment
         if self.format_error:
-            raise CommandError("juicefs exited 1", stderr=f"2026/01/01 <FATAL>: {self.format_error}")
+            raise CommandError(
+                "juicefs exited 1", stderr=f"2026/01/01 <FATAL>: {self.format_error}"
+            )
         assert "no-update" in flags
         made = juicefs.Setting(
             name,
@@ -180,7 +214,9 @@ class FakeJuicefs:
         if "bucket" in flags or "session-token" in flags:
             self._open(arguments[-1])
         names = {"capacity": "capacity_gib", "inodes": "inodes", "trash-days": "trash_days"}
-        changes: dict[str, typing.Any] = {names[flag]: int(value) for flag, value in flags.items() if flag in names}
+        changes: dict[str, typing.Any] = {
+            names[flag]: int(value) for flag, value in flags.items() if flag in names
+        }
         if "bucket" in flags:
             changes["bucket"] = flags["bucket"]
         self.volumes[arguments[-1]] = dataclasses.replace(self.volumes[arguments[-1]], **changes)
@@ -205,11 +241,15 @@ class FakeServers:
     enabled: bool = False
     down: bool = False  # the metadata server failed, or systemd is about to start it again
     since: float = float("-inf")  # that it is up, by the monotonic clock
-    peers: collections.abc.Callable[[float], tuple[str, ...]] = lambda up_s: ()  # that are connected after so long
+    peers: collections.abc.Callable[[float], tuple[str, ...]] = (
+        lambda up_s: ()
+    )  # that are connected after so long
     removed: list[str] = dataclasses.field(default_factory=list[str])
     error: Exception | None = None
     slow: bool = False  # they take longer than the hook
-    disk: embedded.store.Usage = dataclasses.field(default_factory=lambda: embedded.store.Usage(2 << 30, 30 << 30))
+    disk: embedded.store.Usage = dataclasses.field(
+        default_factory=lambda: embedded.store.Usage(2 << 30, 30 << 30)
+    )
 
     def ensure(self, settings: embedded.store.Settings) -> bool:
         if self.error is not None:

@@ -28,13 +28,24 @@ def state(rig: Rig) -> testing.State:
     """Return an external volume that is offered."""
     secret = testing.Secret(CONTENT)
     config: Config = {**EXTERNAL, "credentials": secret.id}
-    return rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), config=config, secrets=[secret]))
+    return rig.ctx.run(
+        rig.ctx.on.config_changed(), rig.state(peers(), config=config, secrets=[secret])
+    )
 
 
-def act(rig: Rig, state: testing.State, name: str, /, **params: typing.Any) -> dict[str, typing.Any]:
-    rig.ctx.run(rig.ctx.on.action(name, params={key.replace("_", "-"): value for key, value in params.items()}), state)
+def act(
+    rig: Rig, state: testing.State, name: str, /, **params: typing.Any
+) -> dict[str, typing.Any]:
+    rig.ctx.run(
+        rig.ctx.on.action(
+            name, params={key.replace("_", "-"): value for key, value in params.items()}
+        ),
+        state,
+    )
     found = dict(rig.ctx.action_results or {})
-    assert "topSecret" not in repr([found, rig.ctx.action_logs, rig.ctx.juju_log, rig.world.commands])
+    assert "topSecret" not in repr(
+        [found, rig.ctx.action_logs, rig.ctx.juju_log, rig.world.commands]
+    )
     return found
 
 
@@ -85,7 +96,10 @@ def test_gc_deletes_only_when_asked_to(rig: Rig, state: testing.State):
 
 
 def backup(uuid: str = UUID, *, packed: bool = True) -> bytes:
-    text = json.dumps({"Setting": {"Name": "shared", "UUID": uuid, "SecretKey": "removed"}, "FSTree": {}}, indent=1)
+    text = json.dumps(
+        {"Setting": {"Name": "shared", "UUID": uuid, "SecretKey": "removed"}, "FSTree": {}},
+        indent=1,
+    )
     return gzip.compress(text.encode(), mtime=0) if packed else text.encode()
 
 
@@ -115,9 +129,13 @@ def test_a_backup_that_failed_or_is_of_something_else_is_not_kept(
     rig: Rig, state: testing.State, tmp_path: pathlib.Path
 ):
     rig.world.answers["dump"] = dumping(backup(OTHER))
-    assert failure(rig, state, "backup-metadata") == (f"the backup is of volume {OTHER}, not {UUID}: it is not kept")
+    assert failure(rig, state, "backup-metadata") == (
+        f"the backup is of volume {OTHER}, not {UUID}: it is not kept"
+    )
     rig.world.answers["dump"] = CommandError("juicefs exited 1", stderr="<FATAL>: no space left")
-    assert failure(rig, state, "backup-metadata").startswith("dump: no space left; its whole report: ")
+    assert failure(rig, state, "backup-metadata").startswith(
+        "dump: no space left; its whole report: "
+    )
     assert list((tmp_path / "state").glob("*/backups/*")) == []
 
 
@@ -142,42 +160,83 @@ def test_a_backup_is_restored_into_an_empty_engine(
 @pytest.mark.parametrize(
     ("params", "content", "message"),
     [
-        ({"uuid": "x"}, backup(), f"uuid: this application's volume is {UUID}: deploy another application for another"),
+        (
+            {"uuid": "x"},
+            backup(),
+            f"uuid: this application's volume is {UUID}: deploy another application for another",
+        ),
         ({}, backup(OTHER), f"uuid: backup is a backup of volume {OTHER}, not {UUID}"),
         ({}, b"no backup", f"uuid: backup is a backup of volume unknown, not {UUID}"),
         ({}, b"\x1f\x8bnonsense", f"uuid: backup is a backup of volume unknown, not {UUID}"),
-        ({"file": "backup"}, backup(), "file: an absolute path on this unit is needed, like /tmp/backup.json.gz"),
-        ({}, backup(), f"the metadata engine holds volume shared ({UUID}): restore into an empty one"),
+        (
+            {"file": "backup"},
+            backup(),
+            "file: an absolute path on this unit is needed, like /tmp/backup.json.gz",
+        ),
+        (
+            {},
+            backup(),
+            f"the metadata engine holds volume shared ({UUID}): restore into an empty one",
+        ),
     ],
 )
 def test_nothing_is_restored_over_anything_else(
-    rig: Rig, state: testing.State, tmp_path: pathlib.Path, *, params: dict[str, str], content: bytes, message: str
+    rig: Rig,
+    state: testing.State,
+    tmp_path: pathlib.Path,
+    *,
+    params: dict[str, str],
+    content: bytes,
+    message: str,
 ):
     path = tmp_path / "backup"
     path.write_bytes(content)
-    assert failure(rig, state, "restore-metadata", **({"uuid": UUID, "file": str(path)} | params)) == message
+    assert (
+        failure(rig, state, "restore-metadata", **({"uuid": UUID, "file": str(path)} | params))
+        == message
+    )
     assert [command[0] for command in rig.world.commands] == ["format"]
 
 
 def test_a_quota_is_set_listed_and_lifted(rig: Rig, state: testing.State):
     rig.world.answers["quota"] = QUOTAS
     found = act(rig, state, "set-quota", path="/data", capacity=5, inodes=100)
-    assert ("quota", "set", URL, "--path", "/data", "--capacity", "5", "--inodes", "100") in rig.world.commands
+    assert (
+        "quota",
+        "set",
+        URL,
+        "--path",
+        "/data",
+        "--capacity",
+        "5",
+        "--inodes",
+        "100",
+    ) in rig.world.commands
     assert found["size"] == "5.0 GiB"
     found = act(rig, state, "list-quotas")
     assert rig.world.commands[-1] == ("quota", "list", URL)
     assert found["quotas"] == "/data: 1.6 MiB of 5.0 GiB, 314 of unlimited inodes"
     found = act(rig, state, "set-quota", path="/data", remove=True)
     assert rig.world.commands[-1] == ("quota", "delete", URL, "--path", "/data")
-    assert failure(rig, state, "set-quota", path="/data") == "capacity, inodes: set one of them, or remove=true"
-    assert failure(rig, state, "set-quota", path="/../etc", capacity=1).startswith("path: an absolute path")
+    assert (
+        failure(rig, state, "set-quota", path="/data")
+        == "capacity, inodes: set one of them, or remove=true"
+    )
+    assert failure(rig, state, "set-quota", path="/../etc", capacity=1).startswith(
+        "path: an absolute path"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(actions.ACTIONS) - {"restore-metadata"}))
-def test_an_engine_that_is_away_fails_every_action_in_one_line(rig: Rig, state: testing.State, name: str):
+def test_an_engine_that_is_away_fails_every_action_in_one_line(
+    rig: Rig, state: testing.State, name: str
+):
     rig.world.down.add("db:6379")
     params = {"set-quota": {"path": "/a", "capacity": 1}}.get(name, {})
-    assert failure(rig, state, name, **params) == "metadata engine: db:6379 does not answer (connection refused)"
+    assert (
+        failure(rig, state, name, **params)
+        == "metadata engine: db:6379 does not answer (connection refused)"
+    )
 
 
 def test_the_export_holds_the_secrets_in_a_file_only(rig: Rig, state: testing.State):
@@ -186,7 +245,12 @@ def test_the_export_holds_the_secrets_in_a_file_only(rig: Rig, state: testing.St
     assert path.stat().st_mode & 0o777 == 0o600
     assert found["apply"] == f"juju ssh juicefs-server-proxy/0 sudo cat {path} | kubectl apply -f -"
     documents = {item["kind"]: item for item in yaml.safe_load_all(path.read_text())}
-    assert list(documents) == ["Secret", "StorageClass", "PersistentVolume", "PersistentVolumeClaim"]
+    assert list(documents) == [
+        "Secret",
+        "StorageClass",
+        "PersistentVolume",
+        "PersistentVolumeClaim",
+    ]
     assert list(yaml.safe_load_all(found["without-secrets"])) == list(documents.values())[1:]
     secret = documents["Secret"]["stringData"]
     envs = json.loads(secret.pop("envs"))
@@ -197,5 +261,7 @@ def test_the_export_holds_the_secrets_in_a_file_only(rig: Rig, state: testing.St
 
 
 @pytest.mark.parametrize(("params", "message"), CASES["names_that_kubernetes_does_not_take"])
-def test_names_that_kubernetes_does_not_take(rig: Rig, state: testing.State, params: dict[str, str], message: str):
+def test_names_that_kubernetes_does_not_take(
+    rig: Rig, state: testing.State, params: dict[str, str], message: str
+):
     assert failure(rig, state, "export-kubernetes", **params) == message

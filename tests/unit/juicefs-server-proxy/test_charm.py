@@ -58,18 +58,34 @@ def test_every_event_reaches_the_same_embedded_volume(rig: Rig, event: str):
     assert rig.servers.running.address == ADDRESS
     assert rig.servers.running.synchronous
     assert list(rig.world.volumes) == [URL]
-    assert rig.world.volumes[URL] == juicefs.Setting("shared", UUID, "sftp", BUCKET, encrypted=False, capacity_gib=28)
+    assert rig.world.volumes[URL] == juicefs.Setting(
+        "shared", UUID, "sftp", BUCKET, encrypted=False, capacity_gib=28
+    )
     assert rig.world.format_env == {
         "REDIS_PASSWORD": own_secret(out).latest_content["meta-password"],  # pyright: ignore[reportOptionalSubscript]
         "ACCESS_KEY": "juicefs-objects",
         "SECRET_KEY": own_secret(out).latest_content["secret-key"],  # pyright: ignore[reportOptionalSubscript]
     }
-    kept = {"mode": "embedded", "server": "juicefs-server-proxy/0", "uuid": UUID, "secret_id": own_secret(out).id}
+    kept = {
+        "mode": "embedded",
+        "server": "juicefs-server-proxy/0",
+        "uuid": UUID,
+        "secret_id": own_secret(out).id,
+    }
     assert pinned(out) == kept | {"formatting": None, "offered": "yes"}
     made = fs.Juicefs(
-        "shared", (f"{ADDRESS}:6379",), "redis", "1", UUID, version="1.3.1", storage="sftp", bucket=BUCKET
+        "shared",
+        (f"{ADDRESS}:6379",),
+        "redis",
+        "1",
+        UUID,
+        version="1.3.1",
+        storage="sftp",
+        bucket=BUCKET,
     )
-    assert endpoint(out, client) == dataclasses.replace(made, secret_id=own_secret(out).id, auth_rev=1)
+    assert endpoint(out, client) == dataclasses.replace(
+        made, secret_id=own_secret(out).id, auth_rev=1
+    )
     assert own_secret(out).remote_grants == {client.id: {"shared-filesystem-client"}}
     assert out.workload_version == "1.3.1"
 
@@ -107,10 +123,14 @@ def test_no_secret_is_anywhere_but_in_the_secret(rig: Rig):
     content = own_secret(out).latest_content
     assert content is not None
     assert sorted(content) == ["access-key", "meta-password", "secret-key"]
-    shown = repr([out.relations, out.unit_status, rig.ctx.juju_log, rig.world.formats, rig.servers.running])
+    shown = repr(
+        [out.relations, out.unit_status, rig.ctx.juju_log, rig.world.formats, rig.servers.running]
+    )
     for key in ("meta-password", "secret-key"):
         assert len(content[key]) >= 32
-        assert content[key].replace("-", "").replace("_", "").isalnum()  # no character that a URL would encode
+        assert (
+            content[key].replace("-", "").replace("_", "").isalnum()
+        )  # no character that a URL would encode
         assert content[key] not in shown
 
 
@@ -124,28 +144,39 @@ def test_the_broken_relation_loses_its_grant_and_the_others_keep_theirs(rig: Rig
 
 def test_another_unit_leaves_the_volume_to_the_one_that_has_it(rig: Rig):
     secret = testing.Secret(CONTENT, owner="app", label="volume")
-    data = {"mode": "embedded", "server": "juicefs-server-proxy/1", "uuid": UUID, "secret_id": secret.id}
+    data = {
+        "mode": "embedded",
+        "server": "juicefs-server-proxy/1",
+        "uuid": UUID,
+        "secret_id": secret.id,
+    }
     relation = testing.PeerRelation(
         "server-peers",
         id=1,
         local_app_data={name: json.dumps(value) for name, value in data.items()},
         peers_data={1: {"address": "192.0.2.7"}},
     )
-    rig.world.volumes["redis://192.0.2.7:6379/1"] = juicefs.Setting("shared", UUID, "sftp", "192.0.2.7:2022:/data/")
+    rig.world.volumes["redis://192.0.2.7:6379/1"] = juicefs.Setting(
+        "shared", UUID, "sftp", "192.0.2.7:2022:/data/"
+    )
     (client,) = clients("one")
     out = rig.ctx.run(rig.ctx.on.leader_elected(), rig.state(relation, client, secrets=[secret]))
     assert rig.servers.running is None
     assert out.unit_status == testing.ActiveStatus(
         "juicefs-server-proxy/1 serves volume shared; this unit has nothing to do"
     )
-    assert endpoint(out, client).hosts == ("192.0.2.7:6379",)  # the leader still is the one who offers it
+    assert endpoint(out, client).hosts == (
+        "192.0.2.7:6379",
+    )  # the leader still is the one who offers it
     follower = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(out, leader=False))
     assert follower.unit_status == out.unit_status
 
 
 def test_a_server_that_left_with_the_data_is_not_replaced(rig: Rig):
     secret = testing.Secret(CONTENT, owner="app", label="volume")
-    relation = peers(mode="embedded", server="juicefs-server-proxy/1", uuid=UUID, secret_id=secret.id)
+    relation = peers(
+        mode="embedded", server="juicefs-server-proxy/1", uuid=UUID, secret_id=secret.id
+    )
     out = rig.ctx.run(rig.ctx.on.update_status(), rig.state(relation, secrets=[secret]))
     assert out.unit_status == testing.BlockedStatus(
         "deploy another application with --attach-storage: juicefs-server-proxy/1, which served the volume, was removed"
@@ -159,7 +190,10 @@ def test_an_external_volume_is_formatted_without_its_keys(rig: Rig):
     (client,) = clients("one")
     config = EXTERNAL | {"credentials": user_secret.id, "volume-name": "train"}
     rig.world.passwords[ENGINE] = "topSecret1"
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config, secrets=[user_secret]))
+    out = rig.ctx.run(
+        rig.ctx.on.config_changed(),
+        rig.state(peers(), client, config=config, secrets=[user_secret]),
+    )
     assert out.unit_status == testing.ActiveStatus("offering volume train")
     assert rig.servers.running is None
     assert rig.world.format_env == {
@@ -167,49 +201,76 @@ def test_an_external_volume_is_formatted_without_its_keys(rig: Rig):
         "AWS_ACCESS_KEY_ID": "topSecret2",
         "AWS_SECRET_ACCESS_KEY": "topSecret3",
     }
-    made = fs.Juicefs("train", ("db.example.com:6380",), "redis", "4", UUID, own_secret(out).id, 1, tls=True)
+    made = fs.Juicefs(
+        "train", ("db.example.com:6380",), "redis", "4", UUID, own_secret(out).id, 1, tls=True
+    )
     place = {"storage": "s3", "bucket": str(EXTERNAL["bucket"])}
-    assert endpoint(out, client) == dataclasses.replace(made, version="1.3.1", keyless=True, **place)
+    assert endpoint(out, client) == dataclasses.replace(
+        made, version="1.3.1", keyless=True, **place
+    )
     assert own_secret(out).latest_content == CONTENT
     assert own_secret(out).remote_grants == {client.id: {"one"}}
-    assert "topSecret" not in repr([out.relations, out.unit_status, rig.ctx.juju_log, rig.world.formats])
+    assert "topSecret" not in repr(
+        [out.relations, out.unit_status, rig.ctx.juju_log, rig.world.formats]
+    )
 
 
 def test_new_credentials_reach_the_clients(rig: Rig):
     user_secret = testing.Secret(CONTENT)
     (client,) = clients("one")
     config = EXTERNAL | {"credentials": user_secret.id}
-    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config, secrets=[user_secret]))
+    first = rig.ctx.run(
+        rig.ctx.on.config_changed(),
+        rig.state(peers(), client, config=config, secrets=[user_secret]),
+    )
     new = CONTENT | {"secret-key": "topSecret4"}
     changed = dataclasses.replace(first.get_secret(id=user_secret.id), latest_content=new)
     kept = {secret for secret in first.secrets if secret.id != user_secret.id}
-    out = rig.ctx.run(rig.ctx.on.secret_changed(changed), dataclasses.replace(first, secrets={*kept, changed}))
+    out = rig.ctx.run(
+        rig.ctx.on.secret_changed(changed), dataclasses.replace(first, secrets={*kept, changed})
+    )
     assert own_secret(out).latest_content == new
     assert endpoint(out, client).auth_rev == 2
     assert len(rig.world.formats) == 1
 
 
 def test_a_volume_that_was_made_elsewhere_is_taken_over_only_with_its_uuid(rig: Rig):
-    rig.world.volumes[ENGINE] = juicefs.Setting("shared", "old-uuid", "s3", str(EXTERNAL["bucket"]) + "/")
+    rig.world.volumes[ENGINE] = juicefs.Setting(
+        "shared", "old-uuid", "s3", str(EXTERNAL["bucket"]) + "/"
+    )
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL | {"trash-days": 0}))
-    assert "set adopt=old-uuid to take over volume shared (not made here)" in out.unit_status.message
+    assert (
+        "set adopt=old-uuid to take over volume shared (not made here)" in out.unit_status.message
+    )
     config = EXTERNAL | {"trash-days": 0, "adopt": "old-uuid"}
     out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(out, config=config))
     assert out.unit_status == testing.ActiveStatus("offering volume shared")
     assert rig.world.formats == []
     assert pinned(out)["uuid"] == "old-uuid"
-    without = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(out, config=EXTERNAL | {"trash-days": 0}))
-    assert without.unit_status == testing.ActiveStatus("offering volume shared")  # it is known from now on
+    without = rig.ctx.run(
+        rig.ctx.on.config_changed(), dataclasses.replace(out, config=EXTERNAL | {"trash-days": 0})
+    )
+    assert without.unit_status == testing.ActiveStatus(
+        "offering volume shared"
+    )  # it is known from now on
 
 
 @pytest.mark.parametrize(
     ("there", "message"),
     [
-        (None, f"run restore-metadata with a backup: the metadata engine lost volume shared ({UUID})"),
-        ("other", "set the old metadata-url, or deploy another application: the engine holds volume other"),
+        (
+            None,
+            f"run restore-metadata with a backup: the metadata engine lost volume shared ({UUID})",
+        ),
+        (
+            "other",
+            "set the old metadata-url, or deploy another application: the engine holds volume other",
+        ),
     ],
 )
-def test_another_volume_than_the_one_that_was_there_is_never_touched(rig: Rig, there: str | None, message: str):
+def test_another_volume_than_the_one_that_was_there_is_never_touched(
+    rig: Rig, there: str | None, message: str
+):
     if there is not None:
         rig.world.volumes[ENGINE] = juicefs.Setting("shared", there, "s3", str(EXTERNAL["bucket"]))
     (client,) = clients("one")
@@ -227,7 +288,9 @@ def test_a_wrong_option_or_secret_is_named_and_never_quoted(
 ):
     secrets = [testing.Secret(content)] if content else []
     named = {"credentials": secrets[0].id} if secrets else {}
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL | named | config, secrets=secrets))
+    out = rig.ctx.run(
+        rig.ctx.on.config_changed(), rig.state(config=EXTERNAL | named | config, secrets=secrets)
+    )
     assert out.unit_status == testing.BlockedStatus(message)
     assert (rig.world.formats, pinned(out)) == ([], {})
     assert {secret.id for secret in out.secrets} == {secret.id for secret in secrets}
@@ -237,14 +300,22 @@ def test_a_wrong_option_or_secret_is_named_and_never_quoted(
 @pytest.mark.parametrize(("mode", "config"), [("embedded", EXTERNAL), ("external", {})])
 def test_a_volume_does_not_change_its_kind(rig: Rig, mode: str, config: dict[str, typing.Any]):
     secret = testing.Secret(CONTENT, owner="app", label="volume")
-    relation = peers(mode=mode, uuid=UUID, secret_id=secret.id, server="juicefs-server-proxy/0", offered="yes")
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(relation, config=config, secrets=[secret]))
-    assert out.unit_status.message.startswith(f"metadata-url, bucket: this application's volume stays {mode}: ")
+    relation = peers(
+        mode=mode, uuid=UUID, secret_id=secret.id, server="juicefs-server-proxy/0", offered="yes"
+    )
+    out = rig.ctx.run(
+        rig.ctx.on.config_changed(), rig.state(relation, config=config, secrets=[secret])
+    )
+    assert out.unit_status.message.startswith(
+        f"metadata-url, bucket: this application's volume stays {mode}: "
+    )
     assert own_secret(out).latest_content == CONTENT  # a wrong option costs nobody the password
     assert rig.servers.running is None
 
 
-def test_an_engine_that_is_down_is_waited_for_and_nothing_is_formatted(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+def test_an_engine_that_is_down_is_waited_for_and_nothing_is_formatted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
     woken: list[tuple[str, int]] = []
     monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: woken.append((unit, seconds)))
     rig.world.down.add("db.example.com:6380")
@@ -252,13 +323,19 @@ def test_an_engine_that_is_down_is_waited_for_and_nothing_is_formatted(rig: Rig,
     problem = "metadata engine: db.example.com:6380 does not answer (connection refused)"
     assert out.unit_status == testing.WaitingStatus(problem)
     assert rig.world.formats == []
-    assert woken == [("juicefs-server-proxy/0", 60)]  # no event of Juju's says that an engine is there again
+    assert woken == [
+        ("juicefs-server-proxy/0", 60)
+    ]  # no event of Juju's says that an engine is there again
     rig.world.down.clear()
-    assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == testing.ActiveStatus("offering volume shared")
+    assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == testing.ActiveStatus(
+        "offering volume shared"
+    )
     assert len(woken) == 1
 
 
-@pytest.mark.parametrize("error", [embedded.store.StoreError("port 6379 is taken"), CommandError("apt-get exited 100")])
+@pytest.mark.parametrize(
+    "error", [embedded.store.StoreError("port 6379 is taken"), CommandError("apt-get exited 100")]
+)
 def test_servers_that_cannot_run_are_blocked_not_in_error(rig: Rig, error: Exception):
     rig.servers.error = error
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
@@ -291,6 +368,10 @@ def test_the_volume_is_published_by_address_never_by_a_machines_name(rig: Rig):
     out = rig.ctx.run(rig.ctx.on.config_changed(), state)
     found = endpoint(out, client)
     assert (found.hosts, found.bucket) == (("10.0.0.7:6379",), "10.0.0.7:2022:/data/")
-    nameless = testing.Network("filesystem", [testing.BindAddress([])], ingress_addresses=["juju-2586ad-4"])
+    nameless = testing.Network(
+        "filesystem", [testing.BindAddress([])], ingress_addresses=["juju-2586ad-4"]
+    )
     out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(state, networks={nameless}))
-    assert out.unit_status == testing.WaitingStatus("waiting for this machine to have an IP address")
+    assert out.unit_status == testing.WaitingStatus(
+        "waiting for this machine to have an IP address"
+    )

@@ -16,7 +16,11 @@ from machine import Machine
 from slurm_ddp.interfaces import filesystem_info as fs
 from volume import format_journal, target
 
-PASSWORDS = {"meta-password": "topSecret-meta", "access-key": embedded.store.ACCOUNT, "secret-key": "topSecret-objects"}
+PASSWORDS = {
+    "meta-password": "topSecret-meta",
+    "access-key": embedded.store.ACCOUNT,
+    "secret-key": "topSecret-objects",
+}
 METADATA, OBJECTS = embedded.store.unit_names("volume")
 
 
@@ -77,7 +81,9 @@ class Store:
     def _chpasswd(self, words: tuple[str, ...], stdin: str | None) -> None:
         assert words == ("-e",)
         name, _, hashed = (stdin or "").strip().partition(":")
-        lines = [line for line in self.shadow.read_text().splitlines() if not line.startswith(f"{name}:")]
+        lines = [
+            line for line in self.shadow.read_text().splitlines() if not line.startswith(f"{name}:")
+        ]
         self.shadow.write_text("\n".join([*lines, f"{name}:{hashed}:1::::::"]) + "\n")
 
     def _openssl(self, words: tuple[str, ...], stdin: str | None) -> str:
@@ -101,7 +107,10 @@ class Store:
 
     def _find(self, words: tuple[str, ...], _: str | None) -> None:
         assert words[1:6] == ("-mindepth", "1", "-type", "d", "-exec")
-        assert words[6:] in (("/usr/bin/chattr", "+S", "{}", "+"), ("/usr/bin/chattr", "-S", "{}", "+"))
+        assert words[6:] in (
+            ("/usr/bin/chattr", "+S", "{}", "+"),
+            ("/usr/bin/chattr", "-S", "{}", "+"),
+        )
 
 
 @pytest.fixture
@@ -122,7 +131,9 @@ def test_the_first_time_everything_is_made(store: Store):
     assert embedded.store.ensure(store.settings)
     machine = store.machine
     assert {"redis-server", "openssh-server", "iproute2"} <= machine.packages
-    assert machine.did("disable", "--now", "redis-server.service") == 1  # the packages' own instances
+    assert (
+        machine.did("disable", "--now", "redis-server.service") == 1
+    )  # the packages' own instances
     assert machine.did("disable", "--now", "ssh.service", "ssh.socket") == 1
     assert {METADATA, OBJECTS} <= machine.active & machine.enabled
     assert (store.storage / "metadata").stat().st_mode & 0o7777 == 0o700
@@ -131,7 +142,10 @@ def test_the_first_time_everything_is_made(store: Store):
     assert embedded.store.is_durable(store.storage)
     assert (store.config / "redis.conf").stat().st_mode & 0o7777 == 0o600
     assert all(b"topSecret" not in content for _, content in store.snapshot().values())
-    assert f"DenyUsers {embedded.store.ACCOUNT}\n" in (store.root / "sshd_config.d/50-volume.conf").read_text()
+    assert (
+        f"DenyUsers {embedded.store.ACCOUNT}\n"
+        in (store.root / "sshd_config.d/50-volume.conf").read_text()
+    )
 
 
 def test_the_second_time_nothing_is_touched(store: Store):
@@ -164,7 +178,14 @@ def test_the_sftp_server_lets_one_account_into_one_folder_and_nothing_else(store
     assert found["ChrootDirectory"] == str(store.storage / "objects")
     assert found["ForceCommand"].startswith("internal-sftp")
     assert found["AuthenticationMethods"] == "password"
-    for name in ("PermitRootLogin", "PermitTTY", "PermitTunnel", "GatewayPorts", "AllowTcpForwarding", "UsePAM"):
+    for name in (
+        "PermitRootLogin",
+        "PermitTTY",
+        "PermitTunnel",
+        "GatewayPorts",
+        "AllowTcpForwarding",
+        "UsePAM",
+    ):
         assert found[name] == "no", name
     for name in ("PermitOpen", "PermitListen", "AuthorizedKeysFile"):
         assert found[name] == "none", name
@@ -189,7 +210,9 @@ def test_a_real_redis_takes_the_configuration_and_clients_cannot_administer_it(
             def ask(*words: str, password: str = "topSecret-meta") -> str:
                 argv = ["redis-cli", "-p", str(port), *words]
                 env = os.environ | {"REDISCLI_AUTH": password}
-                done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=20, check=True)
+                done = subprocess.run(
+                    argv, capture_output=True, text=True, env=env, timeout=20, check=True
+                )
                 return done.stdout.strip()
 
             assert ask("set", "x", "1") == "OK"
@@ -209,7 +232,9 @@ def test_a_real_redis_takes_the_configuration_and_clients_cannot_administer_it(
             for words in refused:
                 assert ask(*words.split()).startswith("NOPERM"), words
             assert ask("get", "x") == "1"
-            used, limit = (metric.samples[0].value for metric in metrics.memory("topSecret-meta", {}))
+            used, limit = (
+                metric.samples[0].value for metric in metrics.memory("topSecret-meta", {})
+            )
             assert used > 1000 and limit == 0
             with pytest.raises(ValueError, match="did not report"):
                 list(metrics.memory("wrong", {}))
@@ -228,7 +253,10 @@ def test_servers_restart_when_their_settings_change(store: Store):
     assert (store.machine.did("restart", METADATA), store.machine.did("restart", OBJECTS)) == (2, 1)
     assert directives(store.config / "redis.conf")["bind"] == ["192.0.2.9 127.0.0.1"]
     listens = directives(store.config / "sshd_config")["ListenAddress"]
-    assert listens == [f"192.0.2.9:{embedded.store.OBJECTS_PORT}", f"127.0.0.1:{embedded.store.OBJECTS_PORT}"]
+    assert listens == [
+        f"192.0.2.9:{embedded.store.OBJECTS_PORT}",
+        f"127.0.0.1:{embedded.store.OBJECTS_PORT}",
+    ]
 
 
 def test_a_new_password_is_set_and_the_servers_follow(store: Store):
@@ -246,13 +274,18 @@ def test_a_port_that_is_taken_is_named(store: Store, monkeypatch: pytest.MonkeyP
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         monkeypatch.setattr(embedded.store, port, taken)
-        with pytest.raises(embedded.store.StoreError, match=rf"^stop what listens on port {taken}: "):
+        with pytest.raises(
+            embedded.store.StoreError, match=rf"^stop what listens on port {taken}: "
+        ):
             embedded.store.ensure(store.settings)
 
 
 def test_running_means_active_and_listening(store: Store, monkeypatch: pytest.MonkeyPatch):
     embedded.store.ensure(store.settings)
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
         monkeypatch.setattr(embedded.store, "METADATA_PORT", one.getsockname()[1])
         monkeypatch.setattr(embedded.store, "OBJECTS_PORT", other.getsockname()[1])
         assert embedded.store.is_running(store.settings)
@@ -287,7 +320,9 @@ def test_a_metadata_server_that_is_down_is_started_and_tells_for_how_long_it_is_
     assert store.machine.did("enable", "--now", METADATA) == done
     store.machine.active.discard(METADATA)
     store.machine.broken.add(METADATA)
-    store.machine.answers["journalctl"] = lambda words, stdin: "Bad file format reading the append only file\n"
+    store.machine.answers["journalctl"] = lambda words, stdin: (
+        "Bad file format reading the append only file\n"
+    )
     with pytest.raises(embedded.store.StoreError, match="does not start: Bad file format"):
         embedded.store.start_metadata("volume")
 
@@ -308,28 +343,41 @@ def test_a_storage_that_others_may_write_to_is_named(tmp_path: pathlib.Path):
 
 
 def test_removal_leaves_the_data_and_nothing_else(store: Store):
-    before = {name for name in store.snapshot() if "/storage" not in name and not name.endswith("/shadow")}
+    before = {
+        name for name in store.snapshot() if "/storage" not in name and not name.endswith("/shadow")
+    }
     embedded.store.ensure(store.settings)
     (store.storage / "objects/data/block").write_text("data")
     embedded.store.remove("volume")
-    left = {name for name in store.snapshot() if "/storage" not in name and not name.endswith("/shadow")}
-    assert left - before == {str(store.root / "etc"), str(store.root / "sshd_config.d")}  # as on a real machine: /etc
+    left = {
+        name for name in store.snapshot() if "/storage" not in name and not name.endswith("/shadow")
+    }
+    assert left - before == {
+        str(store.root / "etc"),
+        str(store.root / "sshd_config.d"),
+    }  # as on a real machine: /etc
     assert not store.machine.active & {METADATA, OBJECTS}
     assert embedded.store.ACCOUNT not in store.accounts
     assert (store.storage / "objects/data/block").read_text() == "data"
     embedded.store.remove("volume")  # and again
 
 
-def test_passwords_are_kept_and_made_where_there_are_none(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_passwords_are_kept_and_made_where_there_are_none(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(format_journal, "STATE_DIR", tmp_path / "state")
     fresh = embedded.store.passwords("one", None).content()
     assert embedded.store.passwords("two", None).content() != fresh
-    assert embedded.store.passwords("one", None).content() == fresh, "a hook that did not end gave them to the servers"
+    assert embedded.store.passwords("one", None).content() == fresh, (
+        "a hook that did not end gave them to the servers"
+    )
     (kept,) = (tmp_path / "state" / "one").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600
     format_journal.forget("one")
     assert embedded.store.passwords("one", None).content() != fresh
-    assert embedded.store.passwords("three", fs.JuicefsSecret.from_content(fresh)).content() == fresh
+    assert (
+        embedded.store.passwords("three", fs.JuicefsSecret.from_content(fresh)).content() == fresh
+    )
     partial = fs.JuicefsSecret.from_content({"meta-password": "kept"})
     assert embedded.store.passwords("three", partial).content()["meta-password"] == "kept"
     assert not (tmp_path / "state" / "three").exists()

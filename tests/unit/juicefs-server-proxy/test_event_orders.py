@@ -20,7 +20,9 @@ from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, CommandTimeout
 
 HOST = "192.0.2.0:6379"  # Scenario's default network
-USERS_SECRET = testing.Secret({"meta-password": "topSecret1", "access-key": "topSecret2", "secret-key": "topSecret3"})
+USERS_SECRET = testing.Secret(
+    {"meta-password": "topSecret1", "access-key": "topSecret2", "secret-key": "topSecret3"}
+)
 CONFIGS: dict[str, dict[str, str | int | float | bool]] = {
     "embedded": {},
     "external": {
@@ -39,7 +41,9 @@ class Volume(orders.Unit):
         "server-peers": peers(),
         "filesystem": clients("shared-filesystem-client")[0],
         "s3": testing.Relation("s3", remote_app_name="s3-integrator", remote_units_data={0: {}}),
-        "postgresql": testing.Relation("postgresql", remote_app_name="postgresql", remote_units_data={0: {}}),
+        "postgresql": testing.Relation(
+            "postgresql", remote_app_name="postgresql", remote_units_data={0: {}}
+        ),
     }
     actions: typing.ClassVar = {
         "status": {},
@@ -51,7 +55,12 @@ class Volume(orders.Unit):
         "list-quotas": {},
         "export-kubernetes": {},
     }
-    hooks: typing.ClassVar = (*orders.Unit.hooks, "secret_changed", "storage_attached", "storage_detaching")
+    hooks: typing.ClassVar = (
+        *orders.Unit.hooks,
+        "secret_changed",
+        "storage_attached",
+        "storage_detaching",
+    )
     refusals: typing.ClassVar = (RemovalRefusedError,)
 
     def __init__(self, rig: Rig, calls: orders.Calls, place: orders.Place, kind: str) -> None:
@@ -73,12 +82,18 @@ class Volume(orders.Unit):
             "the servers stopped": lambda: vars(servers).update(running=None, down=True),
             "a client connects": lambda: vars(servers).update(peers=lambda _: ("10.0.0.9",)),
             "clients disconnect": lambda: vars(servers).update(peers=lambda _: ()),
-            "the disk fills": lambda: vars(servers).update(disk=embedded.store.Usage(31 << 30, 1 << 30)),
-            "the disk has room": lambda: vars(servers).update(disk=embedded.store.Usage(2 << 30, 30 << 30)),
+            "the disk fills": lambda: vars(servers).update(
+                disk=embedded.store.Usage(31 << 30, 1 << 30)
+            ),
+            "the disk has room": lambda: vars(servers).update(
+                disk=embedded.store.Usage(2 << 30, 30 << 30)
+            ),
             "format fails": lambda: vars(world).update(format_error="the bucket is not empty"),
             "format works": lambda: vars(world).update(format_error=""),
             "another unit leads": lambda: self.replace(leader=False),
-            "the secret is withdrawn": lambda: self.replace(secrets=self.state.secrets - {USERS_SECRET}),
+            "the secret is withdrawn": lambda: self.replace(
+                secrets=self.state.secrets - {USERS_SECRET}
+            ),
             "a secret malformed": lambda: self.grant({"meta-passwd": "one"}),
             "the secret is granted": lambda: self.grant(USERS_SECRET.tracked_content),
             "s3 answers": lambda: self.write(
@@ -88,7 +103,9 @@ class Volume(orders.Unit):
             "config of the other kind": self.configure_otherwise,
             "config capacity": self.configure(**CONFIGS[self.kind], capacity=20),
             "config removal": self.configure(**CONFIGS[self.kind], **{"allow-removal": True}),
-            "config malformed": self.configure(**{"metadata-url": "db.example.com", "bucket": "train"}),
+            "config malformed": self.configure(
+                **{"metadata-url": "db.example.com", "bucket": "train"}
+            ),
         }
 
     def configure(self, **config: typing.Any) -> collections.abc.Callable[[], None]:
@@ -96,23 +113,36 @@ class Volume(orders.Unit):
 
     def configure_otherwise(self) -> None:
         """Ask for a volume of the other kind, which the charm allows until it offered one."""
-        if self.relation("filesystem") is None and "offered" not in self.relation("server-peers").local_app_data:
-            self.replace(config=next(config for kind, config in CONFIGS.items() if kind != self.kind))
+        if (
+            self.relation("filesystem") is None
+            and "offered" not in self.relation("server-peers").local_app_data
+        ):
+            self.replace(
+                config=next(config for kind, config in CONFIGS.items() if kind != self.kind)
+            )
 
     def grant(self, content: collections.abc.Mapping[str, str]) -> None:
         others = {secret for secret in self.state.secrets if secret.id != USERS_SECRET.id}
         self.replace(
             secrets={
                 *others,
-                dataclasses.replace(USERS_SECRET, tracked_content=dict(content), latest_content=dict(content)),
+                dataclasses.replace(
+                    USERS_SECRET, tracked_content=dict(content), latest_content=dict(content)
+                ),
             }
         )
 
     def event(self, name: str) -> typing.Any:
-        if name == "filesystem created" and self.state.config.get("bucket") != CONFIGS[self.kind].get("bucket"):
+        if name == "filesystem created" and self.state.config.get("bucket") != CONFIGS[
+            self.kind
+        ].get("bucket"):
             return None
-        if name == "filesystem broken" and not any(secret.remote_grants for secret in self.state.secrets):
-            return None  # Scenario, unlike Juju, fails when a secret is revoked that was not granted
+        if name == "filesystem broken" and not any(
+            secret.remote_grants for secret in self.state.secrets
+        ):
+            return (
+                None  # Scenario, unlike Juju, fails when a secret is revoked that was not granted
+            )
         if name == "secret_changed":
             known = [secret for secret in self.state.secrets if secret.id == USERS_SECRET.id]
             return self.ctx.on.secret_changed(known[0]) if known else None
@@ -144,7 +174,9 @@ class Volume(orders.Unit):
         for name in (*ends, "filesystem created", "filesystem changed", "update_status"):
             self.emit(name)
         if "adopt=" in self.state.unit_status.message:
-            assert self.has_forgotten, "it ended before it had noted a volume that it formatted, or it has no reason"
+            assert self.has_forgotten, (
+                "it ended before it had noted a volume that it formatted, or it has no reason"
+            )
             for more in ({"adopt": UUID}, {}):
                 self.replace(config=CONFIGS[self.kind] | more)
                 self.emit("config_changed")
@@ -162,12 +194,25 @@ class Volume(orders.Unit):
             "offered": dataclasses.replace(offered, secret_id=None, auth_rev=None),
             "granted": list(secret.remote_grants.values()),
             "secret": sorted(content) if running is not None else content,
-            "pinned": {key: value for key, value in pinned.local_app_data.items() if key != "secret_id"},
-            "unit": {key: running and pinned.local_unit_data.get(key) for key in ("address", "room-gib")},
-            "servers": (running and dataclasses.replace(running, credentials=fs.JuicefsSecret()), servers.enabled),
-            "volumes": {url: volume for url, volume in world.volumes.items() if offered.hosts[0] in url},
-            "modes": {place: mode for place, mode in world.modes.items() if offered.hosts[0] in place[0]},
-            "files": self.place.files("backups/*", "*/kubernetes/*", "*/reports/*", "storage/volume/*"),
+            "pinned": {
+                key: value for key, value in pinned.local_app_data.items() if key != "secret_id"
+            },
+            "unit": {
+                key: running and pinned.local_unit_data.get(key) for key in ("address", "room-gib")
+            },
+            "servers": (
+                running and dataclasses.replace(running, credentials=fs.JuicefsSecret()),
+                servers.enabled,
+            ),
+            "volumes": {
+                url: volume for url, volume in world.volumes.items() if offered.hosts[0] in url
+            },
+            "modes": {
+                place: mode for place, mode in world.modes.items() if offered.hosts[0] in place[0]
+            },
+            "files": self.place.files(
+                "backups/*", "*/kubernetes/*", "*/reports/*", "storage/volume/*"
+            ),
         }
 
 
@@ -187,8 +232,12 @@ def test_every_order_ends_in_the_same_state(
             world.passwords[f"redis://{HOST}/1"] = settings.credentials.content()["meta-password"]
         return changed
 
-    def reach(function: collections.abc.Callable[..., typing.Any]) -> collections.abc.Callable[..., typing.Any]:
-        def reached(program: pathlib.Path, access: typing.Any, *args: typing.Any, **named: typing.Any) -> typing.Any:
+    def reach(
+        function: collections.abc.Callable[..., typing.Any],
+    ) -> collections.abc.Callable[..., typing.Any]:
+        def reached(
+            program: pathlib.Path, access: typing.Any, *args: typing.Any, **named: typing.Any
+        ) -> typing.Any:
             if servers.running is None and access.engine.hosts[0] in (HOST, "127.0.0.1:6379"):
                 raise juicefs.UnreachableError(f"{HOST} does not answer (connection refused)")
             return function(program, access, *args, **named)
@@ -212,7 +261,9 @@ def test_every_order_ends_in_the_same_state(
         (embedded.store, "stop", servers.stop, {}),
     ):
         monkeypatch.setattr(module, name, calls.watch(double, **faults))
-    backup = gzip.compress(json.dumps({"Setting": {"Name": "shared", "UUID": UUID}}, indent=1).encode())
+    backup = gzip.compress(
+        json.dumps({"Setting": {"Name": "shared", "UUID": UUID}}, indent=1).encode()
+    )
     world.answers |= {
         "fsck": "<INFO>: Used by 3 slices (12 bytes)\n",
         "gc": "<INFO>: scanned 5 objects, 4 valid, 1 leaked (4 bytes)\n",

@@ -38,9 +38,23 @@ def test_a_volume_is_formatted_with_what_differs_from_the_defaults_alone(rig: Ri
     assert formatting.ensure_formatted(opened(), known) == THERE
     assert announced == [0], "before juicefs formats"
     (made,) = rig.world.formats
-    assert made == ("format", "--no-update", "--storage=s3", f"--bucket={BUCKET}", "--trash-days=0", URL, "shared")
-    assert rig.world.format_env == {"AWS_ACCESS_KEY_ID": "topSecret2", "AWS_SECRET_ACCESS_KEY": "topSecret3"}
-    assert formatting.ensure_formatted(opened(), Known(UUID, announce=lambda: announced.append(9))) == THERE
+    assert made == (
+        "format",
+        "--no-update",
+        "--storage=s3",
+        f"--bucket={BUCKET}",
+        "--trash-days=0",
+        URL,
+        "shared",
+    )
+    assert rig.world.format_env == {
+        "AWS_ACCESS_KEY_ID": "topSecret2",
+        "AWS_SECRET_ACCESS_KEY": "topSecret3",
+    }
+    assert (
+        formatting.ensure_formatted(opened(), Known(UUID, announce=lambda: announced.append(9)))
+        == THERE
+    )
     assert (announced, commands(rig)) == ([0], ["format"])
 
 
@@ -67,7 +81,9 @@ def test_another_volume_is_refused_and_nothing_is_done_to_it(
 
 def test_an_embedded_volume_follows_its_server_once(rig: Rig):
     rig.world.volumes[URL] = SERVED
-    formatting.ensure_bucket(opened(EMBEDDED), formatting.ensure_formatted(opened(EMBEDDED), Known(UUID)))
+    formatting.ensure_bucket(
+        opened(EMBEDDED), formatting.ensure_formatted(opened(EMBEDDED), Known(UUID))
+    )
     moved = dataclasses.replace(SERVED, bucket=EMBEDDED.bucket)
     assert rig.world.volumes[URL] == moved
     assert rig.world.commands == [("config", f"--bucket={EMBEDDED.bucket}", "--yes", URL)]
@@ -84,7 +100,9 @@ def test_a_volume_that_is_not_the_known_one_is_not_moved(rig: Rig, known: Known)
     assert commands(rig) == []
 
 
-@pytest.mark.parametrize(("reason", "has_advice"), [("Storage s3://b/ is not empty; clean it", True), ("403", False)])
+@pytest.mark.parametrize(
+    ("reason", "has_advice"), [("Storage s3://b/ is not empty; clean it", True), ("403", False)]
+)
 def test_why_juicefs_did_not_format(rig: Rig, reason: str, has_advice: bool):
     rig.world.format_error = reason
     with pytest.raises(juicefs.JuicefsError) as caught:
@@ -95,13 +113,21 @@ def test_why_juicefs_did_not_format(rig: Rig, reason: str, has_advice: bool):
 
 @pytest.mark.parametrize(
     ("change", "flag"),
-    [({"capacity_gib": 1}, "--capacity=1"), ({"inodes": 2}, "--inodes=2"), ({"trash_days": 1}, "--trash-days=1")],
+    [
+        ({"capacity_gib": 1}, "--capacity=1"),
+        ({"inodes": 2}, "--inodes=2"),
+        ({"trash_days": 1}, "--trash-days=1"),
+    ],
 )
-def test_an_option_that_can_change_is_changed_alone(rig: Rig, change: dict[str, typing.Any], flag: str):
+def test_an_option_that_can_change_is_changed_alone(
+    rig: Rig, change: dict[str, typing.Any], flag: str
+):
     rig.world.volumes[URL] = THERE
     formatting.ensure_options(opened(), THERE)
     assert commands(rig) == []
-    formatting.ensure_options(opened(dataclasses.replace(WANTED, format=spec.Format(**change))), THERE)
+    formatting.ensure_options(
+        opened(dataclasses.replace(WANTED, format=spec.Format(**change))), THERE
+    )
     assert rig.world.commands == [("config", flag, "--yes", URL)]
 
 
@@ -109,7 +135,13 @@ def test_what_is_removed_and_what_stays(rig: Rig, tmp_path: pathlib.Path):
     state = format_journal.STATE_DIR / APP
     program = target.program_path(APP)
     certificate = target.CONFIG_DIR / APP / "tls-ca.pem"
-    for path in (program, certificate, state / "reports/x.log", state / "kubernetes/x.yaml", state / "backups/x.gz"):
+    for path in (
+        program,
+        certificate,
+        state / "reports/x.log",
+        state / "kubernetes/x.yaml",
+        state / "backups/x.gz",
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     format_journal.record(APP, URL, "shared")
@@ -138,9 +170,13 @@ def test_the_journal_knows_one_volume_until_it_is_forgotten(rig: Rig):
     format_journal.keep_credentials(APP, KEYS)
     assert format_journal.credentials(APP) == KEYS
     assert format_journal.credentials("other") is None
-    kept, began = sorted((format_journal.STATE_DIR / APP).iterdir(), key=lambda path: path.name == "format-began")
+    kept, began = sorted(
+        (format_journal.STATE_DIR / APP).iterdir(), key=lambda path: path.name == "format-began"
+    )
     assert kept.stat().st_mode & 0o777 == 0o600
-    assert (kept.name, began.name) == ("format-credentials.json", "format-began"), "a charm before this one wrote them"
+    assert (kept.name, began.name) == ("format-credentials.json", "format-began"), (
+        "a charm before this one wrote them"
+    )
     began.write_bytes(b"\xff\xfe")
     assert not format_journal.has(APP, URL, "shared")
     format_journal.forget(APP)

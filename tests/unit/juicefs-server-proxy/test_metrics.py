@@ -42,7 +42,9 @@ def source(served: FakeExporter, name: str) -> exporter.Source:
     return found
 
 
-def test_a_collector_gets_the_job_and_the_service_goes_with_the_relation_or_the_unit(rig: Rig, served: FakeExporter):
+def test_a_collector_gets_the_job_and_the_service_goes_with_the_relation_or_the_unit(
+    rig: Rig, served: FakeExporter
+):
     state = related(rig)
     on = rig.ctx.on
     for ends in ("relation_broken", "stop", "remove"):
@@ -54,7 +56,9 @@ def test_a_collector_gets_the_job_and_the_service_goes_with_the_relation_or_the_
         password = served.serving[UNIT]["environment"]["REDIS_PASSWORD"]
         assert served.serving[UNIT]["redis"] == password
         assert password not in bag + repr(rig.ctx.juju_log)
-        rig.ctx.run(getattr(on, ends)(*([out.get_relation(900)] if ends == "relation_broken" else [])), out)
+        rig.ctx.run(
+            getattr(on, ends)(*([out.get_relation(900)] if ends == "relation_broken" else [])), out
+        )
         assert served.serving == {}
 
 
@@ -69,7 +73,11 @@ def test_the_volume_is_asked_with_the_units_credentials(rig: Rig, served: FakeEx
     rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
     rig.world.passwords[URL] = served.serving[UNIT]["environment"]["REDIS_PASSWORD"]
     rig.world.volumes[URL] = dataclasses.replace(
-        rig.world.volumes[URL], used_bytes=4096, used_inodes=7, clients=("a at /m", "b at /m"), capacity_gib=2
+        rig.world.volumes[URL],
+        used_bytes=4096,
+        used_inodes=7,
+        clients=("a at /m", "b at /m"),
+        capacity_gib=2,
     )
     assert samples(source(served, "volume").read()) == {
         "volume_used_bytes": 4096,
@@ -83,7 +91,9 @@ def test_the_volume_is_asked_with_the_units_credentials(rig: Rig, served: FakeEx
 
 
 def test_the_last_backup(tmp_path: pathlib.Path):
-    assert samples(metrics.backups(tmp_path / "none", LABELS)) == {"volume_backup_timestamp_seconds": 0}
+    assert samples(metrics.backups(tmp_path / "none", LABELS)) == {
+        "volume_backup_timestamp_seconds": 0
+    }
     for name, at in (("shared-1.json.gz", 1000), ("shared-2.json.gz", 2000), ("notes.txt", 9000)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (at, at))

@@ -31,13 +31,17 @@ def database(kind: str, **data: str) -> testing.Relation:
     """Return the relation to a database."""
     interface = {"postgresql": "postgresql_client", "mysql": "mysql_client"}[kind]
     found = {key.replace("_", "-"): value for key, value in data.items()}
-    return testing.Relation(kind, interface, id=20, remote_app_name=f"{kind}-k", remote_app_data=found)
+    return testing.Relation(
+        kind, interface, id=20, remote_app_name=f"{kind}-k", remote_app_data=found
+    )
 
 
 def store(**data: str) -> testing.Relation:
     """Return the relation to s3-integrator."""
     found = {key.replace("_", "-"): value for key, value in data.items()}
-    return testing.Relation("s3", "s3", id=30, remote_app_name="s3-integrator", remote_app_data=found)
+    return testing.Relation(
+        "s3", "s3", id=30, remote_app_name="s3-integrator", remote_app_data=found
+    )
 
 
 def offered(out: testing.State) -> tuple[fs.Juicefs, dict[str, str]]:
@@ -48,8 +52,12 @@ def offered(out: testing.State) -> tuple[fs.Juicefs, dict[str, str]]:
 
 def test_the_databases_are_asked_for_a_database_and_secrets(rig: Rig):
     relation = database("postgresql")
-    out = rig.ctx.run(rig.ctx.on.relation_created(relation), rig.state(peers(), relation, config=BUCKET))
-    assert out.unit_status == testing.WaitingStatus("waiting for postgresql-k to answer on postgresql")
+    out = rig.ctx.run(
+        rig.ctx.on.relation_created(relation), rig.state(peers(), relation, config=BUCKET)
+    )
+    assert out.unit_status == testing.WaitingStatus(
+        "waiting for postgresql-k to answer on postgresql"
+    )
     assert out.get_relation(20).local_app_data == {
         "database": "shared",
         "requested-secrets": '["username", "password", "tls", "tls-ca", "uris"]',
@@ -57,19 +65,24 @@ def test_the_databases_are_asked_for_a_database_and_secrets(rig: Rig):
     }
     assert rig.world.formats == []
     follower = rig.ctx.run(
-        rig.ctx.on.relation_created(relation), rig.state(peers(), relation, config=BUCKET, leader=False)
+        rig.ctx.on.relation_created(relation),
+        rig.state(peers(), relation, config=BUCKET, leader=False),
     )
     assert follower.get_relation(20).local_app_data == {}
 
 
 @pytest.mark.parametrize("in_secret", [True, False], ids=["secrets", "plain"])
 @pytest.mark.parametrize(("kind", "tls", "url"), CASES["a_database_keeps_the_metadata"])
-def test_a_database_keeps_the_metadata(rig: Rig, kind: str, tls: dict[str, str], url: str, in_secret: bool):
+def test_a_database_keeps_the_metadata(
+    rig: Rig, kind: str, tls: dict[str, str], url: str, in_secret: bool
+):
     user, transport = granted(USER), granted(tls) if tls else None
     data = {"endpoints": "10.1.2.3:5432,10.1.2.4:5432", "database": "shared", "version": "14.9"}
     secrets = [KEYS]
     if in_secret:
-        data |= {"secret-user": user.id} | ({"secret-tls": transport.id} if transport is not None else {})
+        data |= {"secret-user": user.id} | (
+            {"secret-tls": transport.id} if transport is not None else {}
+        )
         secrets += [user, *([transport] if transport is not None else [])]
     else:
         data |= USER | tls
@@ -77,7 +90,8 @@ def test_a_database_keeps_the_metadata(rig: Rig, kind: str, tls: dict[str, str],
     (client,) = clients("one")
     config = {**BUCKET, "credentials": KEYS.id}
     out = rig.ctx.run(
-        rig.ctx.on.relation_changed(relation), rig.state(peers(), relation, client, config=config, secrets=secrets)
+        rig.ctx.on.relation_changed(relation),
+        rig.state(peers(), relation, client, config=config, secrets=secrets),
     )
     assert out.unit_status == testing.ActiveStatus("offering volume shared")
     (made,) = rig.world.formats
@@ -89,7 +103,9 @@ def test_a_database_keeps_the_metadata(rig: Rig, kind: str, tls: dict[str, str],
         ("10.1.2.3:5432",),
         "shared",
     )
-    wanted = {"meta-user": "relation-68", "meta-password": "topSecret1"} | dict(KEYS.tracked_content)
+    wanted = {"meta-user": "relation-68", "meta-password": "topSecret1"} | dict(
+        KEYS.tracked_content
+    )
     assert content == wanted | ({"tls-ca": PEM} if "tls-ca" in tls else {})
     ours = [out.get_relation(number).local_app_data for number in (1, 10, 20)]
     assert "topSecret" not in repr([ours, out.unit_status, rig.ctx.juju_log, rig.world.commands])
@@ -102,10 +118,16 @@ S3 = {"bucket": "train", "endpoint": "https://s3.example.com", "region": "eu-wes
 @pytest.mark.parametrize(("data", "bucket"), CASES["a_bucket_keeps_the_data"])
 def test_a_bucket_keeps_the_data(rig: Rig, data: dict[str, str], bucket: str, in_secret: bool):
     keys = granted({"access-key": "topSecret2", "secret-key": "topSecret3"})
-    relation = store(**data, **({"secret-extra": keys.id} if in_secret else dict(keys.tracked_content)))
+    relation = store(
+        **data, **({"secret-extra": keys.id} if in_secret else dict(keys.tracked_content))
+    )
     (client,) = clients("one")
     before = rig.state(
-        peers(), relation, client, config={"metadata-url": "redis://h/1"}, secrets=[keys] if in_secret else []
+        peers(),
+        relation,
+        client,
+        config={"metadata-url": "redis://h/1"},
+        secrets=[keys] if in_secret else [],
     )
     out = rig.ctx.run(rig.ctx.on.relation_changed(relation), before)
     assert out.unit_status == testing.ActiveStatus("offering volume shared")
@@ -115,7 +137,12 @@ def test_a_bucket_keeps_the_data(rig: Rig, data: dict[str, str], bucket: str, in
         "lib-version": "1.0",
     }
     volume, content = offered(out)
-    assert (volume.storage, volume.bucket, volume.region, volume.keyless) == ("s3", bucket, "eu-west-3", True)
+    assert (volume.storage, volume.bucket, volume.region, volume.keyless) == (
+        "s3",
+        bucket,
+        "eu-west-3",
+        True,
+    )
     assert content == {"access-key": "topSecret2", "secret-key": "topSecret3"}
     assert rig.world.format_env == {
         "AWS_ACCESS_KEY_ID": "topSecret2",
@@ -128,7 +155,9 @@ BASE64 = base64.b64encode(PEM.encode()).decode()
 DER = base64.b64encode(base64.b64decode("AAAA")).decode()
 
 
-@pytest.mark.parametrize("chain", [json.dumps([PEM]), PEM, json.dumps([BASE64]), json.dumps([DER]), BASE64])
+@pytest.mark.parametrize(
+    "chain", [json.dumps([PEM]), PEM, json.dumps([BASE64]), json.dumps([DER]), BASE64]
+)
 def test_an_authority_of_the_store_reaches_the_clients(rig: Rig, chain: str):
     relation = store(**S3, access_key="a12345", secret_key="s12345", tls_ca_chain=chain)
     (client,) = clients("one")
@@ -138,16 +167,23 @@ def test_an_authority_of_the_store_reaches_the_clients(rig: Rig, chain: str):
     assert offered(out)[1]["tls-ca"].strip() == PEM
 
 
-ENGINE = database("mysql", endpoints="10.1.2.3:3306", database="shared", username="u", password="topSecret1")
+ENGINE = database(
+    "mysql", endpoints="10.1.2.3:3306", database="shared", username="u", password="topSecret1"
+)
 
 
 OFFERS = {
     "mysql": ENGINE,
     "postgresql": testing.Relation("postgresql", "postgresql_client", id=21),
     "not granted": database(
-        "mysql", endpoints="10.1.2.3:3306", database="shared", secret_user="secret:nobodygrants123456ab"
+        "mysql",
+        endpoints="10.1.2.3:3306",
+        database="shared",
+        secret_user="secret:nobodygrants123456ab",
     ),
-    "socket": database("mysql", endpoints="file:///run/x.sock", database="d", username="u", password="topSecret"),
+    "socket": database(
+        "mysql", endpoints="file:///run/x.sock", database="d", username="u", password="topSecret"
+    ),
     "s3": store(),
     "path": store(**S3, path="some/where", **dict(KEYS.tracked_content)),
     "no place": store(bucket="b", **dict(KEYS.tracked_content)),

@@ -98,7 +98,9 @@ def test_an_application_of_another_name_is_asked_for_the_uuid(rig: Rig):
     assert f"adopt={UUID}" in asked.unit_status.message
     assert offered(asked) is None
     assert commands(rig) == []
-    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(asked, config={"adopt": UUID}))
+    out = rig.ctx.run(
+        rig.ctx.on.config_changed(), dataclasses.replace(asked, config={"adopt": UUID})
+    )
     taken_over(rig, out)
     assert commands(rig) == ["dump", "config"]
 
@@ -152,7 +154,10 @@ def test_storage_whose_metadata_is_lost_is_not_formatted(rig: Rig):
     rig.world.volumes.clear()
     out = deploy(rig)
     assert isinstance(out.unit_status, testing.BlockedStatus)
-    assert f"restore a copy of the storage: the metadata engine lost volume shared ({UUID})" in out.unit_status.message
+    assert (
+        f"restore a copy of the storage: the metadata engine lost volume shared ({UUID})"
+        in out.unit_status.message
+    )
     assert len(rig.world.formats) == 1
 
 
@@ -160,7 +165,9 @@ def test_storage_whose_metadata_is_lost_is_not_formatted(rig: Rig):
 def test_without_a_backup_nothing_is_changed(rig: Rig):
     deploy(rig)
     remove(rig)
-    rig.world.answers["dump"] = CommandError("juicefs exited 1", stderr="<FATAL>: no space left on device")
+    rig.world.answers["dump"] = CommandError(
+        "juicefs exited 1", stderr="<FATAL>: no space left on device"
+    )
     out = deploy(rig)
     assert isinstance(out.unit_status, testing.BlockedStatus)
     assert "no space left on device" in out.unit_status.message
@@ -168,7 +175,9 @@ def test_without_a_backup_nothing_is_changed(rig: Rig):
     assert offered(out) is None
 
 
-def test_what_fails_the_trial_is_the_status_and_nothing_is_offered(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+def test_what_fails_the_trial_is_the_status_and_nothing_is_offered(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
     deploy(rig)
     remove(rig)
 

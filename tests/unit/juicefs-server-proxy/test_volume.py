@@ -25,12 +25,23 @@ RSA = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\ntopSecretKey\n--
 
 
 def repairs(rig: Rig) -> list[str]:
-    return [line.message for line in rig.ctx.juju_log if "root" in line.message or "others could" in line.message]
+    return [
+        line.message
+        for line in rig.ctx.juju_log
+        if "root" in line.message or "others could" in line.message
+    ]
 
 
 @pytest.mark.parametrize(
     ("mode", "wanted"),
-    [(0o777, 0o1777), (0o775, 0o1775), (0o2775, 0o3775), (0o1777, 0o1777), (0o755, 0o755), (0o700, 0o700)],
+    [
+        (0o777, 0o1777),
+        (0o775, 0o1775),
+        (0o2775, 0o3775),
+        (0o1777, 0o1777),
+        (0o755, 0o755),
+        (0o700, 0o700),
+    ],
 )
 def test_a_root_that_others_can_write_gets_the_sticky_bit_once(rig: Rig, mode: int, wanted: int):
     rig.world.modes[URL, doubles.ROOT] = mode
@@ -45,30 +56,44 @@ def test_a_root_that_others_can_write_gets_the_sticky_bit_once(rig: Rig, mode: i
 def test_a_volumes_trash_is_closed_to_all_but_root_whoever_made_the_volume(rig: Rig):
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
     assert (out.unit_status, rig.world.modes[URL, doubles.TRASH]) == (OFFERING, 0o700)
-    rig.world.modes[URL, doubles.TRASH] = 0o555  # as a metadata engine restored from an old backup has it
+    rig.world.modes[URL, doubles.TRASH] = (
+        0o555  # as a metadata engine restored from an old backup has it
+    )
     rig.ctx.run(rig.ctx.on.update_status(), out)
     assert rig.world.modes[URL, doubles.TRASH] == 0o700
 
 
-def test_an_encryption_key_goes_by_a_file_and_its_passphrase_to_the_clients(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+def test_an_encryption_key_goes_by_a_file_and_its_passphrase_to_the_clients(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
     secret = testing.Secret({"encrypt-key": RSA, "encrypt-passphrase": "topSecret1"})
     seen: list[tuple[str, int]] = []
 
     def invoke(*args: typing.Any, **kwargs: typing.Any) -> object:
-        for path in (pathlib.Path(str(word)[18:]) for word in args if str(word).startswith("--encrypt-rsa-key=")):
+        for path in (
+            pathlib.Path(str(word)[18:])
+            for word in args
+            if str(word).startswith("--encrypt-rsa-key=")
+        ):
             seen.append((path.read_text(), path.stat().st_mode & 0o777))
         return rig.world.invoke(*args, **kwargs)
 
     monkeypatch.setattr(juicefs, "invoke", invoke)
     (client,) = clients("one")
     config: Config = {**EXTERNAL, "credentials": secret.id}
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config, secrets=[secret]))
+    out = rig.ctx.run(
+        rig.ctx.on.config_changed(), rig.state(peers(), client, config=config, secrets=[secret])
+    )
     assert out.unit_status == OFFERING
     assert seen == [(RSA, 0o600)]
     assert rig.world.format_env == {"JFS_RSA_PASSPHRASE": "topSecret1"}
     (own,) = (secret for secret in out.secrets if secret.owner)
-    assert own.latest_content == {"encrypt-passphrase": "topSecret1"}  # the key itself is the metadata engine's
-    assert "topSecret" not in repr([out.relations, out.unit_status, rig.ctx.juju_log, rig.world.commands])
+    assert own.latest_content == {
+        "encrypt-passphrase": "topSecret1"
+    }  # the key itself is the metadata engine's
+    assert "topSecret" not in repr(
+        [out.relations, out.unit_status, rig.ctx.juju_log, rig.world.commands]
+    )
     # and later it is no contradiction that the key is still in the secret
     assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == OFFERING
 
@@ -111,11 +136,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return slept
 
 
-def used(rig: Rig, *mounted: str, **config: str | int | float | bool) -> tuple[testing.State, testing.Storage]:
+def used(
+    rig: Rig, *mounted: str, **config: str | int | float | bool
+) -> tuple[testing.State, testing.Storage]:
     """Return a unit that serves a volume to another application, whose unit Juju still lists; and its storage."""
-    client = testing.Relation("filesystem", remote_app_name="one", id=10, remote_units_data={0: {"schemes": "juicefs"}})
+    client = testing.Relation(
+        "filesystem", remote_app_name="one", id=10, remote_units_data={0: {"schemes": "juicefs"}}
+    )
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config))
-    rig.world.volumes[LOOPBACK] = dataclasses.replace(next(iter(rig.world.volumes.values())), clients=mounted)
+    rig.world.volumes[LOOPBACK] = dataclasses.replace(
+        next(iter(rig.world.volumes.values())), clients=mounted
+    )
     (storage,) = out.storages
     return out, storage
 
@@ -126,7 +157,9 @@ CLIENTS = ("juju-2586ad-3 at /mnt/shared", "juju-2586ad-4 at /mnt/shared")
 
 @pytest.mark.parametrize(
     ("problem", "remedy"),
-    CASES["the_storage_of_a_volume_that_may_be_mounted_stays_until_it_is_not_or_the_operator_allows_it"],
+    CASES[
+        "the_storage_of_a_volume_that_may_be_mounted_stays_until_it_is_not_or_the_operator_allows_it"
+    ],
 )
 @pytest.mark.cut
 def test_the_storage_of_a_volume_that_may_be_mounted_stays_until_it_is_not_or_the_operator_allows_it(
@@ -136,14 +169,18 @@ def test_the_storage_of_a_volume_that_may_be_mounted_stays_until_it_is_not_or_th
     out, storage = used(rig, *(CLIENTS if is_mounted else ()))
     rig.servers.peers = lambda up_s: ("192.0.2.7",) if "connections" in problem else ()
     rig.world.down |= {"127.0.0.1:6379"} if "6379" in problem else set()
-    rig.servers.error = embedded.store.StoreError("Redis does not start") if "Redis" in problem else None
+    rig.servers.error = (
+        embedded.store.StoreError("Redis does not start") if "Redis" in problem else None
+    )
     state = dataclasses.replace(out, relations=()) if "peer relation" in problem else out
     with pytest.raises(testing.errors.UncaughtCharmError) as caught:
         rig.ctx.run(rig.ctx.on.storage_detaching(storage), state)
     refused = str(caught.value.__cause__)
     assert refused.startswith(problem)
     assert f": {remedy.format(app=app)}" in refused
-    assert refused.endswith(f"to remove the volume under its clients: juju config {app} allow-removal=true")
+    assert refused.endswith(
+        f"to remove the volume under its clients: juju config {app} allow-removal=true"
+    )
     assert rig.servers.running is not None
     assert 20 <= sum(clock) <= 60 or remedy == "resolve that"
     clock.clear()
@@ -165,11 +202,16 @@ def test_nothing_but_the_sessions_of_clients_has_to_change(rig: Rig, clock: list
     assert (rig.servers.running, clock) == (None, [])
 
 
-def test_a_metadata_server_that_is_down_is_started_and_its_clients_may_reconnect(rig: Rig, clock: list[float]):
+def test_a_metadata_server_that_is_down_is_started_and_its_clients_may_reconnect(
+    rig: Rig, clock: list[float]
+):
     out, storage = used(rig)
     rig.servers.down = True
     rig.servers.peers = lambda up_s: ("192.0.2.7",) if up_s > 12 else ()
-    with pytest.raises(testing.errors.UncaughtCharmError, match=r"has connections from 192\.0\.2\.7: unmount it there"):
+    with pytest.raises(
+        testing.errors.UncaughtCharmError,
+        match=r"has connections from 192\.0\.2\.7: unmount it there",
+    ):
         rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
     assert rig.servers.running is not None
     rig.servers.down, rig.servers.peers = True, lambda up_s: ()
@@ -189,14 +231,17 @@ def waking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("schemes", "is_blocked"), [((), False), (("",), True), (("nfs,cephfs",), True), (("cephfs,juicefs", ""), False)]
+    ("schemes", "is_blocked"),
+    [((), False), (("",), True), (("nfs,cephfs",), True), (("cephfs,juicefs", ""), False)],
 )
 def test_a_client_that_cannot_mount_juicefs_is_named_at_every_event(
     rig: Rig, waking: list[int], schemes: tuple[str, ...], is_blocked: bool
 ):
     """Upstream's filesystem-client writes nothing into its databag, and ends in error."""
     bags = {number: {"schemes": text} if text else {} for number, text in enumerate(schemes)}
-    client = testing.Relation("filesystem", remote_app_name="filesystem-client", id=20, remote_units_data=bags)
+    client = testing.Relation(
+        "filesystem", remote_app_name="filesystem-client", id=20, remote_units_data=bags
+    )
     out = rig.ctx.run(rig.ctx.on.relation_created(client), rig.state(peers(), client))
     assert "endpoint" in out.get_relation(client.id).local_app_data
     assert isinstance(out.unit_status, testing.ActiveStatus)  # it may have just joined

@@ -32,7 +32,9 @@ class FakeMounter:
     seen: keeper.Health = dataclasses.field(default_factory=keeper.Health)
     remounts: int = 0
     wakes: dict[str, list[str]] = dataclasses.field(default_factory=dict[str, list[str]])
-    resources: list[pathlib.Path | None] = dataclasses.field(default_factory=list[pathlib.Path | None])
+    resources: list[pathlib.Path | None] = dataclasses.field(
+        default_factory=list[pathlib.Path | None]
+    )
 
     looked_at: list[str] = dataclasses.field(default_factory=list[str])
     sticky_error: Exception | None = None
@@ -48,7 +50,9 @@ class FakeMounter:
 
     def probe(self, plan: mount_plan.Plan) -> mounts.Result:
         if self.mounted is None:
-            return mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {plan.spec.mountpoint}")
+            return mounts.Result(
+                mounts.State.ABSENT, f"nothing is mounted at {plan.spec.mountpoint}"
+            )
         return self.look
 
     def at(self, path: str) -> list[mounts.Mount]:
@@ -74,7 +78,9 @@ class FakeMounter:
         return {"other": keeper.Watch("other", "/other", "other.service", fstypes)}
 
     def proven(self, app: str) -> str | None:
-        return self.mounted.spec.mountpoint if self.seen.works and self.mounted is not None else None
+        return (
+            self.mounted.spec.mountpoint if self.seen.works and self.mounted is not None else None
+        )
 
     def wake_once_right(self, app: str, unit: str, command: list[str]) -> None:
         self.wakes[unit] = command
@@ -89,7 +95,9 @@ class FakeMounter:
         if self.fuse_error is not None:
             raise self.fuse_error
 
-    def ensure_sticky(self, _program: pathlib.Path, _access: juicefs_access.Access, folder: str) -> str:
+    def ensure_sticky(
+        self, _program: pathlib.Path, _access: juicefs_access.Access, folder: str
+    ) -> str:
         self.looked_at.append(folder)
         if self.sticky_error is not None:
             raise self.sticky_error
@@ -134,7 +142,9 @@ class Site:
 def context(principal: str | None = None) -> testing.Context[SharedFilesystemClientCharm]:
     """Return a context of the charm with its real metadata."""
     meta = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())
-    return testing.Context(SharedFilesystemClientCharm, meta=meta, juju_version="3.6.8", principal_unit=principal)
+    return testing.Context(
+        SharedFilesystemClientCharm, meta=meta, juju_version="3.6.8", principal_unit=principal
+    )
 
 
 def beside(app: str = "slurmd", number: int = 99) -> testing.SubordinateRelation:
@@ -151,8 +161,20 @@ def offer(filesystem: fs.Juicefs | str | None) -> testing.Relation:
 
 def volume(secret: testing.Secret | None = None) -> fs.Juicefs:
     """Return a volume, whose credentials are in `secret`."""
-    place: dict[str, typing.Any] = {"storage": "sftp", "bucket": "10.0.0.5:2022:/data/", "version": "1.3.1"}
-    named: dict[str, typing.Any] = {"secret_id": secret.id, "auth_rev": 1} if secret is not None else {}
+    place: dict[str, typing.Any] = {
+        "storage": "sftp",
+        "bucket": "10.0.0.5:2022:/data/",
+        "version": "1.3.1",
+    }
+    named: dict[str, typing.Any] = (
+        {"secret_id": secret.id, "auth_rev": 1} if secret is not None else {}
+    )
     return fs.Juicefs(
-        "shared", ("10.0.0.5:6379",), "redis", "1", "11111111-2222-3333-4444-555555555555", **named, **place
+        "shared",
+        ("10.0.0.5:6379",),
+        "redis",
+        "1",
+        "11111111-2222-3333-4444-555555555555",
+        **named,
+        **place,
     )

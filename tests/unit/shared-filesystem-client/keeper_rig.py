@@ -22,7 +22,9 @@ class Rig:
         self.folder = folder
         self.mounts = MachineMounts()
         self.mounts.install_in(mounts, monkeypatch)
-        self.machine = Machine(units={UNIT}, active={UNIT}, stamps={"ExecMainStartTimestampMonotonic": "100"})
+        self.machine = Machine(
+            units={UNIT}, active={UNIT}, stamps={"ExecMainStartTimestampMonotonic": "100"}
+        )
         self.machine.take_over(monkeypatch, [keeper, watchdog], folder / "units")
         self.machine.on_start = self._started
         self.machine.answers |= {"scontrol": self._scontrol, "wake": lambda words, _: ""}
@@ -38,8 +40,13 @@ class Rig:
         self.down = ""
         self.node = "State=IDLE Reason="
         self.slurm_error = False
-        servers, slurm = {"servers": ((("10.0.0.5", 6379),),), "speaks": "redis"}, {"node": "node-1", "drain": True}
-        known: dict[str, typing.Any] = {"known": ("JuiceFS:old",), "units": ("client/0",)} | servers | slurm
+        servers, slurm = (
+            {"servers": ((("10.0.0.5", 6379),),), "speaks": "redis"},
+            {"node": "node-1", "drain": True},
+        )
+        known: dict[str, typing.Any] = (
+            {"known": ("JuiceFS:old",), "units": ("client/0",)} | servers | slurm
+        )
         self.watch = keeper.Watch("client", MP, UNIT, ("fuse.juicefs",), (SOURCE,), **known)
         self.mount()
 
@@ -57,7 +64,9 @@ class Rig:
         health = records.load(keeper.Health(), self.folder / keeper.HEALTH)
         for _ in range(passes):
             self.now += seconds
-            health = keeper.keep(self.watch, records.load(keeper.Health(), self.folder / keeper.HEALTH), self.folder)
+            health = keeper.keep(
+                self.watch, records.load(keeper.Health(), self.folder / keeper.HEALTH), self.folder
+            )
         return health
 
     def _started(self, unit: str) -> None:

@@ -13,12 +13,16 @@ class MachineMounts:
     table: list[mounts.Mount] = dataclasses.field(default_factory=list[mounts.Mount])
     # Instead of the truth
     looks: dict[str, mounts.Result] = dataclasses.field(default_factory=dict[str, mounts.Result])
-    users_of: dict[str, list[tuple[int, str]]] = dataclasses.field(default_factory=dict[str, list[tuple[int, str]]])
+    users_of: dict[str, list[tuple[int, str]]] = dataclasses.field(
+        default_factory=dict[str, list[tuple[int, str]]]
+    )
     probes: list[dict[str, object]] = dataclasses.field(default_factory=list[dict[str, object]])
 
     def add(self, mountpoint: str, source: str, fstype: str, *, read_only: bool = False) -> None:
         options = ("ro" if read_only else "rw", "nosuid", "nodev")
-        self.table.append(mounts.Mount(len(self.table) + 100, "0:1", mountpoint, fstype, source, options))
+        self.table.append(
+            mounts.Mount(len(self.table) + 100, "0:1", mountpoint, fstype, source, options)
+        )
 
     def drop(self, mountpoint: str) -> None:
         self.table = [mount for mount in self.table if mount.mountpoint != mountpoint]
@@ -40,14 +44,18 @@ class MachineMounts:
         sticky: bool = False,
         deadline: float,
     ) -> mounts.Result:
-        self.probes.append({"mountpoint": mountpoint, "writable": writable, "sticky": sticky, "deadline": deadline})
+        self.probes.append(
+            {"mountpoint": mountpoint, "writable": writable, "sticky": sticky, "deadline": deadline}
+        )
         here = self.at(mountpoint)
         if mountpoint in self.looks:
             return self.looks[mountpoint]
         if not here:
             return mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {mountpoint}")
         if here[-1].fstype not in fstype or here[-1].source not in source:
-            return mounts.Result(mounts.State.WRONG, f"{mountpoint} holds {here[-1].source} ({here[-1].fstype})")
+            return mounts.Result(
+                mounts.State.WRONG, f"{mountpoint} holds {here[-1].source} ({here[-1].fstype})"
+            )
         if len(here) > 1:
             return mounts.Result(mounts.State.STACKED, f"{len(here)} mounts lie at {mountpoint}")
         if writable and here[0].read_only:

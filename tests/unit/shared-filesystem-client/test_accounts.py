@@ -55,7 +55,11 @@ def machine(nft: Nft, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_rules_are_loaded_once_and_from_each_boot_on(machine: Machine, nft: Nft):
     for _ in range(2):
         accounts.ensure("client-a", "10.0.0.0/8 fd00::/8")
-    assert (nft.loads, list(nft.tables), "nftables" in machine.packages) == (1, ["slurm_ddp_client_a"], True)
+    assert (nft.loads, list(nft.tables), "nftables" in machine.packages) == (
+        1,
+        ["slurm_ddp_client_a"],
+        True,
+    )
     assert UNIT in machine.enabled
     assert "elements = { 10.0.0.0/8 }" in nft.tables["slurm_ddp_client_a"]
     assert "elements = { fd00::/8 }" in nft.tables["slurm_ddp_client_a"]
@@ -71,7 +75,9 @@ def test_rules_that_someone_flushed_are_loaded_again(machine: Machine, nft: Nft)
     assert (nft.loads, list(nft.tables)) == (2, ["slurm_ddp_client_a"])
 
 
-def test_without_networks_nothing_is_left_and_nothing_installed(machine: Machine, nft: Nft, tmp_path: pathlib.Path):
+def test_without_networks_nothing_is_left_and_nothing_installed(
+    machine: Machine, nft: Nft, tmp_path: pathlib.Path
+):
     accounts.ensure("client-a", "")
     assert machine.calls == []
     accounts.ensure("client-a", "10.0.0.0/8")
@@ -108,7 +114,9 @@ def test_networks_are_taken(text: str):
     accounts.check(text)
 
 
-@pytest.mark.parametrize("text", ["yes", "10.0.0.0/33", "10.0.0.1/8", "10.0.0.0/8,fd00::/8", "$(id)"])
+@pytest.mark.parametrize(
+    "text", ["yes", "10.0.0.0/33", "10.0.0.1/8", "10.0.0.0/8,fd00::/8", "$(id)"]
+)
 def test_other_words_are_refused_by_the_options_name(text: str):
     with pytest.raises(ValueError, match=r"^separate-accounts: "):
         accounts.check(text)

@@ -19,8 +19,16 @@ from slurm_ddp.run import CommandError, Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 WHERE_TO_MOUNT = {"mountpoint": "/mnt/shared"}
-CONTENT = {"meta-password": "topSecret1", "access-key": "juicefs-objects", "secret-key": "topSecret2"}
-WHERE = {"app": "shared-filesystem-client", "wanted_by": "shared-filesystem-client/0", "metrics_port": 9567}
+CONTENT = {
+    "meta-password": "topSecret1",
+    "access-key": "juicefs-objects",
+    "secret-key": "topSecret2",
+}
+WHERE = {
+    "app": "shared-filesystem-client",
+    "wanted_by": "shared-filesystem-client/0",
+    "metrics_port": 9567,
+}
 MOUNTED = testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
 
 
@@ -67,37 +75,57 @@ def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, ev
     assert site.mounter.units == {"shared-filesystem-client/0"}
     assert site.mounter.resources == [site.program.path]
     assert set(plan.secrets) == {"topSecret1", "juicefs-objects", "topSecret2"}
-    assert "topSecret" not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])
+    assert "topSecret" not in repr(
+        [out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text]
+    )
 
 
 KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
 
 
-def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(site: Site, monkeypatch: pytest.MonkeyPatch):
+def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(cephfs, "ensure_client", lambda spec: cephfs.KERNEL)
-    monkeypatch.setattr(cephfs, "run", lambda *argv, **_: Completed(0, "19.2.1-0ubuntu0.24.04.2", ""))
+    monkeypatch.setattr(
+        cephfs, "run", lambda *argv, **_: Completed(0, "19.2.1-0ubuntu0.24.04.2", "")
+    )
     monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     secret = testing.Secret({"key": KEY})
     share = f"cephfs://u@(10.0.0.1%3A6789)/?fsid=f&name=n&auth={secret.id}&auth-rev=1"
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(share), secrets=[secret]))
-    assert out.unit_status == testing.ActiveStatus("u@f.n=/ is mounted at /mnt/shared by mount.ceph")
+    assert out.unit_status == testing.ActiveStatus(
+        "u@f.n=/ is mounted at /mnt/shared by mount.ceph"
+    )
     plan = site.plan
     assert list(plan.files.values()) == [f"{KEY}\n"]
-    assert KEY not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])
+    assert KEY not in repr(
+        [out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text]
+    )
     changed = dataclasses.replace(secret, latest_content={"key": "AQD" + KEY[3:]})
     site.ctx.run(site.ctx.on.secret_changed(changed), dataclasses.replace(out, secrets={changed}))
     assert list(site.plan.files.values()) == [f"AQD{KEY[3:]}\n"]
     keyless = dataclasses.replace(secret, latest_content={"password": "topSecret"})
-    out = site.ctx.run(site.ctx.on.secret_changed(keyless), dataclasses.replace(out, secrets={keyless}))
-    assert out.unit_status == testing.BlockedStatus("proxy offers a secret without the key of Ceph's user")
+    out = site.ctx.run(
+        site.ctx.on.secret_changed(keyless), dataclasses.replace(out, secrets={keyless})
+    )
+    assert out.unit_status == testing.BlockedStatus(
+        "proxy offers a secret without the key of Ceph's user"
+    )
 
 
 @pytest.mark.parametrize(("offered", "config", "status", "message"), CASES["refused"])
 def test_what_is_missing_or_wrong_is_shown(
     site: Site, offered: str | None, config: dict[str, typing.Any], status: str, message: str
 ):
-    relations = [] if offered is None else [offer({"volume": volume(), "nothing": None}.get(offered, offered))]
-    out = site.ctx.run(site.ctx.on.config_changed(), site.state(*relations, config=WHERE_TO_MOUNT | config))
+    relations = (
+        []
+        if offered is None
+        else [offer({"volume": volume(), "nothing": None}.get(offered, offered))]
+    )
+    out = site.ctx.run(
+        site.ctx.on.config_changed(), site.state(*relations, config=WHERE_TO_MOUNT | config)
+    )
     assert out.unit_status.name == status
     assert out.unit_status.message.startswith(message)
     assert site.mounter.mounted is None
@@ -117,9 +145,18 @@ def test_since_when_a_server_is_away(site: Site, ready: testing.State, hangs: bo
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (juicefs.UnreachableError("db is silent"), testing.WaitingStatus("db is silent; the mount waits for it")),
-        (mount_plan.NotYetError("modules are on their way"), testing.WaitingStatus("modules are on their way")),
-        (mount_plan.MountError("/mnt/shared holds files"), testing.BlockedStatus("/mnt/shared holds files")),
+        (
+            juicefs.UnreachableError("db is silent"),
+            testing.WaitingStatus("db is silent; the mount waits for it"),
+        ),
+        (
+            mount_plan.NotYetError("modules are on their way"),
+            testing.WaitingStatus("modules are on their way"),
+        ),
+        (
+            mount_plan.MountError("/mnt/shared holds files"),
+            testing.BlockedStatus("/mnt/shared holds files"),
+        ),
         (CommandError("apt-get exited 100"), testing.BlockedStatus("apt-get exited 100")),
     ],
 )
@@ -135,11 +172,18 @@ def test_what_fails_is_shown_and_recovers_by_itself(
 
 @pytest.mark.parametrize(("look", "waits", "status", "message"), copy.deepcopy(CASES["looks"]))
 def test_active_means_that_the_mount_works(
-    site: Site, ready: testing.State, look: dict[str, typing.Any], waits: bool, status: str, message: str
+    site: Site,
+    ready: testing.State,
+    look: dict[str, typing.Any],
+    waits: bool,
+    status: str,
+    message: str,
 ):
     site.mounter.look = mounts.Result(mounts.State(look.pop("state")), **look)
     site.mounter.waits = waits
-    state = dataclasses.replace(ready, relations={*ready.relations, asked(mountpoint="/mnt/shared")})
+    state = dataclasses.replace(
+        ready, relations={*ready.relations, asked(mountpoint="/mnt/shared")}
+    )
     out = site.ctx.run(site.ctx.on.update_status(), state)
     assert (out.unit_status.name, out.unit_status.message) == (status, message)
     assert answered(out) == ("true" if status == "active" else "false")
@@ -160,7 +204,9 @@ def test_no_folder_above_the_mounted_one_can_be_replaced(site: Site):
     assert isinstance(out.unit_status, testing.ActiveStatus)
     assert site.mounter.looked_at[1:] == ["/team/a", "/team", "/"]
     logged = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
-    assert logged == [f"volume shared: {folder} had mode 0777" for folder in ("/team/a", "/team", "/")]
+    assert logged == [
+        f"volume shared: {folder} had mode 0777" for folder in ("/team/a", "/team", "/")
+    ]
     other = dataclasses.replace(out, config={**out.config, "subdirectory": "b"})
     site.ctx.run(site.ctx.on.config_changed(), other)
     assert site.mounter.looked_at[4:] == ["/team/b", "/team", "/"]
@@ -169,14 +215,20 @@ def test_no_folder_above_the_mounted_one_can_be_replaced(site: Site):
     assert len(site.mounter.looked_at) == 7
 
 
-def test_a_charm_beside_requests_a_mount_and_reads_when_it_is_there(site: Site, secret: testing.Secret):
+def test_a_charm_beside_requests_a_mount_and_reads_when_it_is_there(
+    site: Site, secret: testing.Secret
+):
     request = asked(mountpoint="/srv/slurmctld-statefs", noexec=True)
     state = site.state(offer(volume(secret)), request, config={}, secrets=[secret])
     out = site.ctx.run(site.ctx.on.relation_changed(request), state)
-    assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /srv/slurmctld-statefs")
+    assert out.unit_status == testing.ActiveStatus(
+        "JuiceFS:shared is mounted at /srv/slurmctld-statefs"
+    )
     assert answered(out) == "true"
     plan = site.plan
-    assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/srv/slurmctld-statefs", "noexec": True})
+    assert plan.spec == mount_plan.Spec.model_validate(
+        WHERE | {"mountpoint": "/srv/slurmctld-statefs", "noexec": True}
+    )
 
 
 def test_a_charm_beside_that_has_not_asked_yet_is_waited_for(site: Site, secret: testing.Secret):
@@ -205,10 +257,15 @@ def test_without_its_provider_the_mount_goes(site: Site, ready: testing.State):
     )
 
 
-def test_a_provider_that_stops_offering_does_not_take_the_mount_away(site: Site, ready: testing.State):
+def test_a_provider_that_stops_offering_does_not_take_the_mount_away(
+    site: Site, ready: testing.State
+):
     first = site.ctx.run(site.ctx.on.config_changed(), ready)
     silent = dataclasses.replace(first.get_relation(1), remote_app_data={})
-    out = site.ctx.run(site.ctx.on.relation_changed(silent), dataclasses.replace(first, relations={silent, beside()}))
+    out = site.ctx.run(
+        site.ctx.on.relation_changed(silent),
+        dataclasses.replace(first, relations={silent, beside()}),
+    )
     assert site.mounter.mounted is not None
     assert out.unit_status == testing.WaitingStatus("waiting for proxy to offer a filesystem")
 
@@ -225,9 +282,13 @@ def test_the_mount_goes_with_the_relation_to_the_machines_charm_since_no_later_h
     gone = site.ctx.run(site.ctx.on.relation_broken(out.get_relation(relation.id)), out)
     assert site.mounter.mounted is None
     assert not list(readiness.DIRECTORY.iterdir())
-    assert gone.unit_status == MOUNTED  # nothing is reported to a Juju that may have deleted the unit
+    assert (
+        gone.unit_status == MOUNTED
+    )  # nothing is reported to a Juju that may have deleted the unit
     # Juju may still look at the unit before it stops it
-    left = dataclasses.replace(gone, relations={one for one in gone.relations if one.id != relation.id})
+    left = dataclasses.replace(
+        gone, relations={one for one in gone.relations if one.id != relation.id}
+    )
     site.ctx.run(site.ctx.on.update_status(), left)
     site.ctx.run(site.ctx.on.stop(), left)
     assert site.mounter.mounted is None
@@ -236,7 +297,10 @@ def test_the_mount_goes_with_the_relation_to_the_machines_charm_since_no_later_h
 
 def test_a_unit_that_stays_beside_its_charm_keeps_the_mount(site: Site, ready: testing.State):
     request = asked(app="slurmd", mountpoint="/mnt/shared")
-    out = site.ctx.run(site.ctx.on.update_status(), dataclasses.replace(ready, relations={*ready.relations, request}))
+    out = site.ctx.run(
+        site.ctx.on.update_status(),
+        dataclasses.replace(ready, relations={*ready.relations, request}),
+    )
     site.ctx.run(site.ctx.on.relation_broken(out.get_relation(request.id)), out)
     assert site.mounter.mounted is not None
 
@@ -261,7 +325,9 @@ def test_another_machines_principal_is_none_of_ours(
     assert site.mounter.mounted is None
 
 
-def test_a_plan_that_cannot_be_drawn_keeps_no_job_from_a_mount_that_works(site: Site, ready: testing.State):
+def test_a_plan_that_cannot_be_drawn_keeps_no_job_from_a_mount_that_works(
+    site: Site, ready: testing.State
+):
     out = site.ctx.run(site.ctx.on.update_status(), ready)
     site.mounter.seen = keeper.Health(state="right")
     wrong = dataclasses.replace(out, config={"mountpoint": "/mnt/shared", "profile": "fast"})
@@ -277,12 +343,16 @@ def test_a_plan_that_cannot_be_drawn_keeps_no_job_from_a_mount_that_works(site: 
 def test_until_a_mount_works_jobs_wait_and_the_keeper_is_to_wake_the_unit(
     site: Site, ready: testing.State, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: pytest.fail("the keeper wakes it"))
+    monkeypatch.setattr(
+        wake, "later", lambda unit, charm, seconds: pytest.fail("the keeper wakes it")
+    )
     monkeypatch.setattr(wake, "command", lambda unit, charm: ["wake", unit])
     site.mounter.look = mounts.Result(mounts.State.HUNG, "no answer")
     out = site.ctx.run(site.ctx.on.config_changed(), ready)
     assert readiness.missing() == ["shared-filesystem-client/0 (no answer)"]
-    assert site.mounter.wakes == {"shared-filesystem-client/0": ["wake", "shared-filesystem-client/0"]}
+    assert site.mounter.wakes == {
+        "shared-filesystem-client/0": ["wake", "shared-filesystem-client/0"]
+    }
     site.mounter.look = mounts.Result(mounts.State.RIGHT)
     out = site.ctx.run(site.ctx.on.update_status(), out)
     assert readiness.missing() == []

@@ -20,13 +20,24 @@ SECRET = testing.Secret({"meta-password": "one", "access-key": "two", "secret-ke
 FAULTS: dict[str, tuple[str, object]] = {
     "the mount fails": ("error", CommandError("mount failed: wrong fs type")),
     "the servers are away": ("error", juicefs.UnreachableError("nothing answers at 10.0.0.5:6379")),
-    "the mountpoint is taken": ("error", mount_plan.MountError("mountpoint /mnt/shared holds files: move them away")),
+    "the mountpoint is taken": (
+        "error",
+        mount_plan.MountError("mountpoint /mnt/shared holds files: move them away"),
+    ),
     "it must wait": ("error", mount_plan.NotYetError("the kernel's modules are on their way")),
     "the mount hangs": ("look", mounts.Result(mounts.State.HUNG, "no answer within 5 s")),
     "there is no FUSE": ("fuse_error", mount_plan.MountError("/dev/fuse does not open")),
-    "the program cannot be fetched": ("program_error", juicefs.DownloadError("https://github.com does not answer")),
+    "the program cannot be fetched": (
+        "program_error",
+        juicefs.DownloadError("https://github.com does not answer"),
+    ),
 }
-OFFERS = {"a volume": volume(SECRET), "nothing": None, "malformed": "unreadable://?", "NFS": "nfs://(10.0.0.9)/srv"}
+OFFERS = {
+    "a volume": volume(SECRET),
+    "nothing": None,
+    "malformed": "unreadable://?",
+    "NFS": "nfs://(10.0.0.9)/srv",
+}
 CONFIGS: dict[str, dict[str, str]] = {
     "config": {"mountpoint": "/mnt/shared"},
     "config without a mountpoint": {},
@@ -98,7 +109,9 @@ class Machine(orders.Unit):
 
 
 @pytest.mark.timeout(7200)
-def test_every_order_ends_in_the_same_state(site: Site, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_order_ends_in_the_same_state(
+    site: Site, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     calls = orders.Calls()
     calls.watch_files(monkeypatch)
     failed = orders.raising(lambda: CommandError("systemctl exited 1: it failed"))

@@ -33,7 +33,10 @@ def values(plan: mount_plan.Plan) -> dict[str, str]:
 
 
 def options(plan: mount_plan.Plan) -> dict[str, str]:
-    return {item.partition("=")[0]: item.partition("=")[2] for item in values(plan)["Options"].split(",")}
+    return {
+        item.partition("=")[0]: item.partition("=")[2]
+        for item in values(plan)["Options"].split(",")
+    }
 
 
 class Rig:
@@ -52,7 +55,9 @@ class Rig:
             "systemd-escape": lambda words, _: "mnt-shared.mount\n",
             "systemd-detect-virt": lambda words, _: self.container or Completed(1, "none\n", ""),
             "modprobe": self._modprobe,
-            "modinfo": lambda words, _: "" if words[1] in self.installed_kernels else Completed(1, "", "not found"),
+            "modinfo": lambda words, _: (
+                "" if words[1] in self.installed_kernels else Completed(1, "", "not found")
+            ),
             "depmod": lambda words, _: "",
             "dpkg-query": self._dpkg,
             "apt-get": self._apt,
@@ -65,7 +70,9 @@ class Rig:
         monkeypatch.setattr(kernel, "PROC", root / "proc")
         (root / "proc/self").mkdir(parents=True)
         self.set_uid_map("0 0 4294967295")
-        self.set_filesystems("nodev\tsysfs", "\text4", "nodev\tlustre", "nodev\tnfs4", "nodev\tnfs", "nodev\tceph")
+        self.set_filesystems(
+            "nodev\tsysfs", "\text4", "nodev\tlustre", "nodev\tnfs4", "nodev\tnfs", "nodev\tceph"
+        )
         release = {"ID": "ubuntu", "VERSION_ID": "24.04", "VERSION_CODENAME": "noble"}
         monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
         self.content = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
@@ -81,7 +88,9 @@ class Rig:
 
     def _modprobe(self, words: tuple[str, ...], _: str | None) -> Completed:
         known = words[0] in self.loadable
-        return Completed(0 if known else 1, "", "" if known else f"modprobe: FATAL: Module {words[0]} not found.")
+        return Completed(
+            0 if known else 1, "", "" if known else f"modprobe: FATAL: Module {words[0]} not found."
+        )
 
     def _dpkg(self, words: tuple[str, ...], _: str | None) -> str:
         if "${Package}" in words[2]:
@@ -122,7 +131,9 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 def ceph(**changes: typing.Any) -> fs.Cephfs:
     hosts = ("10.0.0.1:6789", "10.0.0.2:6789")
-    return dataclasses.replace(fs.Cephfs(hosts, "fs-client", FSID, "cephfs", "/", key=KEY), **changes)
+    return dataclasses.replace(
+        fs.Cephfs(hosts, "fs-client", FSID, "cephfs", "/", key=KEY), **changes
+    )
 
 
 def test_cephfs_by_the_newer_name(rig: Rig):
@@ -131,7 +142,10 @@ def test_cephfs_by_the_newer_name(rig: Rig):
     assert unit["What"] == plan.source == f"fs-client@{FSID}.cephfs=/"
     assert (unit["Where"], unit["Type"]) == ("/mnt/shared", "ceph")
     assert plan.aliases == ("10.0.0.1:6789,10.0.0.2:6789:/",)  # an older kernel shows it so
-    valued = {"mon_addr": "10.0.0.1:6789/10.0.0.2:6789", "secretfile": "/etc/slurm-ddp/client/ceph.secret"}
+    valued = {
+        "mon_addr": "10.0.0.1:6789/10.0.0.2:6789",
+        "secretfile": "/etc/slurm-ddp/client/ceph.secret",
+    }
     flags = dict.fromkeys(("noatime", "nosuid", "nodev", "rw"), "")
     assert options(plan) == valued | flags | {"recover_session": "clean"}
     assert plan.servers == ((("10.0.0.1", 6789), ("10.0.0.2", 6789)),)
@@ -141,7 +155,9 @@ def test_monitors_of_the_newer_protocol_are_preferred(rig: Rig):
     plan = cephfs.plan(SPEC, ceph(hosts=("10.0.0.1:6789", "10.0.0.1:3300", "[::1]:3300")), KEY)
     assert options(plan)["mon_addr"] == "10.0.0.1:3300/[::1]:3300"
     assert options(plan)["ms_mode"] == "prefer-crc"
-    spec = SPEC.model_copy(update={"mount_options": "ms_mode=secure", "read_only": True, "subdirectory": "a/b"})
+    spec = SPEC.model_copy(
+        update={"mount_options": "ms_mode=secure", "read_only": True, "subdirectory": "a/b"}
+    )
     plan = cephfs.plan(spec, ceph(hosts=("10.0.0.1:3300",), path="/team"), KEY)
     assert options(plan)["ms_mode"] == "secure"
     assert "ro" in options(plan)
@@ -162,7 +178,11 @@ def test_the_same_export_however_it_is_written(rig: Rig, uri: str, shown: str, p
 def test_a_vendors_line_is_taken_in_any_order(rig: Rig, line: tuple[str, str], data: st.DataObject):
     given, version = line
     words = data.draw(st.permutations(given.split(",")))
-    found = options(nfs.plan(SPEC.model_copy(update={"mount_options": ",".join(words)}), fs.Nfs("10.0.0.5", "/x")))
+    found = options(
+        nfs.plan(
+            SPEC.model_copy(update={"mount_options": ",".join(words)}), fs.Nfs("10.0.0.5", "/x")
+        )
+    )
     kept = {word.partition("=")[0]: word.partition("=")[2] for word in words if "=" in word}
     for name in ("nfsvers", "minorversion", "vers"):
         kept.pop(name, None)
@@ -178,15 +198,25 @@ def test_nfs_options_that_contradict(rig: Rig, given: str, message: str):
 
 
 @pytest.mark.parametrize(("changes", "key", "message"), CASES["what_the_ceph_helper_would_misread"])
-def test_what_the_ceph_helper_would_misread(rig: Rig, changes: dict[str, str], key: str, message: str):
+def test_what_the_ceph_helper_would_misread(
+    rig: Rig, changes: dict[str, str], key: str, message: str
+):
     with pytest.raises(mount_plan.MountError) as caught:
         cephfs.plan(SPEC, ceph(**changes), key)
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(("choice", "known", "fuse_opens", "mounted", "expected"), CASES["what_mounts_cephfs"])
+@pytest.mark.parametrize(
+    ("choice", "known", "fuse_opens", "mounted", "expected"), CASES["what_mounts_cephfs"]
+)
 def test_what_mounts_cephfs(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, choice: str, known: bool, fuse_opens: bool, mounted: str, expected: str
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    choice: str,
+    known: bool,
+    fuse_opens: bool,
+    mounted: str,
+    expected: str,
 ):
     def check(name: str) -> None:
         if not fuse_opens:
@@ -212,23 +242,32 @@ def test_ceph_fuse_gets_the_key_in_its_file_alone_and_the_kernels_name_for_the_s
     with pytest.raises(mount_plan.MountError, match=r"^the folder has a space, comma or backslash"):
         cephfs.plan(spec, ceph(), KEY, cephfs.FUSE)
     spec = spec.model_copy(update={"subdirectory": "team/a"})
-    plan, by_kernel = cephfs.plan(spec, ceph(), KEY, cephfs.FUSE), cephfs.plan(SPEC, ceph(path="/team/a"), KEY)
+    plan, by_kernel = (
+        cephfs.plan(spec, ceph(), KEY, cephfs.FUSE),
+        cephfs.plan(SPEC, ceph(path="/team/a"), KEY),
+    )
     assert (plan.source, plan.servers) == (by_kernel.source, by_kernel.servers)
     unit = values(plan)
     conf, keyring = (f"/etc/slurm-ddp/client/ceph.{name}" for name in ("conf", "keyring"))
     command = f"/usr/bin/ceph-fuse -f --conf={conf} --id=fs-client -r /team/a /mnt/shared"
-    assert unit["ExecStart"] == f"{command} -o nosuid,nodev,noexec,rw,subtype=ceph-fuse,fsname={plan.source}"
+    assert (
+        unit["ExecStart"]
+        == f"{command} -o nosuid,nodev,noexec,rw,subtype=ceph-fuse,fsname={plan.source}"
+    )
     assert "EnvironmentFile" not in unit
     assert "ExecReload" not in unit
     texts = {str(path): text.splitlines() for path, text in plan.files.items()}
     assert texts[keyring] == ["[client.fs-client]", f"key = {KEY}"]
     assert KEY not in plan.unit_text + "".join(texts[conf])
-    assert {"mon_host = v1:10.0.0.1:6789,v1:10.0.0.2:6789", "client_fs = cephfs"} <= set(texts[conf])
+    assert {"mon_host = v1:10.0.0.1:6789,v1:10.0.0.2:6789", "client_fs = cephfs"} <= set(
+        texts[conf]
+    )
     assert "client_readahead_max_bytes = 1048576" in texts[conf]
 
 
 @pytest.mark.parametrize(
-    ("given", "source"), CASES["servers_that_take_over_and_those_with_two_networks_are_distinguished"]
+    ("given", "source"),
+    CASES["servers_that_take_over_and_those_with_two_networks_are_distinguished"],
 )
 def test_servers_that_take_over_and_those_with_two_networks_are_distinguished(
     rig: Rig, given: tuple[str, ...], source: str
@@ -238,13 +277,20 @@ def test_servers_that_take_over_and_those_with_two_networks_are_distinguished(
 
 
 # Options of mount.lustre(8), and those that libmount passes on
-LUSTRE_OPTIONS = set("flock lazystatfs user_xattr retry noatime nosuid nodev noexec rw _netdev checksum".split())
+LUSTRE_OPTIONS = set(
+    "flock lazystatfs user_xattr retry noatime nosuid nodev noexec rw _netdev checksum".split()
+)
 
 
 @pytest.mark.parametrize("profile", ("none", "dataset", "checkpoint", "tokens"))
 def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
     spec = SPEC.model_copy(
-        update={"profile": profile, "noexec": True, "subdirectory": "/team/a", "mount_options": "retry=3"}
+        update={
+            "profile": profile,
+            "noexec": True,
+            "subdirectory": "/team/a",
+            "mount_options": "retry=3",
+        }
     )
     plan = lustre.plan(spec, fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="exafs"))
     found = options(plan)
@@ -275,25 +321,36 @@ def test_a_preset_installs_the_client_and_all_of_it_can_be_removed(bare: Rig):
     assert keyring.read_bytes() == bare.content
     lustre.ensure_networks(mount_plan.Config(), ["10.2.0.1@tcp1"], mounted=False)
     lustre.remove()
-    assert not [*bare.root.glob("sources/*"), *bare.root.glob("keyrings/*"), *bare.root.glob("modprobe*")]
+    assert not [
+        *bare.root.glob("sources/*"),
+        *bare.root.glob("keyrings/*"),
+        *bare.root.glob("modprobe*"),
+    ]
 
 
 @pytest.mark.parametrize("preset", sorted(lustre.PRESETS))
 def test_every_preset_is_signed_and_over_https_or_says_that_it_is_not(rig: Rig, preset: str):
     table = lustre.PRESETS[preset]
     assert "https://" in table.line
-    assert ("signed-by={keyring}" in table.line and table.key_url.startswith("https://")) or table.note
+    assert (
+        "signed-by={keyring}" in table.line and table.key_url.startswith("https://")
+    ) or table.note
     lustre._read_index(table, "")  # pyright: ignore[reportPrivateUsage]
     assert "{" not in rig.line()
 
 
-def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: Rig, monkeypatch: pytest.MonkeyPatch):
+def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(
+    bare: Rig, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(mount_plan, "STATE", bare.root / "state")
     for name in ("ESC_CLIENT", "ESC_CONFIG", "FSTAB"):
         monkeypatch.setattr(lustre, name, bare.root / name)
     bare.content = b"#!/bin/sh\n"
     other = mount_plan.Config(lustre_repository="exascaler", lustre_checksum="0" * 64)
-    with pytest.raises(mount_plan.MountError, match=r"^lustre-checksum: 10\.0\.0\.1 serves .* SHA-256 [0-9a-f]{64}$"):
+    with pytest.raises(
+        mount_plan.MountError,
+        match=r"^lustre-checksum: 10\.0\.0\.1 serves .* SHA-256 [0-9a-f]{64}$",
+    ):
         lustre.ensure_installed(other, KERNEL, mgs="10.0.0.1")
     assert not (bare.root / "ESC_CLIENT").exists()
     (bare.root / "FSTAB").write_text("mine\n")
@@ -314,11 +371,15 @@ def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: R
 
 @pytest.mark.parametrize(("settings", "message"), CASES["options_about_lustre_that_make_no_sense"])
 def test_options_about_lustre_that_make_no_sense(settings: dict[str, str], message: str):
-    with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)").replace("{", r"\{")):
+    with pytest.raises(
+        ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)").replace("{", r"\{")
+    ):
         lustre.check(mount_plan.Config.model_validate(settings))
 
 
-@pytest.mark.parametrize(("identifiers", "networks"), CASES["the_interface_that_leads_to_the_servers"])
+@pytest.mark.parametrize(
+    ("identifiers", "networks"), CASES["the_interface_that_leads_to_the_servers"]
+)
 def test_the_interface_that_leads_to_the_servers(rig: Rig, identifiers: list[str], networks: str):
     assert lustre.derive_networks(identifiers) == networks
 
@@ -328,7 +389,9 @@ def test_lnet_that_runs_on_other_networks_changes_only_while_nothing_is_mounted(
     settings = mount_plan.Config(lnet_networks="tcp1(eth1)")
     with pytest.raises(mount_plan.MountError) as caught:
         lustre.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=True)
-    assert str(caught.value) == ("LNet runs on tcp(eth0), not on tcp1(eth1): unmount all Lustre here, or reboot")
+    assert str(caught.value) == (
+        "LNet runs on tcp(eth0), not on tcp1(eth1): unmount all Lustre here, or reboot"
+    )
     lustre.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=False)
     assert rig.machine.did("/usr/sbin/lustre_rmmod") == 1
     (rig.root / "lnet").write_text("tcp1(eth1)\n")
@@ -345,8 +408,13 @@ def test_an_unprivileged_container_is_named_with_what_would_do(rig: Rig, kind: k
     rig.set_uid_map("0 1000000 1000000000")
     with pytest.raises(mount_plan.MountError) as caught:
         kernel.check(kind)
-    remedy = "deploy with --constraints virt-type=virtual-machine, or set security.privileged=true on it"
-    assert str(caught.value) == f"{kind.name} cannot be mounted in an unprivileged lxc container: {remedy}"
+    remedy = (
+        "deploy with --constraints virt-type=virtual-machine, or set security.privileged=true on it"
+    )
+    assert (
+        str(caught.value)
+        == f"{kind.name} cannot be mounted in an unprivileged lxc container: {remedy}"
+    )
 
 
 def test_a_machine_loads_the_module_itself(rig: Rig):
@@ -354,5 +422,8 @@ def test_a_machine_loads_the_module_itself(rig: Rig):
     kernel.check(kernel.NFS)
     assert rig.machine.did("/usr/sbin/modprobe", "nfsv4") == 1
     rig.loadable.clear()
-    with pytest.raises(mount_plan.MountError, match=r"^the kernel \S+ has no NFS \(module nfsv4\): modprobe exited 1"):
+    with pytest.raises(
+        mount_plan.MountError,
+        match=r"^the kernel \S+ has no NFS \(module nfsv4\): modprobe exited 1",
+    ):
         kernel.check(kernel.NFS)

@@ -19,7 +19,14 @@ from slurm_ddp.run import Completed
 
 APP, UNIT = "shared-filesystem-client", "shared-filesystem-client/0"
 HEALTH = keeper.Health(
-    state="right", since=1000.0, checked=2000.0, took=0.25, heals=3, boot="this", passes=7, wrote=1990.0
+    state="right",
+    since=1000.0,
+    checked=2000.0,
+    took=0.25,
+    heals=3,
+    boot="this",
+    passes=7,
+    wrote=1990.0,
 )
 LABELS = '{kind="juicefs",mountpoint="/mnt/shared"}'
 
@@ -32,7 +39,9 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.P
 
 
 def watching(folder: pathlib.Path, health: keeper.Health, fstype: str = "fuse.juicefs") -> None:
-    watch = keeper.Watch(APP, "/mnt/shared", "a.service", (fstype,), ("JuiceFS:shared",), (), writable=True)
+    watch = keeper.Watch(
+        APP, "/mnt/shared", "a.service", (fstype,), ("JuiceFS:shared",), (), writable=True
+    )
     folder.mkdir(exist_ok=True)
     (folder / keeper.WATCH).write_text(records.text(watch))
     (folder / keeper.HEALTH).write_text(records.text(health))
@@ -96,7 +105,10 @@ def test_a_collector_gets_jobs_and_the_service_goes_with_the_relation_or_the_uni
         out = site.ctx.run(on.config_changed(), related)
         assert served.serving == {UNIT: {"app": APP}}
         found = json.loads(out.get_relation(900).local_unit_data["config"])
-        jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in found["metrics_scrape_jobs"]}
+        jobs = {
+            job["job_name"]: job["static_configs"][0]["targets"]
+            for job in found["metrics_scrape_jobs"]
+        }
         assert jobs == {f"{APP}_mount": ["localhost:9701"], f"{APP}_juicefs": ["localhost:9567"]}
         assert "topSecret" not in repr(found)
         site.ctx.run(event, related)

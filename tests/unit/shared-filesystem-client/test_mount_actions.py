@@ -51,8 +51,14 @@ def bench(site: Site, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_status_tells_what_the_keeper_saw(bench: Bench):
-    repaired: dict[str, typing.Any] = {"heals": 2, "healed": "restart: gone", "healed_at": 1_799_999_000.0}
-    bench.site.mounter.seen = keeper.Health(state="right", since=1.8e9, checked=1.8e9 + 10, **repaired)
+    repaired: dict[str, typing.Any] = {
+        "heals": 2,
+        "healed": "restart: gone",
+        "healed_at": 1_799_999_000.0,
+    }
+    bench.site.mounter.seen = keeper.Health(
+        state="right", since=1.8e9, checked=1.8e9 + 10, **repaired
+    )
     bench.users = [[(12, "python3"), (34, "bash")]]
     results = bench.run("status")
     assert results["state"] == "right"

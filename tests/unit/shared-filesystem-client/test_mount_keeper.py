@@ -31,14 +31,18 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_the_sticky_bit_is_set_where_it_is_ours_to_set(rig: Rig, capsys: pytest.CaptureFixture[str], is_ours: bool):
+def test_the_sticky_bit_is_set_where_it_is_ours_to_set(
+    rig: Rig, capsys: pytest.CaptureFixture[str], is_ours: bool
+):
     rig.watch = dataclasses.replace(rig.watch, sticky=is_ours)
     (rig.folder / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
     assert records.read(keeper.Watch, rig.folder / keeper.WATCH) == rig.watch
     rig.mounts.looks[MP] = mounts.Result(State.RIGHT, was_open=0o777 if is_ours else None)
     assert rig.tick().works
     assert rig.mounts.probes[-1]["sticky"] == is_ours
-    shown = f"{MP}: the root had mode 0777, so others could replace what is in it: it has 1777 now\n"
+    shown = (
+        f"{MP}: the root had mode 0777, so others could replace what is in it: it has 1777 now\n"
+    )
     assert capsys.readouterr().out == (shown if is_ours else "")
 
 
@@ -82,7 +86,9 @@ def test_of_stacked_mounts_in_use_the_first_stays(rig: Rig):
     assert rig.machine.did("restart") == 0
 
 
-@pytest.mark.parametrize("mount", [("tmpfs", "tmpfs"), ("JuiceFS:other", "fuse.juicefs"), (SOURCE, "fuse.sshfs")])
+@pytest.mark.parametrize(
+    "mount", [("tmpfs", "tmpfs"), ("JuiceFS:other", "fuse.juicefs"), (SOURCE, "fuse.sshfs")]
+)
 def test_a_mount_of_another_type_or_source_is_left_alone(rig: Rig, mount: tuple[str, str]):
     rig.mounts.table.clear()
     rig.mounts.add(MP, *mount)
@@ -118,7 +124,8 @@ def test_a_mount_that_became_read_only_is_mounted_again(rig: Rig):
 
 
 @pytest.mark.parametrize(
-    ("unit", "boot", "changed_us", "started", "expected"), CASES["a_mount_from_before_the_change_is_outdated"]
+    ("unit", "boot", "changed_us", "started", "expected"),
+    CASES["a_mount_from_before_the_change_is_outdated"],
 )
 def test_a_mount_from_before_the_change_is_outdated(
     rig: Rig, unit: str, boot: str, changed_us: int, started: dict[str, str], expected: bool
@@ -157,7 +164,11 @@ def test_a_dead_server_is_waited_for_and_named_since_when(rig: Rig):
     assert (health.state, health.heals, health.down) == ("hung", 0, rig.down)
     assert health.down_since == 1_800_000_020.0
     assert health.hung == 1_800_000_020.0
-    assert [one["deadline"] for one in rig.mounts.probes[1:4]] == [5.0, 2.0, 2.0]  # the charm may wait for its turn
+    assert [one["deadline"] for one in rig.mounts.probes[1:4]] == [
+        5.0,
+        2.0,
+        2.0,
+    ]  # the charm may wait for its turn
     rig.down = ""
     rig.mounts.looks.clear()
     health = rig.tick()
@@ -182,7 +193,9 @@ def test_a_machine_too_busy_to_look_often_does_not_make_a_client_hung(rig: Rig):
     rig.tick()
     rig.mounts.looks[MP] = mounts.Result(State.HUNG, "no answer")
     assert rig.tick(2, seconds=60).heals == 0
-    assert not any(one["writable"] for one in rig.mounts.probes[-1:])  # a plain look has all the time there is
+    assert not any(
+        one["writable"] for one in rig.mounts.probes[-1:]
+    )  # a plain look has all the time there is
     assert rig.tick(seconds=60).heals == 1
 
 
@@ -194,7 +207,9 @@ def test_a_client_that_only_writes_slowly_is_left_alone_and_its_node_too(rig: Ri
     health = rig.tick(29)
     assert (health.state, health.slow, health.works) == ("slow", 1_800_000_020.0, True)
     assert (health.drained, health.heals) == (False, 0)
-    assert all(one["writable"] for one in rig.mounts.probes[2:])  # whether writes end is asked each time
+    assert all(
+        one["writable"] for one in rig.mounts.probes[2:]
+    )  # whether writes end is asked each time
     assert rig.tick().works
     assert not rig.tick().works, "five minutes are over"
     health = rig.tick(8)
@@ -223,7 +238,9 @@ def test_the_node_is_drained_after_half_a_minute_and_resumed_by_itself(rig: Rig)
     rig.lose_mount()
     assert not rig.tick(3).drained
     assert rig.tick().drained
-    assert rig.node.startswith("State=IDLE+DRAIN Reason=mount-keeper client: 10.0.0.5:6379 does not answer")
+    assert rig.node.startswith(
+        "State=IDLE+DRAIN Reason=mount-keeper client: 10.0.0.5:6379 does not answer"
+    )
     rig.tick(5)
     assert sum(call[1:2] == ("update",) for call in rig.machine.calls) == 1
     rig.down = ""
@@ -232,7 +249,9 @@ def test_the_node_is_drained_after_half_a_minute_and_resumed_by_itself(rig: Rig)
     assert rig.node == "State=IDLE Reason="
 
 
-@pytest.mark.parametrize("reason", ["disk is being replaced", "gpu-health: Xid 79", "mount-keeper other: broken"])
+@pytest.mark.parametrize(
+    "reason", ["disk is being replaced", "gpu-health: Xid 79", "mount-keeper other: broken"]
+)
 def test_the_drains_of_others_are_left_alone(rig: Rig, reason: str):
     rig.node = before = f"State=IDLE+DRAIN Reason={reason} [root@2026-11-20T10:00:00]"
     rig.lose_mount(for_good=True)
@@ -268,12 +287,17 @@ def test_a_silent_controller_stops_nothing(rig: Rig, capsys: pytest.CaptureFixtu
     rig.slurm_error = True
     rig.lose_mount(for_good=True)
     assert not rig.tick(8).drained
-    assert "node-1 is neither drained nor resumed: scontrol exited 1: no answer within 6 s" in capsys.readouterr().err
+    assert (
+        "node-1 is neither drained nor resumed: scontrol exited 1: no answer within 6 s"
+        in capsys.readouterr().err
+    )
     rig.slurm_error = False
     assert rig.tick().drained
 
 
-def test_while_the_charm_is_at_it_the_keeper_keeps_out(rig: Rig, capsys: pytest.CaptureFixture[str]):
+def test_while_the_charm_is_at_it_the_keeper_keeps_out(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+):
     (rig.folder / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
     with keeper.turn(rig.folder) as mine:
         assert mine
@@ -286,7 +310,9 @@ def test_while_the_charm_is_at_it_the_keeper_keeps_out(rig: Rig, capsys: pytest.
     assert records.load(keeper.Health(), rig.folder / keeper.HEALTH).state == "right"
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"app": 1}', '{"app":"a","mountpoint":"/m","unit":"u"}'])
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", "{}", '{"app": 1}', '{"app":"a","mountpoint":"/m","unit":"u"}']
+)
 def test_without_a_watch_there_is_nothing_to_do(
     tmp_path: pathlib.Path, text: str | None, capsys: pytest.CaptureFixture[str]
 ):
@@ -329,16 +355,22 @@ def test_a_server_that_takes_connections_must_say_something(speaks: str, answer:
             connection.close()
 
 
-def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_it_runs_alone_as_the_charm_lays_it_out(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     """With the system's Python, its standard library and the modules in the folder beside it."""
     monkeypatch.setattr(mount_plan, "LIB", tmp_path)
     watching.write_programs("a")
     state = tmp_path / "state"
     state.mkdir()
-    watch = keeper.Watch("a", "/proc", "a-unit-that-is-not.service", ("proc",), ("proc",), (), writable=False)
+    watch = keeper.Watch(
+        "a", "/proc", "a-unit-that-is-not.service", ("proc",), ("proc",), (), writable=False
+    )
     (state / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(watch)))
     argv = [sys.executable, "-S", "-E", "-B", str(tmp_path / "a/mount_keeper.py"), str(state)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"}
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads((state / keeper.HEALTH).read_text())["state"] == "right"
 
@@ -350,7 +382,9 @@ def test_after_a_reboot_jobs_may_come_as_soon_as_the_mount_was_written_to(rig: R
     assert readiness.missing() == ["client/0 (not checked since this boot)"]
     rig.mounts.probes.clear()
     rig.tick(seconds=1)
-    assert [probe["writable"] for probe in rig.mounts.probes] == [True]  # however recent the write before the reboot
+    assert [probe["writable"] for probe in rig.mounts.probes] == [
+        True
+    ]  # however recent the write before the reboot
     assert readiness.missing() == []
     need = json.loads((rig.folder / "needs/client-0.json").read_text())
     assert (need["boot"], need["mountpoint"]) == ("next", MP)
@@ -367,7 +401,9 @@ def test_a_mount_that_is_absent_after_a_reboot_keeps_jobs_away(rig: Rig):
     rig.machine.broken.clear()
     rig.tick()
     assert readiness.missing() == []
-    assert rig.machine.did("reset-failed", UNIT) == rig.machine.did("start", "--no-block", UNIT) == 1
+    assert (
+        rig.machine.did("reset-failed", UNIT) == rig.machine.did("start", "--no-block", UNIT) == 1
+    )
 
 
 def test_a_unit_that_juju_removed_without_a_last_hook_keeps_no_job_away(rig: Rig):
@@ -390,7 +426,9 @@ def test_a_drain_of_ours_outlives_a_reboot(rig: Rig):
     assert "DRAIN" not in rig.node
 
 
-def test_a_charm_that_waits_is_woken_once_when_its_mount_works(rig: Rig, capsys: pytest.CaptureFixture[str]):
+def test_a_charm_that_waits_is_woken_once_when_its_mount_works(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+):
     for unit in ("client-0", "client-1"):
         (rig.folder / f"wake-{unit}.json").write_text(json.dumps(["/bin/wake", unit]))
     rig.mounts.looks[MP] = mounts.Result(State.FAILED, "no space left on device")

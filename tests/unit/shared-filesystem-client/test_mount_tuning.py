@@ -35,14 +35,20 @@ def test_a_profile_never_makes_a_mount_that_gives_up(kind: str, profile: str):
 def test_what_is_given_wins_over_the_profile_and_that_over_the_defaults():
     assert presets.merge(presets.NFS, profile="none", given="")["nconnect"] == "8"
     assert "actimeo" not in presets.merge(presets.NFS, profile="checkpoint", given="")
-    options = presets.merge(presets.NFS, profile="dataset", given=" nconnect=16 , actimeo=30,,nfsvers=4.1")
+    options = presets.merge(
+        presets.NFS, profile="dataset", given=" nconnect=16 , actimeo=30,,nfsvers=4.1"
+    )
     assert (options["nconnect"], options["actimeo"], options["nfsvers"]) == ("16", "30", "4.1")
     assert "vers" not in options  # the older spelling of the same
     assert "noatime" not in presets.merge(presets.NFS, profile="none", given="relatime")
 
 
-@pytest.mark.parametrize(("kind", "given", "message"), CASES["what_would_lose_data_or_open_a_hole_is_refused_by_name"])
-def test_what_would_lose_data_or_open_a_hole_is_refused_by_name(kind: str, given: str, message: str):
+@pytest.mark.parametrize(
+    ("kind", "given", "message"), CASES["what_would_lose_data_or_open_a_hole_is_refused_by_name"]
+)
+def test_what_would_lose_data_or_open_a_hole_is_refused_by_name(
+    kind: str, given: str, message: str
+):
     with pytest.raises(presets.OptionError) as caught:
         presets.merge(KINDS[kind], profile="none", given=given)
     assert str(caught.value).startswith(message)
@@ -64,7 +70,9 @@ def test_no_text_gets_anything_else_past_the_table(text: str, kind: str):
 
 
 def test_the_guide_shows_every_value_with_its_reason():
-    guide = (pathlib.Path(__file__).resolve().parents[3] / "docs/reference/mount-options.md").read_text()
+    guide = (
+        pathlib.Path(__file__).resolve().parents[3] / "docs/reference/mount-options.md"
+    ).read_text()
     for table in KINDS.values():
         for name, value, why in settings(table):
             shown = f"{name}={value}" if value else name

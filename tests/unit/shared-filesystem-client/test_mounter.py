@@ -25,7 +25,9 @@ CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 UNIT = "juicefs-client.service"
 TIMER = "mount-keeper-client.timer"
 STARTER = "mount-keeper-client-up.service"
-SECRET = fs.JuicefsSecret.from_content({"meta-password": 'p@ss:/?#%word "x"$(id)`\\', "secret-key": "topSecret"})
+SECRET = fs.JuicefsSecret.from_content(
+    {"meta-password": 'p@ss:/?#%word "x"$(id)`\\', "secret-key": "topSecret"}
+)
 
 
 class Rig:
@@ -58,7 +60,9 @@ class Rig:
         monkeypatch.setattr(juicefs, "version", lambda program: self.version)
         self.mountpoint = str(root / "shared")
         hosts = (f"127.0.0.1:{self.listener.getsockname()[1]}",)
-        self.volume = fs.Juicefs(name="shared", hosts=hosts, engine="redis", db="1", uuid="u", version="1.3.1")
+        self.volume = fs.Juicefs(
+            name="shared", hosts=hosts, engine="redis", db="1", uuid="u", version="1.3.1"
+        )
 
     def plan(
         self,
@@ -72,14 +76,22 @@ class Rig:
     ) -> mount_plan.Plan:
         given = {"app": app, "mountpoint": self.mountpoint, "cache_size": cache} | spec
         wanted = mount_plan.Spec.model_validate(given)
-        return juicefs_kind.plan(wanted, volume or self.volume, secret, program_changed=program_changed)
+        return juicefs_kind.plan(
+            wanted, volume or self.volume, secret, program_changed=program_changed
+        )
 
     def nfs(self, **spec: typing.Any) -> mount_plan.Plan:
-        wanted = mount_plan.Spec.model_validate({"app": "client", "mountpoint": self.mountpoint} | spec)
-        return nfs.plan(wanted, fs.Nfs(host="127.0.0.1", path="/srv", port=self.listener.getsockname()[1]))
+        wanted = mount_plan.Spec.model_validate(
+            {"app": "client", "mountpoint": self.mountpoint} | spec
+        )
+        return nfs.plan(
+            wanted, fs.Nfs(host="127.0.0.1", path="/srv", port=self.listener.getsockname()[1])
+        )
 
     def ensure(self, plan: mount_plan.Plan, unit: str = "client/0") -> mounts.Result:
-        return mounter.ensure(dataclasses.replace(plan, spec=plan.spec.model_copy(update={"wanted_by": unit})))
+        return mounter.ensure(
+            dataclasses.replace(plan, spec=plan.spec.model_copy(update={"wanted_by": unit}))
+        )
 
     def snapshot(self) -> dict[str, tuple[int, bytes]]:
         return {
@@ -98,7 +110,9 @@ class Rig:
             options = command.partition(" -o ")[2].split(" ")[0].split(",")
             source = text.partition("--source ")[2].split()[0]
             self.mounts.drop(command.split(" ")[-1])
-            self.mounts.add(command.split(" ")[-1], source, "fuse.juicefs", read_only="ro" in options)
+            self.mounts.add(
+                command.split(" ")[-1], source, "fuse.juicefs", read_only="ro" in options
+            )
             self.machine.stamps["ExecMainStartTimestampMonotonic"] = now
         elif unit.endswith(".mount"):
             values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
@@ -110,7 +124,9 @@ class Rig:
             self.mounts.drop(self.mountpoint)
 
     def _chattr(self, words: tuple[str, ...], _: str | None) -> None:
-        assert not self.mounts.at(words[1]), "an attribute of the mounted filesystem is none of our business"
+        assert not self.mounts.at(words[1]), (
+            "an attribute of the mounted filesystem is none of our business"
+        )
         change = self.immutable.add if words[0] == "+i" else self.immutable.discard
         change(words[1])
 
@@ -149,7 +165,9 @@ def test_the_keeper_speaks_for_each_unit_until_it_goes(rig: Rig):
         watching.wake_once_right("client", f"client/{number}", ["wake"])
     mounter.remove("client", unit="client/0")
     assert spoken_for() == ("client/1",)
-    assert [path.name for path in (mount_plan.STATE / "client").glob("wake-*")] == ["wake-client-1.json"]
+    assert [path.name for path in (mount_plan.STATE / "client").glob("wake-*")] == [
+        "wake-client-1.json"
+    ]
     watching.wake_once_right("client", "client/1", [])
     assert list((mount_plan.STATE / "client").glob("wake-*")) == []
 
@@ -186,11 +204,16 @@ def test_the_second_time_nothing_is_touched(rig: Rig):
     ("text", "node"),
     [
         (None, socket.gethostname().partition(".")[0]),
-        ("SLURMD_OPTIONS=\"--conf-server ctl:6817 --conf 'gres=gpu:1' \"\n", socket.gethostname().partition(".")[0]),
+        (
+            "SLURMD_OPTIONS=\"--conf-server ctl:6817 --conf 'gres=gpu:1' \"\n",
+            socket.gethostname().partition(".")[0],
+        ),
         ("SLURMD_OPTIONS=--foo-No -Nslurmd-1\n", "slurmd-1"),
     ],
 )
-def test_the_keeper_gets_the_name_of_the_node(rig: Rig, monkeypatch: pytest.MonkeyPatch, text: str | None, node: str):
+def test_the_keeper_gets_the_name_of_the_node(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, text: str | None, node: str
+):
     defaults = rig.root / "slurmd"
     monkeypatch.setattr(watching, "_SLURMD_DEFAULTS", defaults)
     if text is not None:
@@ -211,13 +234,17 @@ def test_secrets_lie_in_one_file_that_root_alone_reads(rig: Rig):
 
 
 @pytest.mark.parametrize("change", ["option", "password", "program"])
-def test_a_change_waits_while_the_mount_is_used(rig: Rig, change: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_change_waits_while_the_mount_is_used(
+    rig: Rig, change: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(mounter, "_RELOAD_S", 0.0)
     rig.ensure(rig.plan())
     rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
     new = {
         "option": lambda: rig.plan(cache="100"),
-        "password": lambda: rig.plan(secret=fs.JuicefsSecret.from_content({"meta-password": "new"})),
+        "password": lambda: rig.plan(
+            secret=fs.JuicefsSecret.from_content({"meta-password": "new"})
+        ),
         "program": lambda: rig.plan(program_changed=True),
     }[change]()
     settled = dataclasses.replace(new, program_changed=False)
@@ -259,7 +286,9 @@ def test_another_volume_takes_the_place_of_the_first_once_nobody_uses_it(rig: Ri
     other = dataclasses.replace(rig.volume, name="other")
     for _ in range(2):
         look = rig.ensure(rig.plan(volume=other))
-        assert look == mounts.Result(mounts.State.WRONG, f"{rig.mountpoint} holds JuiceFS:shared (fuse.juicefs)")
+        assert look == mounts.Result(
+            mounts.State.WRONG, f"{rig.mountpoint} holds JuiceFS:shared (fuse.juicefs)"
+        )
         assert mounter.pending(rig.plan(volume=other))
     rig.mounts.users_of.clear()
     assert rig.ensure(rig.plan(volume=other))
@@ -300,7 +329,9 @@ def test_a_dead_server_is_named_at_once_and_the_unit_keeps_trying(rig: Rig):
     rig.machine.on_start = lambda unit: None  # it does not come up
     rig.listener.close()
     begin = time.monotonic()
-    with pytest.raises(juicefs.UnreachableError, match=r"^127\.0\.0\.1:\d+ does not answer \(connection refused\)$"):
+    with pytest.raises(
+        juicefs.UnreachableError, match=r"^127\.0\.0\.1:\d+ does not answer \(connection refused\)$"
+    ):
         rig.ensure(rig.plan())
     assert time.monotonic() - begin < 10
     assert rig.machine.active == {UNIT, TIMER}
@@ -319,14 +350,20 @@ def test_no_copies_are_kept_in_memory_or_on_another_network_filesystem(
 ):
     found = mounts.Mount(1, "0:1", "/scratch", fstype, "x", ("rw",))
     monkeypatch.setattr(mounts, "find", lambda path: found)
-    spec = mount_plan.Spec(app="client", mountpoint=rig.mountpoint, cache_directories="/scratch/cache")
+    spec = mount_plan.Spec(
+        app="client", mountpoint=rig.mountpoint, cache_directories="/scratch/cache"
+    )
     with pytest.raises(mount_plan.MountError) as caught:
         juicefs_kind.plan(spec, rig.volume, SECRET, program_changed=False)
-    assert str(caught.value) == (f"cache-directories: /scratch/cache lies on {fstype}: name folders of a local disk")
+    assert str(caught.value) == (
+        f"cache-directories: /scratch/cache lies on {fstype}: name folders of a local disk"
+    )
 
 
 @pytest.mark.parametrize(("given", "mounted"), [("", "/"), ("team/a", "/team/a")])
-def test_a_folder_is_named_always_else_deleted_files_are_everybodys(rig: Rig, given: str, mounted: str):
+def test_a_folder_is_named_always_else_deleted_files_are_everybodys(
+    rig: Rig, given: str, mounted: str
+):
     assert f" --subdir={mounted} " in rig.plan(subdirectory=given).unit_text
 
 
@@ -336,7 +373,10 @@ def test_a_folder_with_files_is_not_hidden(rig: Rig):
     (path / "thesis.tex").write_text("years of work")
     with pytest.raises(mount_plan.MountError) as caught:
         rig.ensure(rig.plan())
-    assert str(caught.value) == f"mountpoint {path} holds files, which a mount would hide: move them away"
+    assert (
+        str(caught.value)
+        == f"mountpoint {path} holds files, which a mount would hide: move them away"
+    )
     assert rig.machine.active == set()
     assert not (systemd.UNIT_DIR / UNIT).exists()
 
@@ -344,7 +384,9 @@ def test_a_folder_with_files_is_not_hidden(rig: Rig):
 def test_a_symbolic_link_is_no_mountpoint(rig: Rig):
     (rig.root / "real").mkdir()
     pathlib.Path(rig.mountpoint).symlink_to(rig.root / "real")
-    with pytest.raises(mount_plan.MountError, match=r"is a file or behind a symbolic link: choose another$"):
+    with pytest.raises(
+        mount_plan.MountError, match=r"is a file or behind a symbolic link: choose another$"
+    ):
         rig.ensure(rig.plan())
 
 
@@ -353,7 +395,10 @@ def test_two_applications_do_not_share_a_mountpoint(rig: Rig, place: str):
     rig.ensure(rig.plan())
     with pytest.raises(mount_plan.MountError) as caught:
         rig.ensure(rig.plan(app="other", mountpoint=rig.mountpoint + place), unit="other/0")
-    assert str(caught.value) == f"application client mounts at {rig.mountpoint}: choose another mountpoint"
+    assert (
+        str(caught.value)
+        == f"application client mounts at {rig.mountpoint}: choose another mountpoint"
+    )
 
 
 def test_removal_leaves_nothing(rig: Rig):
@@ -380,16 +425,31 @@ def test_a_folder_that_was_there_before_stays(rig: Rig):
 @pytest.mark.parametrize("path", CASES["paths_that_are_no_mountpoints"])
 def test_paths_that_are_no_mountpoints(path: str):
     with pytest.raises(
-        ValueError, match=r"^an absolute path of letters, digits and \._\+@- is needed, like /mnt/shared$"
+        ValueError,
+        match=r"^an absolute path of letters, digits and \._\+@- is needed, like /mnt/shared$",
     ):
         mount_plan.check_mountpoint(path)
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc", "/etc/x", "/usr/share", "/var", "/var/lib/juju", "/proc/1", "/tmp", "/mnt", "/run/x", "/boot"]
+    "path",
+    [
+        "/etc",
+        "/etc/x",
+        "/usr/share",
+        "/var",
+        "/var/lib/juju",
+        "/proc/1",
+        "/tmp",
+        "/mnt",
+        "/run/x",
+        "/boot",
+    ],
 )
 def test_the_systems_own_folders_are_refused(path: str):
-    with pytest.raises(ValueError, match=f"^{path} belongs to the system: mount elsewhere, like /mnt/shared$"):
+    with pytest.raises(
+        ValueError, match=f"^{path} belongs to the system: mount elsewhere, like /mnt/shared$"
+    ):
         mount_plan.check_mountpoint(path)
 
 
@@ -401,7 +461,10 @@ def systemd_words(line: str) -> list[str]:
 
 @given(
     st.lists(
-        st.text(st.characters(codec="ascii", exclude_characters="\0\r\n`", exclude_categories=["Cc"]), min_size=1),
+        st.text(
+            st.characters(codec="ascii", exclude_characters="\0\r\n`", exclude_categories=["Cc"]),
+            min_size=1,
+        ),
         min_size=1,
     )
 )
@@ -415,4 +478,7 @@ def test_a_value_with_a_line_break_is_refused_by_its_name():
 
 
 def test_the_environment_file_is_quoted():
-    assert mount_plan.environment_file({"B": "plain", "A": 'x"\\$`y'}) == 'A="x\\"\\\\\\$\\`y"\nB="plain"\n'
+    assert (
+        mount_plan.environment_file({"B": "plain", "A": 'x"\\$`y'})
+        == 'A="x\\"\\\\\\$\\`y"\nB="plain"\n'
+    )

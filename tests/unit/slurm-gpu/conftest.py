@@ -34,12 +34,19 @@ from slurm_ddp.slurm import nodes
 REAL = {"sleep": time.sleep, "monotonic": time.monotonic}
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
-CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
+CONTROLLER = testing.SubordinateRelation(
+    "controller", interface="juju-info", remote_app_name="slurmctld"
+)
 CONF = "cpus=2 boards=1 socketsperboard=1 corespersocket=2 threadspercore=1 realmemory=4000  memspeclimit=1024 features=slurmd"
 OPTIONS = f"SLURMD_OPTIONS=--conf '{CONF}' -Z -N slurmd-0 --conf-server ctl:6817\n"
 CARDS = ("0000:1b:00.0", "0000:9d:00.0")
 # What names a time, or what a unit saw that waits
-PASSING = ("proc/sys/kernel/random/boot_id", "proc/uptime", "var/slurm-gpu/holds/lock", "var/slurm-gpu/health.json")
+PASSING = (
+    "proc/sys/kernel/random/boot_id",
+    "proc/uptime",
+    "var/slurm-gpu/holds/lock",
+    "var/slurm-gpu/health.json",
+)
 ask_nvml = gpu_detect.run_probe  # which no test runs without saying so
 WITH_GPU = OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1")
 
@@ -51,9 +58,15 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         (tmp_path / name).mkdir(parents=True)
     moved = {
         slurmd_options: {"PATH": "etc/default/slurmd"},
-        services: {"STOPPED": "var/slurm-gpu/stopped-units", "PERSISTENCED_PROGRAM": "usr/bin/nvidia-persistenced"},
+        services: {
+            "STOPPED": "var/slurm-gpu/stopped-units",
+            "PERSISTENCED_PROGRAM": "usr/bin/nvidia-persistenced",
+        },
         node_state: {"STATE_DIR": "var/slurm-gpu"},
-        slurmd_unit: {"DRAINED_ENV": "var/slurm-gpu/held-options", "PUSHED": "run/slurm/conf/gres.conf"},
+        slurmd_unit: {
+            "DRAINED_ENV": "var/slurm-gpu/held-options",
+            "PUSHED": "run/slurm/conf/gres.conf",
+        },
         driver_install: {
             "NOUVEAU": "etc/modprobe.d/slurm-gpu-nouveau.conf",
             "HELD": "var/slurm-gpu/held-packages",
@@ -128,7 +141,11 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test asks this machine's driver."""
-    monkeypatch.setattr(gpu_detect, "run_probe", lambda: gpu_detect.NvmlAnswer(error="NVML Shared Library Not Found"))
+    monkeypatch.setattr(
+        gpu_detect,
+        "run_probe",
+        lambda: gpu_detect.NvmlAnswer(error="NVML Shared Library Not Found"),
+    )
 
 
 @pytest.fixture
@@ -174,7 +191,12 @@ def context(app: str = "slurm-gpu") -> testing.Context[charm.SlurmGpuCharm]:
     meta = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())
     config, actions = meta.pop("config"), meta.pop("actions")
     return testing.Context(
-        charm.SlurmGpuCharm, meta=meta, config=config, actions=actions, juju_version="3.6.8", app_name=app
+        charm.SlurmGpuCharm,
+        meta=meta,
+        config=config,
+        actions=actions,
+        juju_version="3.6.8",
+        app_name=app,
     )
 
 

@@ -32,11 +32,15 @@ class Scene:
 
     def smi(self, printed: str, code: int = 0) -> None:
         (self.root / "xml").write_text(printed)
-        self.program("nvidia-smi", f'[ "$*" = "-q -x" ] || exit 99; cat {self.root}/xml; exit {code}')
+        self.program(
+            "nvidia-smi", f'[ "$*" = "-q -x" ] || exit 99; cat {self.root}/xml; exit {code}'
+        )
 
     def log(self, printed: str, code: int = 0) -> None:
         (self.root / "log").write_text(printed)
-        self.program("journalctl", f"[ \"$*\" = '{LOG}' ] || exit 99; cat {self.root}/log; exit {code}")
+        self.program(
+            "journalctl", f"[ \"$*\" = '{LOG}' ] || exit 99; cat {self.root}/log; exit {code}"
+        )
 
     def node(
         self,
@@ -49,9 +53,7 @@ class Scene:
         record = f"NodeName=n0 Arch=x86_64 CPUAlloc=0 Gres={gres} NodeAddr=n0 State={state} ThreadsPerCore=1"
         record += f" SlurmdStartTime={began}{reason}"
         (self.root / "record").write_text(f"{record}\n")
-        show = (
-            f"case $* in 'show node n0 -o') exec cat {self.root}/record;; 'show nodes -o') exec cat {self.root}/record "
-        )
+        show = f"case $* in 'show node n0 -o') exec cat {self.root}/record;; 'show nodes -o') exec cat {self.root}/record "
         self.program("scontrol", f'{show} {self.root}/others;; esac; echo "$*" >> {self.orders}')
 
     def check(self, *arguments: str) -> int:
@@ -65,4 +67,6 @@ class Scene:
 
 def hold() -> tuple[str, str] | None:
     """Return the node that is held for its health, and the reason."""
-    return next(((one.node, one.reason) for one in node_hold.held() if one.kind == "gpu-health"), None)
+    return next(
+        ((one.node, one.reason) for one in node_hold.held() if one.kind == "gpu-health"), None
+    )

@@ -32,7 +32,10 @@ _EXACT = "-o APT::Ignore-Hold=true --no-install-recommends --allow-downgrades --
 def index(name: str) -> dict[str, tuple[real_apt.Offer, ...]]:
     """Return a recorded package index."""
     packages = json.loads((INDEXES / f"{name}.json").read_text())["packages"]
-    return {package: tuple((number, depends) for number, depends in offers) for package, offers in packages.items()}
+    return {
+        package: tuple((number, depends) for number, depends in offers)
+        for package, offers in packages.items()
+    }
 
 
 class MachineDouble:
@@ -84,7 +87,10 @@ class MachineDouble:
         self._load(None)
         if not nouveau.exists():
             self._load(self.module_version(self.kernel))
-        if "nvidia-fabricmanager" in self.active or self.fabric_version() == self.loaded is not None:
+        if (
+            "nvidia-fabricmanager" in self.active
+            or self.fabric_version() == self.loaded is not None
+        ):
             self.active.add(driver_state.FABRIC)
         self._show_fabric()
 
@@ -97,7 +103,9 @@ class MachineDouble:
             self.slurm.record.reason = self.slurm.record.reason or "Node unexpectedly rebooted"
         self.boot()
 
-    def add_card(self, bus_id: str = "0000:1b:00.0", device: int = 0x2330, *, kind: str = "0x030200") -> pathlib.Path:
+    def add_card(
+        self, bus_id: str = "0000:1b:00.0", device: int = 0x2330, *, kind: str = "0x030200"
+    ) -> pathlib.Path:
         """Put a card on the bus."""
         path = self.root / "sys/bus/pci/devices" / bus_id
         path.mkdir(parents=True)
@@ -112,12 +120,17 @@ class MachineDouble:
     def add_packages(self, *names: str, version: str) -> None:
         """Install these from the index, as an administrator did before."""
         for name in names:
-            self.installed[name] = next(o[0] for o in self.offers[name] if apt.upstream(o[0]) == version)
+            self.installed[name] = next(
+                o[0] for o in self.offers[name] if apt.upstream(o[0]) == version
+            )
         self._show_library()
 
     def install_driver(self, branch: str, version: str, *, load: bool = True) -> None:
         """Have the driver of Ubuntu's archive, as an image brings it."""
-        names = [f"{name}-{branch}-server" for name in ("nvidia-kernel-common", "libnvidia-compute", "nvidia-utils")]
+        names = [
+            f"{name}-{branch}-server"
+            for name in ("nvidia-kernel-common", "libnvidia-compute", "nvidia-utils")
+        ]
         self.add_packages(*names, f"nvidia-firmware-{branch}-server-{version}", version=version)
         modules = f"linux-modules-nvidia-{branch}-server-open-{self.kernel}"
         self.installed[modules] = self.offers[modules][0][0]
@@ -129,12 +142,20 @@ class MachineDouble:
     def module_version(self, kernel: str) -> str | None:
         """Return the version of the modules that this kernel has."""
         for name in self.installed:
-            if re.fullmatch(rf"linux-modules-nvidia-(\d+)(-server)?(-open)?-{re.escape(kernel)}", name):
-                common = re.sub(r"linux-modules-nvidia-(\d+(?:-server)?).*", r"nvidia-kernel-common-\1", name)
+            if re.fullmatch(
+                rf"linux-modules-nvidia-(\d+)(-server)?(-open)?-{re.escape(kernel)}", name
+            ):
+                common = re.sub(
+                    r"linux-modules-nvidia-(\d+(?:-server)?).*", r"nvidia-kernel-common-\1", name
+                )
                 return apt.upstream(self.installed[common])
         for name in self.installed:
             if name.startswith("nvidia-dkms-"):
-                return apt.upstream(self.installed[name]) if f"linux-headers-{kernel}" in self.installed else None
+                return (
+                    apt.upstream(self.installed[name])
+                    if f"linux-headers-{kernel}" in self.installed
+                    else None
+                )
         return None
 
     def library_version(self) -> str | None:
@@ -146,11 +167,20 @@ class MachineDouble:
 
     def fabric_version(self) -> str | None:
         """Return the version of the fabric manager."""
-        return next((apt.upstream(v) for n, v in self.installed.items() if n.startswith("nvidia-fabricmanager-")), None)
+        return next(
+            (
+                apt.upstream(v)
+                for n, v in self.installed.items()
+                if n.startswith("nvidia-fabricmanager-")
+            ),
+            None,
+        )
 
     # The boundary.
 
-    def run(self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **more: object) -> Completed:
+    def run(
+        self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **more: object
+    ) -> Completed:
         assert timeout > 0
         words = [str(word) for word in argv]
         if words[0] in {"/usr/bin/scontrol", "/usr/bin/squeue", "/usr/sbin/slurmd"}:
@@ -176,11 +206,31 @@ class MachineDouble:
                 return Completed(0, "installed ubuntu-drivers-common 1:0.9.7.6ubuntu3.3\n", "")
             case ["/usr/bin/apt-cache", *_]:
                 return Completed(*real_apt.run(words, self.offers, self.installed, self.held))
-            case ["/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\\n", *patterns]:
+            case [
+                "/usr/bin/dpkg-query",
+                "-W",
+                "-f",
+                "${db:Status-Status} ${Package}\\n",
+                *patterns,
+            ]:
                 status = "unpacked" if self.broken else "installed"
-                return Completed(0, "".join(f"{status} {n}\n" for n in self.installed if _matches(n, patterns)), "")
-            case ["/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\\n", *patterns]:
-                rows = [f"installed {n} {v}\n" for n, v in self.installed.items() if _matches(n, patterns)]
+                return Completed(
+                    0,
+                    "".join(f"{status} {n}\n" for n in self.installed if _matches(n, patterns)),
+                    "",
+                )
+            case [
+                "/usr/bin/dpkg-query",
+                "-W",
+                "-f",
+                "${db:Status-Status} ${Package} ${Version}\\n",
+                *patterns,
+            ]:
+                rows = [
+                    f"installed {n} {v}\n"
+                    for n, v in self.installed.items()
+                    if _matches(n, patterns)
+                ]
                 return Completed(0 if rows else 1, "".join(rows), "")
             case ["/usr/bin/apt-mark", "showhold"]:
                 return Completed(0, "".join(f"{name}\n" for name in sorted(self.held)), "")
@@ -215,7 +265,11 @@ class MachineDouble:
         if self.kernel_warning:
             return Completed(1, f"{self.kernel_warning}\n", "")
         devices = self.root / "sys/bus/pci/devices"
-        ids = [int((path / "device").read_text(), 16) for path in sorted(devices.glob("*")) if _is_gpu(path)]
+        ids = [
+            int((path / "device").read_text(), 16)
+            for path in sorted(devices.glob("*"))
+            if _is_gpu(path)
+        ]
         lines = ""
         for name in sorted(self.offers):
             found = re.fullmatch(r"nvidia-headless-no-dkms-(\d+-server(-open)?)", name)
@@ -228,7 +282,9 @@ class MachineDouble:
         if command == "update":
             return Completed(0, "", "")
         if self.broken:
-            return Completed(100, "", "E: dpkg was interrupted, you must manually run 'dpkg --configure -a'\n")
+            return Completed(
+                100, "", "E: dpkg was interrupted, you must manually run 'dpkg --configure -a'\n"
+            )
         simulated = "--simulate" in words
         assert _EXACT in f"{command} ", f"nobody expected apt-get {command}"
         flags = words if simulated else [*words[:4], "--simulate", *words[4:]]
@@ -250,7 +306,9 @@ class MachineDouble:
         """The power goes while apt installs: what conflicts was removed, and half of the rest is there, in apt's order."""
         if command.startswith(_APT + _EXACT):
             words = shlex.split(command)
-            _, printed, _ = real_apt.run([*words[:4], "--simulate", *words[4:]], self.offers, self.installed, self.held)
+            _, printed, _ = real_apt.run(
+                [*words[:4], "--simulate", *words[4:]], self.offers, self.installed, self.held
+            )
             for name in _REMOVED.findall(printed):
                 self.installed.pop(name, None)
             unpacked = _INSTALLED.findall(printed)
@@ -262,9 +320,15 @@ class MachineDouble:
         version = self.module_version(kernel)
         if version is None or name != "nvidia":
             return Completed(1, "", f"modinfo: ERROR: Module {name} not found.\n")
-        signer = "" if any(package.startswith("nvidia-dkms-") for package in self.installed) else self.signer
+        signer = (
+            ""
+            if any(package.startswith("nvidia-dkms-") for package in self.installed)
+            else self.signer
+        )
         return Completed(
-            0, f"filename: /lib/modules/{kernel}/nvidia.ko\nversion:        {version}\nsigner:         {signer}\n", ""
+            0,
+            f"filename: /lib/modules/{kernel}/nvidia.ko\nversion:        {version}\nsigner:         {signer}\n",
+            "",
         )
 
     def _rmmod(self, name: str) -> Completed:
@@ -276,12 +340,19 @@ class MachineDouble:
 
     def _systemctl(self, order: list[str]) -> Completed:
         match order:
-            case ["is-active", "--quiet", "slurmd.service" | "slurmctld.service"] | ["show", "-P", _, "slurmd.service"]:
+            case ["is-active", "--quiet", "slurmd.service" | "slurmctld.service"] | [
+                "show",
+                "-P",
+                _,
+                "slurmd.service",
+            ]:
                 return self.slurm.run("/usr/bin/systemctl", *order, check=False)
             case ["is-active", "--quiet", unit]:
                 return Completed(0 if unit in self.active else 3, "", "")
             case ["is-active", unit]:
-                return Completed(*((0, "active\n") if unit in self.active else (3, "inactive\n")), "")
+                return Completed(
+                    *((0, "active\n") if unit in self.active else (3, "inactive\n")), ""
+                )
             case ["enable", unit]:
                 self.enabled.add(unit)
             case ["stop", unit]:
@@ -313,13 +384,17 @@ class MachineDouble:
         module.mkdir(parents=True, exist_ok=True)
         (module / "version").write_text(f"{version}\n")
         (self.root / "dev").mkdir(exist_ok=True)
-        cards = [path for path in sorted((self.root / "sys/bus/pci/devices").glob("*")) if _is_gpu(path)]
+        cards = [
+            path for path in sorted((self.root / "sys/bus/pci/devices").glob("*")) if _is_gpu(path)
+        ]
         for minor, card in enumerate(cards):
             if card.name in self.lost:
                 continue
             directory = self.root / "proc/driver/nvidia/gpus" / card.name
             directory.mkdir(parents=True)
-            (directory / "information").write_text(f"Model: \t NVIDIA H100 80GB HBM3\nDevice Minor: \t {minor}\n")
+            (directory / "information").write_text(
+                f"Model: \t NVIDIA H100 80GB HBM3\nDevice Minor: \t {minor}\n"
+            )
             (self.root / f"dev/nvidia{minor}").touch()
         modules.write_text("nvidia_uvm 1 0 - Live 0x0\nnvidia 1 1 nvidia_uvm, Live 0x0\n")
 
@@ -375,7 +450,10 @@ class SmiDouble:
 
     def answer(self, order: list[str]) -> tuple[int, str]:
         match order:
-            case ["--query-gpu=pci.bus_id,name,mig.mode.current,mig.mode.pending", "--format=csv,noheader"]:
+            case [
+                "--query-gpu=pci.bus_id,name,mig.mode.current,mig.mode.pending",
+                "--format=csv,noheader",
+            ]:
                 words = {True: "Enabled", False: "Disabled", None: "[N/A]"}
                 rows = [
                     f"0000{bus_id.upper()}, {card.name}, {words[card.enabled]}, {words[card.pending]}\n"
@@ -412,7 +490,8 @@ class SmiDouble:
         if not card.instances:
             return 6, "No GPU instances found: Not Found\n"
         rows = [
-            f"|   0  MIG {name:<16} {9:>4} {i + 1:>8} {4 * i:>10}:4     |\n" for i, name in enumerate(card.instances)
+            f"|   0  MIG {name:<16} {9:>4} {i + 1:>8} {4 * i:>10}:4     |\n"
+            for i, name in enumerate(card.instances)
         ]
         return 0, "+----------------+\n| GPU instances: |\n" + "".join(rows)
 
@@ -436,9 +515,14 @@ class SmiDouble:
         card.compute = True
         for profile in profiles:
             if profile in self.refuses or len(card.instances) >= self.most:
-                return 4, f"Unable to create a GPU instance on GPU 0 using profile {profile}: Insufficient Resources\n"
+                return (
+                    4,
+                    f"Unable to create a GPU instance on GPU 0 using profile {profile}: Insufficient Resources\n",
+                )
             card.instances.append(profile)
-        return 0, "".join(f"Successfully created GPU instance ID {i}\n" for i, _ in enumerate(profiles))
+        return 0, "".join(
+            f"Successfully created GPU instance ID {i}\n" for i, _ in enumerate(profiles)
+        )
 
 
 def _drives(is_open: bool, device: int) -> bool:

@@ -18,7 +18,12 @@ class Card:
 
 
 def add_pci(
-    root: pathlib.Path, bus_id: str, *, vendor: str = "0x10de", kind: str = "0x030200", cpus: str = "0-1"
+    root: pathlib.Path,
+    bus_id: str,
+    *,
+    vendor: str = "0x10de",
+    kind: str = "0x030200",
+    cpus: str = "0-1",
 ) -> None:
     """Put a device on the PCI bus."""
     device = root / "sys/bus/pci/devices" / bus_id
@@ -89,7 +94,10 @@ def topology(sockets: int, cores: int, threads: int) -> gres.Topology:
     """Return such processors, already read."""
     total = sockets * cores
     return tuple(
-        tuple(frozenset(first + core + total * thread for thread in range(threads)) for core in range(cores))
+        tuple(
+            frozenset(first + core + total * thread for thread in range(threads))
+            for core in range(cores)
+        )
         for first in range(0, total, cores)
     )
 

@@ -14,7 +14,12 @@ import tempfile
 Offers = collections.abc.Mapping[str, tuple["Offer", ...]]
 Offer = tuple[str, str]  # version, and Depends as in a control file
 _BRANCH = re.compile(r"(?<=-)\d{3}(?=-|$)")
-_DIRECTORIES = ("etc/apt/sources.list.d", "etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/lib/dpkg")
+_DIRECTORIES = (
+    "etc/apt/sources.list.d",
+    "etc/apt/preferences.d",
+    "var/lib/apt/lists/partial",
+    "var/lib/dpkg",
+)
 
 
 def run(
@@ -29,13 +34,26 @@ def run(
     for word in command:
         if word.startswith("Dir::Etc::Preferences="):
             pins = pathlib.Path(word.partition("=")[2]).read_text()
-    kept = tuple("Dir::Etc::Preferences=" if word.startswith("Dir::Etc::Preferences=") else word for word in command)
-    return _run(kept, pins, _packages(tuple(sorted(offers.items()))), tuple(sorted(installed.items())), frozenset(held))
+    kept = tuple(
+        "Dir::Etc::Preferences=" if word.startswith("Dir::Etc::Preferences=") else word
+        for word in command
+    )
+    return _run(
+        kept,
+        pins,
+        _packages(tuple(sorted(offers.items()))),
+        tuple(sorted(installed.items())),
+        frozenset(held),
+    )
 
 
 @functools.cache
 def _run(
-    command: tuple[str, ...], pins: str, packages: str, installed: tuple[tuple[str, str], ...], held: frozenset[str]
+    command: tuple[str, ...],
+    pins: str,
+    packages: str,
+    installed: tuple[tuple[str, str], ...],
+    held: frozenset[str],
 ) -> tuple[int, str, str]:
     stanzas: dict[tuple[str, str], str] = {}
     for stanza in packages.split("\n\n"):
@@ -51,12 +69,22 @@ def _run(
         (root / "pins").write_text(pins)
         there = ""
         for name, number in installed:
-            fields = stanzas.get((name, number), f"Package: {name}\nVersion: {number}\nArchitecture: amd64\n").strip()
+            fields = stanzas.get(
+                (name, number), f"Package: {name}\nVersion: {number}\nArchitecture: amd64\n"
+            ).strip()
             there += f"{fields}\nStatus: {'hold' if name in held else 'install'} ok installed\n\n"
         (root / "var/lib/dpkg/status").write_text(there)
         status = f"-oDir::State::status={root}/var/lib/dpkg/status"
-        options = (f"--with-source={root}/Packages", f"-oDir={root}", status, "-oAPT::Architecture=amd64")
-        words = [f"{word}{root}/pins" if word == "Dir::Etc::Preferences=" else word for word in command[1:]]
+        options = (
+            f"--with-source={root}/Packages",
+            f"-oDir={root}",
+            status,
+            "-oAPT::Architecture=amd64",
+        )
+        words = [
+            f"{word}{root}/pins" if word == "Dir::Etc::Preferences=" else word
+            for word in command[1:]
+        ]
         done = subprocess.run(
             [command[0], *options, "-oAPT::Architectures=amd64", *words],
             capture_output=True,
@@ -75,7 +103,11 @@ def _packages(offers: tuple[tuple[str, tuple[Offer, ...]], ...]) -> str:
     for name, versions in offers:
         for number, depends in versions:
             clauses = [clause.strip() for clause in depends.split(",") if clause.strip()]
-            clauses = [c for c in clauses if any(re.match(r"\S+", one.strip())[0] in known for one in c.split("|"))]  # pyright: ignore[reportOptionalSubscript]
+            clauses = [
+                c
+                for c in clauses
+                if any(re.match(r"\S+", one.strip())[0] in known for one in c.split("|"))
+            ]  # pyright: ignore[reportOptionalSubscript]
             text = f"Package: {name}\nVersion: {number}\nArchitecture: amd64\nFilename: {name}.deb\nSize: 1\n"
             text += f"Depends: {', '.join(clauses)}\n" if clauses else ""
             family = _BRANCH.sub("branch", name)

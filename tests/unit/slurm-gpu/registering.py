@@ -11,7 +11,9 @@ GRES = "gpu:mock_gpu:1"
 def advance(*, lines_live: bool = True, gres: str | None = GRES) -> Progress:
     options = slurmd_options.read()
     assert options is not None
-    return registration.advance(registration.Target("slurmd-0", gres, options, lines_live=lines_live))
+    return registration.advance(
+        registration.Target("slurmd-0", gres, options, lines_live=lines_live)
+    )
 
 
 def leave() -> None:

@@ -27,7 +27,9 @@ def hook(
 
 
 def offer(
-    answer: ControllerGres | None = UPSTREAM, config: settings.Config | None = None, published: NodeGres | None = None
+    answer: ControllerGres | None = UPSTREAM,
+    config: settings.Config | None = None,
+    published: NodeGres | None = None,
 ) -> NodeGres | None:
     """Build the databag that the unit publishes."""
     return compute.offer(machines.look(config, answer, published))

@@ -39,7 +39,9 @@ def checked(program: object, answer: Completed) -> Completed:
     """Return the answer, or raise what `slurm_ddp.run` does for a command that failed."""
     if answer.returncode:
         text = f"{program} exited {answer.returncode}: {answer.stderr.strip() or answer.stdout.strip()}"
-        raise CommandError(text, returncode=answer.returncode, stdout=answer.stdout, stderr=answer.stderr)
+        raise CommandError(
+            text, returncode=answer.returncode, stdout=answer.stdout, stderr=answer.stderr
+        )
     return answer
 
 
@@ -75,7 +77,9 @@ class SlurmDouble:
         self.printed: str | None = None  # what `slurmd -G` prints instead of the right lines
         self.made_with = ""  # the Gres of the record, where that is shown no more
 
-    def run(self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **_: object) -> Completed:
+    def run(
+        self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **_: object
+    ) -> Completed:
         assert timeout > 0
         if self.lives is not None:
             if self.lives == 0:
@@ -98,9 +102,14 @@ class SlurmDouble:
                 self.record.flags.add("DRAIN")
         made_with = self.made_with or self.record.gres
         wanted = _count_gpus(made_with)
-        found = min(self.devices, _count_gpus(settings.get("gres", "")))  # slurmd reports none that --conf lacks
+        found = min(
+            self.devices, _count_gpus(settings.get("gres", ""))
+        )  # slurmd reports none that --conf lacks
         if found < wanted:
-            self.made_with, self.record.gres = made_with, made_with.replace(f":{wanted}", f":{found}")
+            self.made_with, self.record.gres = (
+                made_with,
+                made_with.replace(f":{wanted}", f":{found}"),
+            )
             if "INVALID_REG" not in self.record.flags:
                 self.record.reason = SHORT_OF_GPUS.format(found=found, wanted=wanted)
             self.record.flags |= {"INVALID_REG", "DRAIN"}
@@ -108,7 +117,9 @@ class SlurmDouble:
             self.record.flags.discard("INVALID_REG")
             self.record.gres = made_with
         if self.boot_time not in {"None", self.booted} and not self.record.flags & {"DRAIN"}:
-            self.set_down(self.record.reason or "Node unexpectedly rebooted")  # a reason that is there stays
+            self.set_down(
+                self.record.reason or "Node unexpectedly rebooted"
+            )  # a reason that is there stays
         self.boot_time = self.booted
         self.schedule()
 
@@ -131,7 +142,11 @@ class SlurmDouble:
     def schedule(self) -> None:
         """Start waiting jobs where that is possible."""
         record = self.record
-        is_kept = record is None or record.base != "IDLE" or record.flags & {"DRAIN", "FAIL", "INVALID_REG"}
+        is_kept = (
+            record is None
+            or record.base != "IDLE"
+            or record.flags & {"DRAIN", "FAIL", "INVALID_REG"}
+        )
         if not is_kept and not self.maintained:
             self.jobs += self.waiting
             self.waiting = []
@@ -155,10 +170,14 @@ class SlurmDouble:
         if command.startswith("/usr/bin/systemctl "):
             return self._systemctl(command.removeprefix("/usr/bin/systemctl "))
         if not self.answering:
-            return Completed(1, "", "slurm_x error: Unable to contact slurm controller (connect failure)\n")
+            return Completed(
+                1, "", "slurm_x error: Unable to contact slurm controller (connect failure)\n"
+            )
         if command == f"/usr/bin/squeue --noheader --nodelist {self.name} --format %i":
             return Completed(0, "".join(f"{job}\n" for job in self.jobs), "")
-        if command.startswith(f"/usr/bin/squeue --noheader --states all --nodelist {self.name} --Format jobarrayid:"):
+        if command.startswith(
+            f"/usr/bin/squeue --noheader --states all --nodelist {self.name} --Format jobarrayid:"
+        ):
             return Completed(0, "\n".join(self.remembered), "")
         if command == "/usr/bin/scontrol show config":
             return Completed(0, f"GresTypes               = {self.types}\n", "")
@@ -171,7 +190,9 @@ class SlurmDouble:
         if command == "/usr/bin/scontrol -a show nodes -o":
             return self._show() if self.record else Completed(0, "No nodes in the system\n", "")
         if command == "/usr/bin/scontrol ping":
-            return Completed(0, "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n", "")
+            return Completed(
+                0, "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n", ""
+            )
         self.log.append(command)
         if command == "/usr/bin/scontrol reconfigure":
             self.reconfigured += 1
@@ -183,7 +204,9 @@ class SlurmDouble:
         words = shlex.split(command)
         orders = dict(word.split("=", 1) for word in words[2:])
         is_update = words[:3] == ["/usr/bin/scontrol", "update", f"nodename={self.name}"]
-        assert is_update and set(orders) <= {"nodename", "state", "reason"}, f"nobody expected {command}"
+        assert is_update and set(orders) <= {"nodename", "state", "reason"}, (
+            f"nobody expected {command}"
+        )
         return self._update(orders["state"], orders.get("reason", ""))
 
     def _reservations(self, command: str) -> Completed:
@@ -208,12 +231,18 @@ class SlurmDouble:
         )
         if match is not None:
             if match[2] != self.name or self.record is None:
-                return Completed(1, "", "Error creating the reservation: Invalid node name specified\n")
+                return Completed(
+                    1, "", "Error creating the reservation: Invalid node name specified\n"
+                )
             if match[1] in self.maintained:
-                return Completed(1, "", "Error creating the reservation: Duplicate reservation name\n")
+                return Completed(
+                    1, "", "Error creating the reservation: Duplicate reservation name\n"
+                )
             self.maintained.append(match[1])
             return Completed(0, f"Reservation created: {match[1]}\n", "")
-        match = re.fullmatch(r"(update|delete) reservationname=(\S+)(?: endtime=now\+\d+)?", command)
+        match = re.fullmatch(
+            r"(update|delete) reservationname=(\S+)(?: endtime=now\+\d+)?", command
+        )
         assert match is not None, f"nobody expected scontrol {command}"
         if match[2] not in self.maintained:
             return Completed(1, "", f"{match[1]}_reservation: Requested reservation is invalid\n")
@@ -234,16 +263,24 @@ class SlurmDouble:
             return self.printed
         rows = (conf.parent / "gres.conf").read_text().splitlines()
         prefix = f"NodeName={self.name} "
-        lines = [dict(word.split("=", 1) for word in row.split()) for row in rows if row.startswith(prefix)]
+        lines = [
+            dict(word.split("=", 1) for word in row.split())
+            for row in rows
+            if row.startswith(prefix)
+        ]
         if not lines and rows[0] != "AutoDetect=off":
             return ""
         text, types = "", dict[str, str]()
         for i, line in enumerate(lines):
             files = line.get("File", line.get("MultipleFiles", ""))
-            kind = types.setdefault(files, line.get("Type", ""))  # shares have their card's, whose line comes first
+            kind = types.setdefault(
+                files, line.get("Type", "")
+            )  # shares have their card's, whose line comes first
             head = f"slurmd-{self.name}: Gres Name={line['Name']} Type={kind} Count={line.get('Count', '1')} Index={i}"
             cores = f" Cores={line['Cores']}" if "Cores" in line else ""
-            text += "".join(f"{head} ID=7696487 File={file}{cores} CoreCnt=2\n" for file in files.split(","))
+            text += "".join(
+                f"{head} ID=7696487 File={file}{cores} CoreCnt=2\n" for file in files.split(",")
+            )
         return text or "slurmd: warning: Ignoring file-less GPU gpu from final GRES list\n"
 
     def _systemctl(self, command: str) -> Completed:
@@ -276,12 +313,16 @@ class SlurmDouble:
             f"Sockets=1 Boards=1 State={self.state()} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A "
             f"Partitions=slurmd  BootTime={self.boot_time} SlurmdStartTime={self.started} LastBusyTime=None CfgTRES=cpu=2 AllocTRES={tres}"
         )
-        reason = f" Reason={self.record.reason} [{self.record.author}]" if self.record.reason else ""
+        reason = (
+            f" Reason={self.record.reason} [{self.record.author}]" if self.record.reason else ""
+        )
         return Completed(0, f"{text}{reason}\n", "")
 
     def _delete(self) -> Completed:
         if self.record is None:
-            return Completed(1, "", f"delete_node nodename={self.name}: Invalid node name specified\n")
+            return Completed(
+                1, "", f"delete_node nodename={self.name}: Invalid node name specified\n"
+            )
         if self.jobs or self.reservations or self.maintained:
             return Completed(1, "", f"delete_node nodename={self.name}: Requested nodes are busy\n")
         self.record = None
@@ -293,7 +334,9 @@ class SlurmDouble:
             return Completed(1, "", "slurm_update error: Invalid node name specified\n")
         record = self.record
         if state in {"drain", "down", "fail"}:
-            assert reason, "You must specify a reason when DOWNING or DRAINING a node. Request denied"
+            assert reason, (
+                "You must specify a reason when DOWNING or DRAINING a node. Request denied"
+            )
             record.reason = reason
         if state == "drain":
             record.flags = (record.flags - {"FAIL"}) | {"DRAIN"}

@@ -6,8 +6,12 @@ import typing
 import yaml
 
 _SAMPLES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
-HEALTHY: dict[str, str] = _SAMPLES["healthy"]  # a card with everything that a data-centre card reports
-BARE: dict[str, str] = _SAMPLES["bare"]  # an older driver's workstation card: elements are missing or not supported
+HEALTHY: dict[str, str] = _SAMPLES[
+    "healthy"
+]  # a card with everything that a data-centre card reports
+BARE: dict[str, str] = _SAMPLES[
+    "bare"
+]  # an older driver's workstation card: elements are missing or not supported
 
 
 def answer(*cards: dict[str, str], attached: int | None = None) -> str:
@@ -34,5 +38,6 @@ def gpu(index: int, values: dict[str, str]) -> str:
 
 def _elements(tree: dict[str, typing.Any]) -> str:
     return "".join(
-        f"<{name}>{_elements(value) if isinstance(value, dict) else value}</{name}>\n" for name, value in tree.items()
+        f"<{name}>{_elements(value) if isinstance(value, dict) else value}</{name}>\n"
+        for name, value in tree.items()
     )

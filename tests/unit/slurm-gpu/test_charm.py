@@ -22,10 +22,21 @@ from node import hold as node_hold
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.slurm import nodes
 
-ACTIVE = ops.ActiveStatus("gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; lines in the controller's gres.conf)")
-BY_DETECTION = ops.ActiveStatus("gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
+ACTIVE = ops.ActiveStatus(
+    "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; lines in the controller's gres.conf)"
+)
+BY_DETECTION = ops.ActiveStatus(
+    "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)"
+)
 AWAITS = ops.WaitingStatus("waiting for slurm-gpu on slurmctld to hand out this node's lines")
-LIFECYCLE = ["install", "start", "config_changed", "upgrade_charm", "leader_elected", "update_status"]
+LIFECYCLE = [
+    "install",
+    "start",
+    "config_changed",
+    "upgrade_charm",
+    "leader_elected",
+    "update_status",
+]
 CREATED = ["created", "joined", "changed"]
 
 
@@ -36,17 +47,23 @@ def controller() -> testing.Context[charm.SlurmGpuCharm]:
 
 def node_gres(answer: dict[str, typing.Any] | None = None) -> testing.Relation:
     data = {key: json.dumps(value) for key, value in (answer or {}).items()}
-    return testing.Relation("node-gres", remote_app_name="slurm-gpu-controller", remote_app_data=data)
+    return testing.Relation(
+        "node-gres", remote_app_name="slurm-gpu-controller", remote_app_data=data
+    )
 
 
 def gres(
     *shared: NodeGres | dict[str, str], app: str = "slurm-gpu", local: dict[str, str] | None = None
 ) -> testing.Relation:
     units = {
-        number: one if isinstance(one, dict) else {key: json.dumps(value) for key, value in one.model_dump().items()}
+        number: one
+        if isinstance(one, dict)
+        else {key: json.dumps(value) for key, value in one.model_dump().items()}
         for number, one in enumerate(shared)
     }
-    return testing.Relation("gres", remote_app_name=app, remote_units_data=units, local_app_data=local or {})
+    return testing.Relation(
+        "gres", remote_app_name=app, remote_units_data=units, local_app_data=local or {}
+    )
 
 
 def says(number: int, *, awaits: bool = True) -> NodeGres:
@@ -61,7 +78,10 @@ def shared(out: testing.State, relation: testing.Relation) -> dict[str, typing.A
 
 
 def run_compute(
-    ctx: testing.Context[charm.SlurmGpuCharm], event: str, relation: testing.Relation, **state: typing.Any
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    event: str,
+    relation: testing.Relation,
+    **state: typing.Any,
 ) -> testing.State:
     endpoint, _, kind = event.partition(":")
     target = {"compute": COMPUTE, "node-gres": relation}.get(endpoint)
@@ -81,10 +101,18 @@ def configured(slurm: SlurmDouble) -> SlurmDouble:
 
 
 @pytest.mark.parametrize(
-    "event", [*LIFECYCLE, *(f"compute:{kind}" for kind in CREATED), *(f"node-gres:{kind}" for kind in CREATED)]
+    "event",
+    [
+        *LIFECYCLE,
+        *(f"compute:{kind}" for kind in CREATED),
+        *(f"node-gres:{kind}" for kind in CREATED),
+    ],
 )
 def test_a_compute_node_reaches_the_same_state_on_every_event(
-    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path, event: str
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    registered: SlurmDouble,
+    mock_gpu: pathlib.Path,
+    event: str,
 ):
     relation = node_gres(applied(mock_gpu))
     out = run_compute(ctx, event, relation)
@@ -105,13 +133,20 @@ def test_a_compute_node_reaches_the_same_state_on_every_event(
 
 
 def leave(ctx: testing.Context[charm.SlurmGpuCharm], event: str) -> testing.State:
-    happened = {"broken": ctx.on.relation_broken(COMPUTE), "stop": ctx.on.stop(), "remove": ctx.on.remove()}
+    happened = {
+        "broken": ctx.on.relation_broken(COMPUTE),
+        "stop": ctx.on.stop(),
+        "remove": ctx.on.remove(),
+    }
     return ctx.run(happened[event], testing.State(relations=[COMPUTE] if event != "remove" else []))
 
 
 @pytest.mark.parametrize("event", ["broken", "stop", "remove"])
 def test_the_unit_lets_go_with_whatever_hook_comes(
-    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path, event: str
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    registered: SlurmDouble,
+    mock_gpu: pathlib.Path,
+    event: str,
 ):
     """Juju 4 was seen to delete a unit behind relation-broken: neither stop nor remove came, and status-set failed."""
     slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
@@ -129,7 +164,10 @@ def test_the_unit_lets_go_with_whatever_hook_comes(
 
 @pytest.mark.parametrize("event", ["broken", "stop", "remove"])
 def test_the_unit_ends_its_holds_first_so_that_upstream_can_delete_the_node(
-    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path, event: str
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    registered: SlurmDouble,
+    mock_gpu: pathlib.Path,
+    event: str,
 ):
     """Upstream's slurmd deletes its node when it is disconnected, and stays Blocked while a reservation is there."""
     run_compute(ctx, "start", node_gres(applied(mock_gpu)))
@@ -158,9 +196,14 @@ def test_a_unit_that_lost_its_role_before_sets_no_status(
 ):
     """Juju may delete the unit during its last hook; a subordinate is shown other principals' relations, too."""
     monkeypatch.setenv("JUJU_PRINCIPAL_UNIT", "slurmd/0" if endpoint != "gres" else "slurmctld/0")
-    other = testing.SubordinateRelation(endpoint, interface="juju-info", remote_app_name="elsewhere", remote_unit_id=3)
+    other = testing.SubordinateRelation(
+        endpoint, interface="juju-info", remote_app_name="elsewhere", remote_unit_id=3
+    )
     relation = {"node-gres": node_gres(), "gres": gres(says(0))}.get(endpoint, other)
-    out = ctx.run(getattr(ctx.on, f"relation_{kind}")(relation), testing.State(leader=True, relations=[relation]))
+    out = ctx.run(
+        getattr(ctx.on, f"relation_{kind}")(relation),
+        testing.State(leader=True, relations=[relation]),
+    )
     assert out.unit_status == testing.UnknownStatus()
 
 
@@ -217,7 +260,9 @@ def test_the_controller_reaches_the_same_state_on_every_event(
     assert (gres_conf.PATH.read_text(), configured.reconfigured) == (text, 1)
 
 
-def test_only_the_leader_writes(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
+def test_only_the_leader_writes(
+    controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble
+):
     relation = gres(says(0))
     state = testing.State(leader=False, relations=[CONTROLLER, relation])
     out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
@@ -239,23 +284,35 @@ def test_the_lines_of_a_node_that_slurm_still_has_stay(
     controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
     text = gres_conf.PATH.read_text()
     reconfigured, configured.maintained = configured.reconfigured, ["slurm-gpu-slurmd-0"]
-    controller.run(controller.on.relation_departed(relation, remote_unit=0, departing_unit=0), state)
-    assert configured.maintained == [], "latest/edge's slurmctld deletes the node, which Slurm refuses in a reservation"
+    controller.run(
+        controller.on.relation_departed(relation, remote_unit=0, departing_unit=0), state
+    )
+    assert configured.maintained == [], (
+        "latest/edge's slurmctld deletes the node, which Slurm refuses in a reservation"
+    )
     left = gres(says(1))
     gone = testing.State(
-        leader=True, relations=[CONTROLLER, dataclasses.replace(left, remote_units_data={1: left.remote_units_data[0]})]
+        leader=True,
+        relations=[
+            CONTROLLER,
+            dataclasses.replace(left, remote_units_data={1: left.remote_units_data[0]}),
+        ],
     )
     for _ in range(2):
         out = controller.run(controller.on.update_status(), gone)
         assert out.unit_status == ops.ActiveStatus("gres.conf has lines of 2 GPUs on 2 nodes")
     assert "# slurm-gpu/0 slurmd-0 " in gres_conf.PATH.read_text()
     rows = [row for row in text.splitlines() if row.startswith("NodeName=")]
-    assert [row for row in gres_conf.PATH.read_text().splitlines() if row.startswith("NodeName=")] == rows
+    assert [
+        row for row in gres_conf.PATH.read_text().splitlines() if row.startswith("NodeName=")
+    ] == rows
     assert configured.reconfigured == reconfigured, "slurmctld has nothing new to read"
     controller.run(controller.on.remove(), testing.State(planned_units=0))
     assert "NodeName=slurmd-0 " in gres_conf.PATH.read_text(), "the role leaves it, too"
     controller.run(controller.on.update_status(), gone)
-    configured.record = Record("", flags={"DYNAMIC_NORM", "NOT_RESPONDING"})  # registered without GPUs
+    configured.record = Record(
+        "", flags={"DYNAMIC_NORM", "NOT_RESPONDING"}
+    )  # registered without GPUs
     out = controller.run(controller.on.update_status(), gone)
     assert "NodeName=slurmd-0" not in gres_conf.PATH.read_text()
     typed = "if slurmd-0, which is silent, was removed: scontrol delete nodename=slurmd-0"
@@ -265,7 +322,9 @@ def test_the_lines_of_a_node_that_slurm_still_has_stay(
     assert "slurmd-0" not in gres_conf.PATH.read_text()
 
 
-def test_show_gres_on_the_controller(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
+def test_show_gres_on_the_controller(
+    controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble
+):
     relation = gres(says(0))
     state = testing.State(leader=True, relations=[CONTROLLER, relation])
     controller.run(controller.on.update_status(), state)
@@ -279,7 +338,9 @@ def test_show_gres_on_the_controller(controller: testing.Context[charm.SlurmGpuC
     }
 
 
-def test_upgrade_driver_with_a_reboot(ctx: testing.Context[charm.SlurmGpuCharm], node: MachineDouble):
+def test_upgrade_driver_with_a_reboot(
+    ctx: testing.Context[charm.SlurmGpuCharm], node: MachineDouble
+):
     """The machine is left to the operator to reboot; a second card that is found then is registered, too."""
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")

@@ -70,12 +70,16 @@ def test_just_the_lines_that_slurmd_has_fetched_count_without_an_answer(
 
 
 def test_a_node_that_needs_lines_without_a_gres_lines(registered: SlurmDouble):
-    text = "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld"
+    text = (
+        "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld"
+    )
     assert hook(OFF, related=False) == Status(Level.BLOCKED, text)
     assert registered.log == ["daemon-reload"]
 
 
-def test_cores_that_only_slurmd_finds_wrong_need_lines(registered: SlurmDouble, mock_gpu: pathlib.Path):
+def test_cores_that_only_slurmd_finds_wrong_need_lines(
+    registered: SlurmDouble, mock_gpu: pathlib.Path
+):
     """What slurmd itself detects decides, whatever the rules say."""
     registered.printed = "slurmd: error: System GPU detection failed\n"
     machine = machines.look(answer=UPSTREAM)
@@ -89,23 +93,30 @@ def test_lines_that_the_registered_gres_needs_stay_until_it_is_another(registere
     first = offer(config=shares)
     assert first is not None
     assert hook(live(UPSTREAM, shares), shares).level == Level.ACTIVE
-    slurmd_unit.PUSHED.write_text("".join(f"NodeName=slurmd-0 AutoDetect=off {line}\n" for line in first.lines or ()))
+    slurmd_unit.PUSHED.write_text(
+        "".join(f"NodeName=slurmd-0 AutoDetect=off {line}\n" for line in first.lines or ())
+    )
     assert offer(published=first) == first.model_copy(update={"gres": "gpu:mock_gpu:1"})
     assert hook(published=first).level == Level.ACTIVE
     assert registered.record == Record("gpu:mock_gpu:1")
-    assert offer(published=first) == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(), awaits=True)
+    assert offer(published=first) == NodeGres(
+        node="slurmd-0", gres="gpu:mock_gpu:1", lines=(), awaits=True
+    )
 
 
 @pytest.mark.parametrize("forgets", ["jobs", "shards"])
-def test_shards_stay_while_slurm_knows_them_and_a_job_that_asked_for_some(registered: SlurmDouble, forgets: str):
+def test_shards_stay_while_slurm_knows_them_and_a_job_that_asked_for_some(
+    registered: SlurmDouble, forgets: str
+):
     """slurmctld 24.11.5 crashes at each start and reconfigure over such a job, once its node has no shards."""
     registered.types = "gpu,shard"
     shares = settings.Config(shards_per_gpu=4)
     assert hook(live(UPSTREAM, shares), shares).level == Level.ACTIVE
-    registered.remembered = ["7   N/A   gres/gpu:1   N/A   N/A", "12_3   N/A   gres/gpu:1,gres/shard:2   N/A   N/A"]
-    text = (
-        "slurmd-0 is drained: waiting for Slurm to forget job 12_3, which asked for shards (MinJobAge), before its GPUs"
-    )
+    registered.remembered = [
+        "7   N/A   gres/gpu:1   N/A   N/A",
+        "12_3   N/A   gres/gpu:1,gres/shard:2   N/A   N/A",
+    ]
+    text = "slurmd-0 is drained: waiting for Slurm to forget job 12_3, which asked for shards (MinJobAge), before its GPUs"
     for _ in range(2):
         assert hook() == Status(Level.WAITING, f"{text} are registered")
         assert registered.record is not None and registered.record.gres == "gpu:mock_gpu:1,shard:4"
@@ -119,11 +130,17 @@ def test_shards_stay_while_slurm_knows_them_and_a_job_that_asked_for_some(regist
 
 
 @pytest.mark.parametrize("state", ["drain", "down", "fail"])
-def test_the_status_is_never_active_over_a_node_that_takes_no_jobs(registered: SlurmDouble, state: str):
+def test_the_status_is_never_active_over_a_node_that_takes_no_jobs(
+    registered: SlurmDouble, state: str
+):
     assert hook().level == Level.ACTIVE
-    registered.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan")
+    registered.run(
+        "/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan"
+    )
     how = {"drain": "drained", "down": "down", "fail": "failing"}[state]
-    text = f"scontrol update nodename=slurmd-0 state=resume, since it takes no jobs: {how} (bad fan)"
+    text = (
+        f"scontrol update nodename=slurmd-0 state=resume, since it takes no jobs: {how} (bad fan)"
+    )
     assert hook() == Status(Level.BLOCKED, text)
 
 
@@ -160,7 +177,9 @@ def test_the_status_of_a_machine_without_gpus_is_that_of_its_node(
 def test_detection_by_nvml_needs_its_plugin(
     registered: SlurmDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    answer = NvmlAnswer.model_validate({"gpus": [{"name": "Mock GPU", "minor": 0, "bus_id": "0000:01:00.0"}]})
+    answer = NvmlAnswer.model_validate(
+        {"gpus": [{"name": "Mock GPU", "minor": 0, "bus_id": "0000:01:00.0"}]}
+    )
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: answer)
     assert hook(ControllerGres(autodetect="nvml")) == AWAITS
     (paths / "plugins").mkdir()
@@ -204,7 +223,9 @@ def test_what_an_administrator_added_to_the_gres_stays(registered: SlurmDouble):
     assert registered.record.gres == "gpu:mock_gpu:1,nic:2"
 
 
-def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_node_that_stands_in_slurm_conf(
+    slurm: SlurmDouble, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(machines.socket, "gethostname", lambda: "slurmd-0.example")
     slurmd_options.PATH.write_text("SLURMD_OPTIONS=-N slurmd-0 --conf-server ctl:6817\n")
     slurm.record = Record("gpu:2", flags=set())
@@ -215,7 +236,9 @@ def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble, mock_gpu: pathlib.
     assert hook() == Status(Level.ACTIVE, BY_DETECTION)
 
 
-def test_leaving_a_node_that_needs_the_controllers_lines(registered: SlurmDouble, paths: pathlib.Path):
+def test_leaving_a_node_that_needs_the_controllers_lines(
+    registered: SlurmDouble, paths: pathlib.Path
+):
     slurmd_unit.PUSHED.write_text("")
     hook(live())
     compute.release(owner="another/0")

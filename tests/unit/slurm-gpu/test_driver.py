@@ -26,7 +26,9 @@ KERNEL, NEXT = "6.8.0-134-generic", "6.8.0-139-generic"
 CARD = Card("0000:1b:00.0", 0x2330)
 SIGNED = Module("580.173.02", "Canonical Ltd. Kernel")
 NOBLE = Facts(release="ubuntu 24.04", kernel=KERNEL, next_kernel=KERNEL, cards=(CARD,))
-WORKS = dataclasses.replace(NOBLE, loaded="580.173.02", library="580.173.02", module=SIGNED, next_module=SIGNED)
+WORKS = dataclasses.replace(
+    NOBLE, loaded="580.173.02", library="580.173.02", module=SIGNED, next_module=SIGNED
+)
 BARE = dataclasses.replace(WORKS, loaded=None, library=None, module=None, next_module=None)
 SMI_535 = "nvidia-utils-535-server"
 NODE = "slurmd-0"
@@ -41,24 +43,64 @@ def but(facts: Facts, **changes: typing.Any) -> Facts:
     [
         (WORKS, None, ""),
         (but(WORKS, library=None), None, ""),  # the kernel's word is enough
-        (but(WORKS, unfinished="nvidia-x"), "unfinished", "the installation of nvidia-x was interrupted"),
-        (but(WORKS, library="580.65.06"), "mismatch", "runs with the library of 580.65.06: run upgrade-driver"),
+        (
+            but(WORKS, unfinished="nvidia-x"),
+            "unfinished",
+            "the installation of nvidia-x was interrupted",
+        ),
+        (
+            but(WORKS, library="580.65.06"),
+            "mismatch",
+            "runs with the library of 580.65.06: run upgrade-driver",
+        ),
         (but(WORKS, switches=4), "no-fabric", "need fabric manager 580.173.02 and have None"),
-        (but(WORKS, switches=4, fabric="580.65.06"), "no-fabric", "and have 580.65.06, so CUDA fails with error 802"),
-        (but(WORKS, switches=4, fabric="580.173.02", fabric_state="failed"), "fabric-down", "manager is failed"),
-        (but(WORKS, switches=4, fabric="580.173.02"), "fabric-down", "not running: systemctl enable --now"),
+        (
+            but(WORKS, switches=4, fabric="580.65.06"),
+            "no-fabric",
+            "and have 580.65.06, so CUDA fails with error 802",
+        ),
+        (
+            but(WORKS, switches=4, fabric="580.173.02", fabric_state="failed"),
+            "fabric-down",
+            "manager is failed",
+        ),
+        (
+            but(WORKS, switches=4, fabric="580.173.02"),
+            "fabric-down",
+            "not running: systemctl enable --now",
+        ),
         (but(WORKS, switches=4, fabric="580.173.02", fabric_state="activating"), None, ""),
         (BARE, "no-driver", "1 NVIDIA GPU has no driver: set driver=580"),
-        (but(WORKS, loaded=None, nouveau=True), "nouveau", "nouveau has the GPUs instead of the installed driver"),
+        (
+            but(WORKS, loaded=None, nouveau=True),
+            "nouveau",
+            "nouveau has the GPUs instead of the installed driver",
+        ),
         (
             but(WORKS, loaded=None, module=None),
             "no-module",
             f"kernel {KERNEL} has no nvidia module: run upgrade-driver",
         ),
-        (but(WORKS, loaded=None, secure_boot=True, module=Module("580")), "secure-boot", "Secure Boot refuses"),
-        (but(WORKS, loaded=None, secure_boot=True), "not-loaded", "driver 580.173.02 is installed and not loaded"),
-        (but(BARE, cards=(Card("0000:1b:00.0", 0x2330, "vfio-pci"),)), None, ""),  # given to a virtual machine
-        (but(WORKS, next_kernel=NEXT, next_module=None), "next-kernel", f"kernel {NEXT}, which boots next, has no"),
+        (
+            but(WORKS, loaded=None, secure_boot=True, module=Module("580")),
+            "secure-boot",
+            "Secure Boot refuses",
+        ),
+        (
+            but(WORKS, loaded=None, secure_boot=True),
+            "not-loaded",
+            "driver 580.173.02 is installed and not loaded",
+        ),
+        (
+            but(BARE, cards=(Card("0000:1b:00.0", 0x2330, "vfio-pci"),)),
+            None,
+            "",
+        ),  # given to a virtual machine
+        (
+            but(WORKS, next_kernel=NEXT, next_module=None),
+            "next-kernel",
+            f"kernel {NEXT}, which boots next, has no",
+        ),
         (but(WORKS, next_kernel=NEXT, next_module=None, module=None), None, ""),  # a container
     ],
 )
@@ -99,22 +141,32 @@ def test_ubuntu_gets_signed_modules_of_exactly_the_version(node: MachineDouble):
     assert found.packages["nvidia-firmware-580-server-580.173.02"]  # a dependency
     assert not any(name.startswith("nvidia-dkms") or "fabric" in name for name in found.packages)
     both = resolve(but(NOBLE, next_kernel=NEXT), Spec(driver="580")).packages
-    assert {f"linux-modules-nvidia-580-server-open-{kernel}" for kernel in (KERNEL, NEXT)} <= set(both)
+    assert {f"linux-modules-nvidia-580-server-open-{kernel}" for kernel in (KERNEL, NEXT)} <= set(
+        both
+    )
 
 
 @pytest.mark.parametrize(
     ("switches", "option", "fabric"), [(4, "auto", True), (4, "never", False), (0, "always", True)]
 )
 def test_nvswitches_bring_the_fabric_manager_of_the_same_version(
-    node: MachineDouble, switches: int, option: typing.Literal["auto", "always", "never"], fabric: bool
+    node: MachineDouble,
+    switches: int,
+    option: typing.Literal["auto", "always", "never"],
+    fabric: bool,
 ):
     found = resolve(but(NOBLE, switches=switches), Spec(driver="580", fabric_manager=option))
     assert found.fabric == fabric == ("nvidia-fabricmanager-580" in found.packages)
-    assert found.packages.get("libnvidia-nscq-580", "580.173.02-") in {"580.173.02-0ubuntu0.24.04.1", "580.173.02-"}
+    assert found.packages.get("libnvidia-nscq-580", "580.173.02-") in {
+        "580.173.02-0ubuntu0.24.04.1",
+        "580.173.02-",
+    }
 
 
 def test_modules_without_a_signature_are_built_here(node: MachineDouble):
-    found = resolve(NOBLE, Spec(driver="580", version="580.65.06"))  # the archive has signed ones of the newest only
+    found = resolve(
+        NOBLE, Spec(driver="580", version="580.65.06")
+    )  # the archive has signed ones of the newest only
     assert found.version == "580.65.06"
     assert found.packages["nvidia-dkms-580-server-open"] == "580.65.06-0ubuntu0.24.04.1"
     assert found.packages[f"linux-headers-{KERNEL}"]
@@ -129,11 +181,27 @@ def test_modules_without_a_signature_are_built_here(node: MachineDouble):
 @pytest.mark.parametrize(
     ("facts", "wanted", "words"),
     [
-        (but(NOBLE, release="fedora 42"), Spec(driver="580"), "driver: use keep: fedora 42 is not Ubuntu, from whose"),
-        (but(NOBLE, runfile=True), Spec(driver="580"), "driver: NVIDIA's own installer put one here: run nvidia-un"),
+        (
+            but(NOBLE, release="fedora 42"),
+            Spec(driver="580"),
+            "driver: use keep: fedora 42 is not Ubuntu, from whose",
+        ),
+        (
+            but(NOBLE, runfile=True),
+            Spec(driver="580"),
+            "driver: NVIDIA's own installer put one here: run nvidia-un",
+        ),
         (NOBLE, Spec(driver="590"), "only leads on to branch 595 now: set driver=595"),
-        (NOBLE, Spec(driver="550"), "driver: use 535, 570, 580, 590, 595 or keep: 550 is not offered for these GPUs"),
-        (but(NOBLE, switches=4), Spec(driver="570"), "no 570.211.01 as a whole: .*fabricmanager-570 is 570.195.03"),
+        (
+            NOBLE,
+            Spec(driver="550"),
+            "driver: use 535, 570, 580, 590, 595 or keep: 550 is not offered for these GPUs",
+        ),
+        (
+            but(NOBLE, switches=4),
+            Spec(driver="570"),
+            "no 570.211.01 as a whole: .*fabricmanager-570 is 570.195.03",
+        ),
         (
             but(NOBLE, secure_boot=True),
             Spec(driver="580", version="580.65.06"),
@@ -146,7 +214,9 @@ def test_modules_without_a_signature_are_built_here(node: MachineDouble):
         ),
     ],
 )
-def test_a_driver_that_is_not_available_is_refused_by_name(node: MachineDouble, facts: Facts, wanted: Spec, words: str):
+def test_a_driver_that_is_not_available_is_refused_by_name(
+    node: MachineDouble, facts: Facts, wanted: Spec, words: str
+):
     with pytest.raises(DriverError, match=words) as caught:
         resolve(facts, wanted)
     assert "\n" not in str(caught.value)
@@ -169,7 +239,11 @@ def test_nothing_but_the_other_driver_is_removed(node: MachineDouble):
     ],
 )
 def test_the_kernel_module_is_one_that_ubuntu_drivers_offers_for_the_card(
-    node: MachineDouble, paths: pathlib.Path, device: int, option: typing.Literal["auto", "proprietary"], suffix: str
+    node: MachineDouble,
+    paths: pathlib.Path,
+    device: int,
+    option: typing.Literal["auto", "proprietary"],
+    suffix: str,
 ):
     (paths / "sys/bus/pci/devices/0000:1b:00.0/device").write_text(f"{device:#06x}\n")
     found = resolve(NOBLE, Spec(driver="580", kernel_module=option))
@@ -178,13 +252,17 @@ def test_the_kernel_module_is_one_that_ubuntu_drivers_offers_for_the_card(
 
 def test_a_module_that_does_not_drive_the_card_is_refused(node: MachineDouble, paths: pathlib.Path):
     (paths / "sys/bus/pci/devices/0000:1b:00.0/device").write_text("0x2901\n")
-    with pytest.raises(DriverError, match="kernel-module: use auto: these GPUs have no proprietary one of 580"):
+    with pytest.raises(
+        DriverError, match="kernel-module: use auto: these GPUs have no proprietary one of 580"
+    ):
         resolve(NOBLE, Spec(driver="580", kernel_module="proprietary"))
 
 
 def test_archives_without_drivers_and_a_kernel_that_is_too_old_are_named(node: MachineDouble):
     node.kernel_warning = "Please update the kernel first"
-    with pytest.raises(DriverError, match="ubuntu-drivers list --gpgpu exited 1: Please update the kernel first"):
+    with pytest.raises(
+        DriverError, match="ubuntu-drivers list --gpgpu exited 1: Please update the kernel first"
+    ):
         resolve(NOBLE, Spec(driver="580"))
     node.kernel_warning, node.offers = "", {}
     with pytest.raises(DriverError, match="driver=580: enable restricted and multiverse"):
@@ -219,10 +297,18 @@ def test_options_are_refused_by_name(options: dict[str, object], words: str):
         (Spec(), None, None, "390", Spec(driver="390")),
         (Spec(driver="535"), "580", None, "", "branch=580 contradicts the option driver=535"),
         (Spec(driver="580"), None, "535.288.01", "", "version=535.288.01 is not of branch 580"),
-        (Spec(), None, "newest", "", "version: 'newest' is not a driver version such as 580.173.02"),
+        (
+            Spec(),
+            None,
+            "newest",
+            "",
+            "version: 'newest' is not a driver version such as 580.173.02",
+        ),
     ],
 )
-def test_parameters(wanted: Spec, branch: str | None, version: str | None, present: str, answer: Spec | str):
+def test_parameters(
+    wanted: Spec, branch: str | None, version: str | None, present: str, answer: Spec | str
+):
     if isinstance(answer, Spec):
         assert narrowed(wanted, branch, version, present) == answer
         return
@@ -242,7 +328,9 @@ def without_smi(node: MachineDouble) -> Facts:
 def test_nvidia_smi_of_exactly_the_drivers_version_is_added(node: MachineDouble):
     facts = without_smi(node)
     before = dict(node.installed)
-    install.ensure_utils(dataclasses.replace(facts, loaded="535.1"))  # a mismatch, which the status reports
+    install.ensure_utils(
+        dataclasses.replace(facts, loaded="535.1")
+    )  # a mismatch, which the status reports
     assert node.installed == before
     for _ in range(2):
         install.ensure_utils(facts)
@@ -266,7 +354,9 @@ def test_nothing_else_is_moved_for_nvidia_smi(node: MachineDouble):
 def test_a_refused_driver_is_not_named_once_another_is_here(node: MachineDouble):
     upgrade.ensure_wanted(Spec(driver="550"))
     without_smi(node)
-    node.installed["libnvidia-compute-580-server"] = "1"  # so that it is not clear whose nvidia-smi to add
+    node.installed["libnvidia-compute-580-server"] = (
+        "1"  # so that it is not clear whose nvidia-smi to add
+    )
     upgrade.ensure_settings(Spec())
     assert "so its health is not checked: run upgrade-driver" in (upgrade.note(Spec()) or "")
 
@@ -296,7 +386,9 @@ def test_the_option_installs_on_a_bare_machine_and_changes_no_driver(node: Machi
     log = list(node.log)
     upgrade.ensure_wanted(Spec(driver="580"))
     assert node.log == log
-    assert "but the option is driver=580: run upgrade-driver" in (upgrade.note(Spec(driver="580")) or "")
+    assert "but the option is driver=580: run upgrade-driver" in (
+        upgrade.note(Spec(driver="580")) or ""
+    )
     assert upgrade.note(Spec(driver="535")) is None
     node.add_kernel(NEXT)
     assert f"kernel {NEXT}, which boots next" in (upgrade.note(Spec()) or "")
@@ -334,7 +426,9 @@ def in_service(node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineD
     return node
 
 
-def run(*, drain: bool = False, log: list[str] | None = None, version: str | None = None) -> dict[str, str]:
+def run(
+    *, drain: bool = False, log: list[str] | None = None, version: str | None = None
+) -> dict[str, str]:
     words = log if log is not None else []
     return upgrade.upgrade(Spec(driver="580", version=version), NODE, 60, words.append, drain=drain)
 
@@ -354,7 +448,9 @@ def test_a_free_node(in_service: MachineDouble, slurm: SlurmDouble):
 
 def test_jobs_are_never_ended(in_service: MachineDouble, slurm: SlurmDouble):
     slurm.jobs, slurm.waiting = ["7", "8"], ["9"]
-    with pytest.raises(ActionError, match="slurmd-0 has 2 jobs: try again when it has none, or with drain=true"):
+    with pytest.raises(
+        ActionError, match="slurmd-0 has 2 jobs: try again when it has none, or with drain=true"
+    ):
         run()
     assert (slurm.log, slurm.record) == ([], Record(""))
     with pytest.raises(ActionError, match="slurmd-0 still had 2 jobs after 60 s"):
@@ -362,7 +458,9 @@ def test_jobs_are_never_ended(in_service: MachineDouble, slurm: SlurmDouble):
     assert (slurm.record, slurm.ended, slurm.waiting, in_service.log) == (Record(""), [], [], [])
 
 
-def test_drain_waits_for_the_jobs(in_service: MachineDouble, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+def test_drain_waits_for_the_jobs(
+    in_service: MachineDouble, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch
+):
     slurm.jobs, slurm.waiting = ["7"], ["8"]
 
     def sleep(_: float) -> None:
@@ -378,10 +476,17 @@ def test_drain_waits_for_the_jobs(in_service: MachineDouble, slurm: SlurmDouble,
     assert (slurm.jobs, slurm.ended) == (["8"], [])
 
 
-def test_no_reboot_into_a_kernel_without_the_driver(in_service: MachineDouble, monkeypatch: pytest.MonkeyPatch):
+def test_no_reboot_into_a_kernel_without_the_driver(
+    in_service: MachineDouble, monkeypatch: pytest.MonkeyPatch
+):
     real = in_service.module_version
-    monkeypatch.setattr(in_service, "module_version", lambda kernel: None if in_service.log else real(kernel))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    with pytest.raises(DriverError, match=f"kernel {KERNEL}, which boots next, has no module of it: see dkms status"):
+    monkeypatch.setattr(
+        in_service, "module_version", lambda kernel: None if in_service.log else real(kernel)
+    )  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    with pytest.raises(
+        DriverError,
+        match=f"kernel {KERNEL}, which boots next, has no module of it: see dkms status",
+    ):
         run()
 
 
@@ -389,7 +494,10 @@ def test_a_driver_that_does_not_work_keeps_the_node_drained(
     in_service: MachineDouble, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(in_service, "library_version", lambda: "535.288.01")
-    with pytest.raises(ActionError, match=r"580\.173\.02 is installed, but .* runs with the library of 535\.288\.01"):
+    with pytest.raises(
+        ActionError,
+        match=r"580\.173\.02 is installed, but .* runs with the library of 535\.288\.01",
+    ):
         run()
     roles.maintain(registration.Stage.LOST)
     assert "DRAIN" in slurm.state()
@@ -403,7 +511,11 @@ def test_services_run_again_whatever_happens(
     dcgm = ("snap.dcgm.dcgm-exporter.service", "snap.dcgm.nv-hostengine.service")
     in_service.active |= {"nvidia-persistenced.service", *dcgm}
     with monkeypatch.context() as context:
-        context.setattr(install.apt, "install_exact", lambda _: (_ for _ in ()).throw(CommandError("disk is full")))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        context.setattr(
+            install.apt,
+            "install_exact",
+            lambda _: (_ for _ in ()).throw(CommandError("disk is full")),
+        )  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
         with pytest.raises(CommandError, match="disk is full"):
             run()
     assert {"nvidia-persistenced.service", *dcgm} <= in_service.active
@@ -414,7 +526,9 @@ def test_services_run_again_whatever_happens(
     assert not services.STOPPED.exists()
 
 
-def test_refusals_change_nothing(in_service: MachineDouble, slurm: SlurmDouble, paths: pathlib.Path):
+def test_refusals_change_nothing(
+    in_service: MachineDouble, slurm: SlurmDouble, paths: pathlib.Path
+):
     with pytest.raises(DriverError):
         run(version="580.1")
     hold.take(hold.RESET, NODE, "0000:1b:00.0")
@@ -427,7 +541,9 @@ def test_refusals_change_nothing(in_service: MachineDouble, slurm: SlurmDouble, 
     assert (slurm.log, in_service.log) == ([], [])
 
 
-def test_an_upgrade_that_dies_after_any_command_is_finished_by_the_next(in_service: MachineDouble, slurm: SlurmDouble):
+def test_an_upgrade_that_dies_after_any_command_is_finished_by_the_next(
+    in_service: MachineDouble, slurm: SlurmDouble
+):
     """The action dies before the n-th command, for every n; hooks and a second action finish, and no job suffers."""
     outcomes: set[str] = set()
     lives = 0

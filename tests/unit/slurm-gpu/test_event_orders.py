@@ -29,8 +29,12 @@ class Compute(orders.Unit):
     """A unit on a compute node with two cards."""
 
     relations: typing.ClassVar = {
-        "compute": testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd"),
-        "node-gres": testing.Relation("node-gres", remote_app_name="controller", remote_units_data={0: {}}),
+        "compute": testing.SubordinateRelation(
+            "compute", interface="juju-info", remote_app_name="slurmd"
+        ),
+        "node-gres": testing.Relation(
+            "node-gres", remote_app_name="controller", remote_units_data={0: {}}
+        ),
     }
     actions: typing.ClassVar = {
         "detect": {},
@@ -72,14 +76,18 @@ class Compute(orders.Unit):
             "slurmd stops": lambda: vars(self.slurm).update(slurmd_active=False),
             "slurmd never registers": lambda: vars(self.slurm).update(registers=False),
             "slurmd registers": self.start_slurmd,
-            "upstream sets the node idle": lambda: self.slurm.record and self.slurm.upstream_sets_idle(),
+            "upstream sets the node idle": lambda: (
+                self.slurm.record and self.slurm.upstream_sets_idle()
+            ),
             "a job starts": self.start_job,
             "jobs end": self.slurm.end_jobs,
             "a reservation begins": lambda: vars(self.slurm).update(reservations=["training"]),
             "a reservation ends": lambda: vars(self.slurm).update(reservations=[]),
             "the admin drains": lambda: self.slurm.record and self.slurm._update("drain", ADMIN),
             "the admin resumes": self.resume,
-            "upstream registers the node as new": lambda: self.slurm.record and self.slurm.set_down(bring_up.NEW),
+            "upstream registers the node as new": lambda: (
+                self.slurm.record and self.slurm.set_down(bring_up.NEW)
+            ),
             "cards are shared": self.share_cards,
             "slurm.conf loses shards": lambda: vars(self.slurm).update(types="gpu"),
             "slurm.conf has shards": lambda: vars(self.slurm).update(types="gpu,shard"),
@@ -91,7 +99,10 @@ class Compute(orders.Unit):
             "the controller publishes malformed data": lambda: self.write(
                 "node-gres", remote_app_data={"applied": "?"}
             ),
-            **{f"config {number}": self.configure(config) for number, config in enumerate(self.configs)},
+            **{
+                f"config {number}": self.configure(config)
+                for number, config in enumerate(self.configs)
+            },
         }
 
     def configure(self, config: dict[str, typing.Any]) -> collections.abc.Callable[[], None]:
@@ -139,7 +150,9 @@ class Compute(orders.Unit):
         self.machine.boot()
         self.machine.active |= started  # all that are enabled
         self.booted = self.clock.now
-        self.slurm.booted = datetime.datetime.fromtimestamp(self.booted).strftime("%Y-%m-%dT%H:%M:%S")
+        self.slurm.booted = datetime.datetime.fromtimestamp(self.booted).strftime(
+            "%Y-%m-%dT%H:%M:%S"
+        )
         self.slurm.slurmd_since = time.monotonic()
         self.slurm.ended += self.slurm.jobs
         self.slurm.jobs = []
@@ -147,7 +160,9 @@ class Compute(orders.Unit):
             self.slurm.register()
 
     def answer(self, **fields: typing.Any) -> None:
-        self.write("node-gres", remote_app_data={key: json.dumps(value) for key, value in fields.items()})
+        self.write(
+            "node-gres", remote_app_data={key: json.dumps(value) for key, value in fields.items()}
+        )
 
     def hand_out(self) -> None:
         relation = self.relation("node-gres")
@@ -166,11 +181,21 @@ class Compute(orders.Unit):
         slurm.end_jobs()
         self.bring_back()
         self.start_slurmd()
-        if slurm.record is not None and (slurm.record.reason in ORDERED or "by hand" in slurm.record.reason):
+        if slurm.record is not None and (
+            slurm.record.reason in ORDERED or "by hand" in slurm.record.reason
+        ):
             self.resume()
         self.replace(config={})
-        for name in ("compute created", "config_changed", "node-gres created", "action set-mig none", "update_status"):
-            if slurm.record is not None and slurm.record.reason in ORDERED:  # a hook may have put it back, see as_found
+        for name in (
+            "compute created",
+            "config_changed",
+            "node-gres created",
+            "action set-mig none",
+            "update_status",
+        ):
+            if (
+                slurm.record is not None and slurm.record.reason in ORDERED
+            ):  # a hook may have put it back, see as_found
                 self.resume()
             self.emit(name)
             node_watch.Watch().step()  # as the service does at once
@@ -198,7 +223,9 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
 ):
     clock = orders.Clock(monkeypatch)
     monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
-    monkeypatch.setattr(health_check.health, "check", lambda *_: health_check.health.Answer("ok", [], "", 0.0, ""))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(
+        health_check.health, "check", lambda *_: health_check.health.Answer("ok", [], "", 0.0, "")
+    )  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
     node.add_card(CARDS[1])
     node.install_driver("535", "535.288.01")

@@ -17,17 +17,25 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, answer: dict[str, object]) -> None:
-    monkeypatch.setattr(gpu_detect, "run_probe", lambda: NvmlAnswer.model_validate_json(json.dumps(answer)))
+    monkeypatch.setattr(
+        gpu_detect, "run_probe", lambda: NvmlAnswer.model_validate_json(json.dumps(answer))
+    )
 
 
-def test_a_machine_without_cards_asks_no_driver(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_machine_without_cards_asks_no_driver(
+    paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(gpu_detect, "run_probe", pytest.fail)
     add_pci(paths, "0000:00:02.0", vendor="0x8086", kind="0x030000")
     assert gpu_detect.detect() == Detection("none")
 
 
 def test_the_driver_lists_cards_by_bus_id(paths: pathlib.Path):
-    cards = [Card(H100, "0000:9d:00.0"), Card(H100, "0000:1b:00.0"), Card("NVIDIA L40S", "10000:01:00.0")]
+    cards = [
+        Card(H100, "0000:9d:00.0"),
+        Card(H100, "0000:1b:00.0"),
+        Card("NVIDIA L40S", "10000:01:00.0"),
+    ]
     add_driver(paths, cards, minors=[0, 1, 2])
     for card in cards[:2]:
         add_pci(paths, card.bus_id, cpus="0-55,112-167")
@@ -56,7 +64,10 @@ def test_cards_without_a_driver(paths: pathlib.Path):
     add_pci(paths, "0000:1c:00.1", kind="0x040300")  # its audio
     add_pci(paths, "0000:05:00.0", kind="0x068000")  # an NVSwitch
     found = gpu_detect.detect()
-    assert (found.source, [gpu.bus_id for gpu in found.gpus]) == ("pci", ["0000:1b:00.0", "0000:1c:00.0"])
+    assert (found.source, [gpu.bus_id for gpu in found.gpus]) == (
+        "pci",
+        ["0000:1b:00.0", "0000:1c:00.0"],
+    )
     assert (
         found.problem
         == "2 NVIDIA GPUs have no driver: set driver=580 (or another branch), or install one and reboot this machine"
@@ -85,7 +96,9 @@ def test_nvml_comes_first(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
         (Completed(0, '{"gpus": [{}]}', ""), "the driver's library returned unexpected values"),
     ],
 )
-def test_a_probe_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answer: Completed | CommandError, error: str):
+def test_a_probe_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, answer: Completed | CommandError, error: str
+):
     def run(*argv: object, env: dict[str, str], timeout: float) -> Completed:
         assert argv == (sys.executable, gpu_nvml.__file__)
         assert set(env) == {"PYTHONPATH"}
@@ -120,7 +133,8 @@ def test_device_files(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, hang
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", None), ("0-", None), ("a", None), ("0,,1", None)]
+    ("text", "found"),
+    [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", None), ("0-", None), ("a", None), ("0,,1", None)],
 )
 def test_cpu_lists(text: str, found: set[int] | None):
     assert gpu_detect.parse_cpu_list(text) == found
@@ -135,7 +149,9 @@ MIG_CARD = {
 }
 
 
-def mig_machine(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, minors: str) -> gpu_detect.Detection:
+def mig_machine(
+    paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, minors: str
+) -> gpu_detect.Detection:
     add_pci(paths, "0000:1b:00.0")
     (paths / "proc/driver/nvidia-caps").mkdir(parents=True)
     (paths / "proc/driver/nvidia-caps/mig-minors").write_text(minors)
@@ -143,20 +159,32 @@ def mig_machine(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, minors: st
     return gpu_detect.detect()
 
 
-def test_mig_instances_with_their_capability_files(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_mig_instances_with_their_capability_files(
+    paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     found = mig_machine(
-        paths, monkeypatch, "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi1/access 147\n"
+        paths,
+        monkeypatch,
+        "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi1/access 147\n",
     )
     assert found.gpus[0].instances == (gpu_detect.Instance("3g.20gb", (12, 13), 1),)
     assert found.is_usable
 
 
-def test_capability_files_are_asked_of_the_driver_by_name(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_capability_files_are_asked_of_the_driver_by_name(
+    paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     mig_machine(paths, monkeypatch, "gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n")
     gpu_detect.NVIDIA_MODPROBE.parent.mkdir(parents=True)
     gpu_detect.NVIDIA_MODPROBE.touch()
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(gpu_detect, "run", lambda *argv, **_: asked.append(argv[1:]))
-    files = [paths / "dev" / name for name in ("nvidia0", "nvidia-caps/nvidia-cap13", "nvidia-caps/nvidia-cap99")]
+    files = [
+        paths / "dev" / name
+        for name in ("nvidia0", "nvidia-caps/nvidia-cap13", "nvidia-caps/nvidia-cap99")
+    ]
     assert gpu_detect.ensure_device_files(files) == files
-    assert asked == [("-u", "-c", "0"), ("-f", "/proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access")]
+    assert asked == [
+        ("-u", "-c", "0"),
+        ("-f", "/proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access"),
+    ]

@@ -78,7 +78,9 @@ def test_a_pass_that_fails_begins_the_count_again(scene: Scene):
 
 
 @pytest.mark.parametrize("state", ["IDLE+DRAIN", "MIXED+DRAIN+DYNAMIC_NORM", "DOWN+DRAIN"])
-@pytest.mark.parametrize("reason", ["replaced by ops", "slurm-gpu: registering GPUs", "not gpu-health: really"])
+@pytest.mark.parametrize(
+    "reason", ["replaced by ops", "slurm-gpu: registering GPUs", "not gpu-health: really"]
+)
 def test_the_drain_of_another_is_left_alone(scene: Scene, state: str, reason: str):
     scene.node(state, reason)
     scene.log(xid(79, time.time() + 60))
@@ -146,12 +148,15 @@ def test_counts(scene: Scene, cards: int, on_bus: int, gres: str, text: str | No
     scene.smi(answer(*[HEALTHY] * cards))
     scene.node(gres=gres)
     assert scene.check() == (1 if text else 0)
-    assert scene.commands == ([f"update nodename=n0 state=drain reason=gpu-health: {text}"] if text else [])
+    assert scene.commands == (
+        [f"update nodename=n0 state=drain reason=gpu-health: {text}"] if text else []
+    )
 
 
 def test_mig_instances_count_as_slurm_counts_them(scene: Scene):
     card = gpu(0, HEALTHY).replace(
-        "</gpu>", "<mig_devices><mig_device><index>0</index></mig_device><mig_device/></mig_devices></gpu>"
+        "</gpu>",
+        "<mig_devices><mig_device><index>0</index></mig_device><mig_device/></mig_devices></gpu>",
     )
     scene.smi(answer(attached=1).replace("</nvidia_smi_log>", f"{card}</nvidia_smi_log>"))
     scene.node(gres="gpu:nvidia_h100_3g.40gb:2")
@@ -160,7 +165,9 @@ def test_mig_instances_count_as_slurm_counts_them(scene: Scene):
     assert scene.check() == 1
 
 
-@pytest.mark.parametrize(("code", "level"), [(code, level) for code, (level, _) in smi.EXITS.items()])
+@pytest.mark.parametrize(
+    ("code", "level"), [(code, level) for code, (level, _) in smi.EXITS.items()]
+)
 def test_every_exit_of_nvidia_smi(scene: Scene, code: int, level: str):
     scene.smi(answer(HEALTHY), code)
     assert scene.check() == {DRAIN: 1, WARN: 2}[level]
@@ -168,7 +175,9 @@ def test_every_exit_of_nvidia_smi(scene: Scene, code: int, level: str):
 
 
 @pytest.mark.parametrize("slow", [True, False], ids=["nvidia-smi hangs", "nvidia-smi is slow"])
-def test_the_whole_stays_under_slurms_minute(scene: Scene, monkeypatch: pytest.MonkeyPatch, slow: bool):
+def test_the_whole_stays_under_slurms_minute(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, slow: bool
+):
     """All hang that can without ending the check, each takes its limit, and then two seconds to be killed."""
     now = [0.0]
     real, xml = gpu_health.run, (scene.root / "xml").read_text()
@@ -211,8 +220,12 @@ def test_no_query_is_started_beside_one_that_was_killed_and_does_not_die(
 
 
 @pytest.mark.parametrize(("order", "key"), [("show", "slurm"), ("update", "did")])
-def test_slurm_that_refuses_is_reported(scene: Scene, capsys: pytest.CaptureFixture[str], order: str, key: str):
-    text = f'[ "$1" = {order} ] || exec cat {scene.root}/record; echo "slurm_x error: no" >&2; exit 1'
+def test_slurm_that_refuses_is_reported(
+    scene: Scene, capsys: pytest.CaptureFixture[str], order: str, key: str
+):
+    text = (
+        f'[ "$1" = {order} ] || exec cat {scene.root}/record; echo "slurm_x error: no" >&2; exit 1'
+    )
     scene.program("scontrol", text)
     scene.smi("", 9)
     assert scene.check() == 1
@@ -225,7 +238,9 @@ def test_reasons_fit_into_slurm(scene: Scene):
     assert scene.check() == 1
     reason = scene.commands[0].partition("reason=")[2]
     assert len(reason) == 200
-    assert reason.startswith("gpu-health: recovery action Reset 0000:01:00.0; recovery action Reset 0000:02:00.0")
+    assert reason.startswith(
+        "gpu-health: recovery action Reset 0000:01:00.0; recovery action Reset 0000:02:00.0"
+    )
 
 
 def test_the_program_runs_alone(scene: Scene, paths: pathlib.Path):
@@ -270,12 +285,18 @@ def two_cards(scene: Scene, printed: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "finding"),
     [
-        (lambda scene: scene.smi("x" * 130, 77), [DRAIN, "query", f"nvidia-smi exited 77: {'x' * 120}"]),
+        (
+            lambda scene: scene.smi("x" * 130, 77),
+            [DRAIN, "query", f"nvidia-smi exited 77: {'x' * 120}"],
+        ),
         (
             lambda scene: scene.program("nvidia-smi", f"echo out; echo {'y' * 130} >&2; exit 77"),
             [DRAIN, "query", f"nvidia-smi exited 77: {'y' * 120}"],
         ),
-        (lambda scene: scene.node(gres="gpu:2"), [DRAIN, "count", "the driver has 1 of the 2 GPUs in Slurm"]),
+        (
+            lambda scene: scene.node(gres="gpu:2"),
+            [DRAIN, "count", "the driver has 1 of the 2 GPUs in Slurm"],
+        ),
         (
             lambda scene: two_cards(scene, answer(HEALTHY, HEALTHY, attached=1)),
             [DRAIN, "count", "the driver has 1 of 2 GPUs without 0000:02:00.0"],
@@ -304,7 +325,9 @@ def test_each_finding_with_its_check(
     gpu_health.main(["--node", "n0"])
     level, check, text, *card = finding
     found = answered(capsys)
-    assert found["findings"] == [{"level": level, "check": check, "text": text, "gpu": card[0] if card else ""}]
+    assert found["findings"] == [
+        {"level": level, "check": check, "text": text, "gpu": card[0] if card else ""}
+    ]
     assert (found["result"], found["did"]) == (level, "")
 
 

@@ -49,7 +49,10 @@ def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
     health_check.ensure("slurmd-0", " +109,-74 ")
     assert orders == ["daemon-reload", "enable --now gpu-health.timer"]
     unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
-    assert f'ExecStart=/usr/bin/python3 -I {health_check.PROGRAM} --act --node slurmd-0 "--xids=+109 -74"\n' in unit
+    assert (
+        f'ExecStart=/usr/bin/python3 -I {health_check.PROGRAM} --act --node slurmd-0 "--xids=+109 -74"\n'
+        in unit
+    )
     assert "TimeoutStartSec=60\n" in unit
     assert health_check.PROGRAM.stat().st_mode & 0o777 == 0o755
     orders.append("again")
@@ -59,11 +62,20 @@ def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"node": None}, {"config": settings.Config(health_check="never")}, {"detection": machines.detection()}, {}],
+    [
+        {"node": None},
+        {"config": settings.Config(health_check="never")},
+        {"detection": machines.detection()},
+        {},
+    ],
     ids=["no node", "never", "no GPU", "no nvidia-smi"],
 )
-def test_where_there_is_no_timer(orders: list[str], smi: pathlib.Path, changes: dict[str, typing.Any]):
-    here = Machine(machines.detection(Gpu("A", "0000:01:00.0", 0)), settings.Config(), "nvidia", node="n0")
+def test_where_there_is_no_timer(
+    orders: list[str], smi: pathlib.Path, changes: dict[str, typing.Any]
+):
+    here = Machine(
+        machines.detection(Gpu("A", "0000:01:00.0", 0)), settings.Config(), "nvidia", node="n0"
+    )
     compute._ensure_health_check(here)
     assert health_check.PROGRAM.exists()
     if not changes:
@@ -76,7 +88,9 @@ def test_where_there_is_no_timer(orders: list[str], smi: pathlib.Path, changes: 
 
 
 def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text(OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1"))
+    slurmd_options.PATH.write_text(
+        OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1")
+    )
     slurm.register()
     gpu_health.State(reason="gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0").save()
     machine = look()
@@ -94,6 +108,8 @@ def test_the_action_reports_all_findings_and_the_service_those_to_drain_for(
     found = "drain: recovery action Reset 0000:01:00.0\nwarn: slowed down by heat 0000:01:00.0"
     assert results == {"result": "drain", "findings": found, "seconds": "0.0"}
     assert health_check.unfit("n0") == ["recovery action Reset 0000:01:00.0"]
-    assert (scene.commands, gpu_health.State.load()) == ([], gpu_health.State()), "it changes nothing"
+    assert (scene.commands, gpu_health.State.load()) == ([], gpu_health.State()), (
+        "it changes nothing"
+    )
     smi.unlink()
     assert health_check.unfit("n0") == []

@@ -12,17 +12,24 @@ from gpu.detect import Gpu
 from slurm_ddp.interfaces import slurm_gres
 
 H100 = "NVIDIA H100 80GB HBM3"
-NEAR = ("0-55,112-167", "56-111,168-223")  # the CPUs of the two sockets of a 2 x 56 core machine with two threads each
+NEAR = (
+    "0-55,112-167",
+    "56-111,168-223",
+)  # the CPUs of the two sockets of a 2 x 56 core machine with two threads each
 
 
-H100S = detection(*(Gpu(H100, f"0000:{i:02x}:00.0", i, cpus=numbers(NEAR[i // 4])) for i in range(8)))
+H100S = detection(
+    *(Gpu(H100, f"0000:{i:02x}:00.0", i, cpus=numbers(NEAR[i // 4])) for i in range(8))
+)
 
 
 def test_one_rtx_6000():
     gpu = Gpu("Quadro RTX 6000", "0000:01:00.0", 0, cpus=numbers("0-1"))
     plan = gres.plan(detection(gpu), conf(1, 2, 1), topology(1, 2, 1))
     assert plan.gres == "gpu:quadro_rtx_6000:1"
-    assert plan.lines == ("Name=gpu Type=quadro_rtx_6000 File=/dev/nvidia0 Cores=0-1 Flags=nvidia_gpu_env",)
+    assert plan.lines == (
+        "Name=gpu Type=quadro_rtx_6000 File=/dev/nvidia0 Cores=0-1 Flags=nvidia_gpu_env",
+    )
     assert plan.is_detected
 
 
@@ -39,13 +46,17 @@ def test_eight_h100_behind_switches():
 def test_nvmls_order_is_kept():
     gpus = [Gpu("NVIDIA A100-SXM4-40GB", f"0000:0{i}:00.0", 3 - i) for i in range(4)]
     plan = gres.plan(detection(*gpus), {}, None)
-    assert [line.split()[2] for line in plan.lines] == [f"File=/dev/nvidia{minor}" for minor in (3, 2, 1, 0)]
+    assert [line.split()[2] for line in plan.lines] == [
+        f"File=/dev/nvidia{minor}" for minor in (3, 2, 1, 0)
+    ]
 
 
 def test_cores_that_cut_a_socket_are_left_out_on_all_lines_and_reported():
     """An EPYC in NPS4: 25.11 would refuse the node with such Cores."""
     near = ("24-47", "0-95")
-    gpus = [Gpu("NVIDIA H200", f"0000:0{i}:00.0", i, cpus=numbers(cpus)) for i, cpus in enumerate(near)]
+    gpus = [
+        Gpu("NVIDIA H200", f"0000:0{i}:00.0", i, cpus=numbers(cpus)) for i, cpus in enumerate(near)
+    ]
     plan = gres.plan(detection(*gpus), conf(2, 96, 1), topology(2, 96, 1))
     assert not any("Cores=" in line for line in plan.lines)
     assert plan.notes == (
@@ -98,7 +109,9 @@ A100 = Gpu(
 def test_mig_instances_are_devices_of_three_files():
     plan = gres.plan(detection(A100), conf(2, 16, 2), topology(2, 16, 2))
     assert plan.gres == "gpu:nvidia_a100_3g.20gb:2"
-    head = "Name=gpu Type=nvidia_a100_3g.20gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap"
+    head = (
+        "Name=gpu Type=nvidia_a100_3g.20gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap"
+    )
     assert plan.lines == (
         f"{head}12,/dev/nvidia-caps/nvidia-cap13 Cores=0-15 Flags=nvidia_gpu_env",
         f"{head}21,/dev/nvidia-caps/nvidia-cap22 Cores=0-15 Flags=nvidia_gpu_env",
@@ -125,7 +138,10 @@ def test_a_card_in_mig_mode_beside_a_whole_one():
             "GPU 0000:1b:00.0 is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run "
             "nvidia-smi -i 0000:1b:00.0 -mig 0",
         ),
-        ("proc", "GPU 0000:1b:00.0 is in MIG mode, whose instances only NVML reports: install libnvidia-ml.so.1"),
+        (
+            "proc",
+            "GPU 0000:1b:00.0 is in MIG mode, whose instances only NVML reports: install libnvidia-ml.so.1",
+        ),
     ],
 )
 def test_mig_without_instances_is_refused_in_words(source: str, text: str):
@@ -174,7 +190,9 @@ def test_reading_the_topology(paths: pathlib.Path):
         ({"sockets": "two"}, False),
     ],
 )
-def test_cores_only_where_the_configured_sockets_are_the_machines(settings: dict[str, str], fits: bool):
+def test_cores_only_where_the_configured_sockets_are_the_machines(
+    settings: dict[str, str], fits: bool
+):
     gpu = Gpu("Tesla T4", "0000:01:00.0", 0, cpus=numbers("2-3"))
     plan = gres.plan(detection(gpu), settings, topology(2, 2, 1))
     note = "no Cores: the node's --conf describes other sockets and cores than this machine has"

@@ -12,15 +12,25 @@ from slurm_ddp.run import CommandTimeout
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
-SETTINGS = {"cpus": "2", "boards": "1", "corespersocket": "2", "realmemory": "4000", "gres": "gpu:old:1"}
+SETTINGS = {
+    "cpus": "2",
+    "boards": "1",
+    "corespersocket": "2",
+    "realmemory": "4000",
+    "gres": "gpu:old:1",
+}
 LINES = ("Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-1 Flags=nvidia_gpu_env",)
 RECORD = "slurmd-n0: Gres Name=gpu Type={} Count=1 Index=0 ID=7696487 File={} Cores={} CoreCnt=2 Links={}{}\n"
-MIG = ("Name=gpu Type=a100_3g.20gb MultipleFiles=/dev/nvidia0,/dev/c12,/dev/c13 Flags=nvidia_gpu_env",)
+MIG = (
+    "Name=gpu Type=a100_3g.20gb MultipleFiles=/dev/nvidia0,/dev/c12,/dev/c13 Flags=nvidia_gpu_env",
+)
 
 
 def ask(lines: tuple[str, ...] = LINES, *, detects: bool = False) -> str | None:
     plan = gres.Plan("gpu:h100:1", lines, ())
-    return gres_check.difference("n0", plan, () if detects else lines, SETTINGS, "nvidia" if detects else "off")
+    return gres_check.difference(
+        "n0", plan, () if detects else lines, SETTINGS, "nvidia" if detects else "off"
+    )
 
 
 @pytest.mark.parametrize("printed", CASES["slurmd_agrees"])
@@ -35,7 +45,9 @@ def test_slurmd_differs(slurm: SlurmDouble, printed: str, problem: str):
     assert ask() == f"slurmd -G: {problem}"
 
 
-@pytest.mark.parametrize("start", ["slurmd-n0:", "[2026-11-22T19:56:59.311]"])  # 26.05 prints a time
+@pytest.mark.parametrize(
+    "start", ["slurmd-n0:", "[2026-11-22T19:56:59.311]"]
+)  # 26.05 prints a time
 def test_slurmd_prints_a_device_whose_cores_it_calls_invalid(slurm: SlurmDouble, start: str):
     record = RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", "").replace("slurmd-n0:", start)
     slurm.printed = f"{start} error: Invalid GRES data for gpu, Cores=0-1\n{record}"
@@ -70,7 +82,9 @@ def test_what_slurmd_is_given(monkeypatch: pytest.MonkeyPatch):
         directory = pathlib.Path(argv[-1]).parent
         seen.update({file.name: file.read_text() for file in directory.iterdir() if file.is_file()})
         (spool,) = re.findall(r"^SlurmdSpoolDir=(.*)$", seen["slurm.conf"], re.MULTILINE)
-        assert pathlib.Path(spool).is_dir(), "slurmd complains of a socket's folder that is not there"
+        assert pathlib.Path(spool).is_dir(), (
+            "slurmd complains of a socket's folder that is not there"
+        )
         assert "gpu" not in spool
         raise CommandTimeout("enough")
 

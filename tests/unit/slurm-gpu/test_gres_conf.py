@@ -14,7 +14,9 @@ LINE = "Name=gpu Type=h100 File=/dev/nvidia{} Flags=nvidia_gpu_env"
 UPSTREAM = "# written by slurmctld\nAutoDetect=nvidia\n"
 
 
-def entry(unit: str = "slurm-gpu/0", node: str = "slurmd-0", num: int = 1, *, awaits: bool = False) -> Entry:
+def entry(
+    unit: str = "slurm-gpu/0", node: str = "slurmd-0", num: int = 1, *, awaits: bool = False
+) -> Entry:
     lines = tuple(LINE.format(i) for i in range(num))
     return Entry.of(unit, slurm_gres.NodeGres(node=node, lines=lines, awaits=awaits))
 
@@ -41,7 +43,9 @@ def test_the_text():
 
 
 @pytest.mark.parametrize("before", ["", "AutoDetect=nvidia", "AutoDetect=nvidia\n", "\n\n"])
-@pytest.mark.parametrize("after", ["", "\n# by hand\nNodeName=old Name=gpu File=/dev/nvidia0\n", "no line end"])
+@pytest.mark.parametrize(
+    "after", ["", "\n# by hand\nNodeName=old Name=gpu File=/dev/nvidia0\n", "no line end"]
+)
 def test_what_is_around_stays(before: str, after: str):
     text = book(entry(), before=before, after=after).text()
     again = gres_conf.parse(text)
@@ -56,7 +60,9 @@ nodes_ = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
 entries = st.lists(
     st.builds(
         entry,
-        st.builds("{}/{}".format, st.from_regex(r"[a-z]{1,6}", fullmatch=True), st.integers(0, 2000)),
+        st.builds(
+            "{}/{}".format, st.from_regex(r"[a-z]{1,6}", fullmatch=True), st.integers(0, 2000)
+        ),
         nodes_,
         st.integers(0, 3),
         awaits=st.booleans(),
@@ -76,7 +82,9 @@ def test_it_is_read_back_as_written(written: list[Entry], before: str):
 
 def test_lines_that_another_edited_are_asked_for_again():
     text = book(entry(), entry("slurm-gpu/1", "slurmd-1")).text()
-    edited = text.replace("slurmd-0 AutoDetect=off Name=gpu Type=h100", "slurmd-0 AutoDetect=off Name=gpu Type=a100")
+    edited = text.replace(
+        "slurmd-0 AutoDetect=off Name=gpu Type=h100", "slurmd-0 AutoDetect=off Name=gpu Type=a100"
+    )
     assert set(gres_conf.parse(edited).entries) == {"slurm-gpu/1"}
 
 

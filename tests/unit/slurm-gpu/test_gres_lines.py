@@ -26,10 +26,14 @@ class Cluster:
     shared: dict[str, NodeGres | Exception | None] = dataclasses.field(default_factory=dict)
     reads: list[str] = dataclasses.field(default_factory=list)
 
-    def say(self, number: int, num_gpus: int = 1, *, awaits: bool = False, node: str | None = None) -> str:
+    def say(
+        self, number: int, num_gpus: int = 1, *, awaits: bool = False, node: str | None = None
+    ) -> str:
         lines = tuple(LINE.format(i) for i in range(num_gpus))
         unit = f"slurm-gpu/{number}"
-        self.shared[unit] = NodeGres(node=node or f"slurmd-{number}", gres="gpu", lines=lines, awaits=awaits)
+        self.shared[unit] = NodeGres(
+            node=node or f"slurmd-{number}", gres="gpu", lines=lines, awaits=awaits
+        )
         return unit
 
     def read(self, unit: str) -> NodeGres | None:
@@ -52,7 +56,11 @@ def cluster(slurm: SlurmDouble) -> Cluster:
 
 
 def node_names() -> list[str]:
-    return [row.split()[0] for row in gres_conf.PATH.read_text().splitlines() if row.startswith("NodeName=")]
+    return [
+        row.split()[0]
+        for row in gres_conf.PATH.read_text().splitlines()
+        if row.startswith("NodeName=")
+    ]
 
 
 def test_before_slurmctld_is_set_up_nothing_is_written(slurm: SlurmDouble):
@@ -87,7 +95,10 @@ def test_lines_are_written_and_read_by_slurmctld_once(cluster: Cluster, slurm: S
     ("trouble", "silent"),
     [
         ("slurmctld_active", None),
-        ("answering", "reconfigure: slurm_x error: Unable to contact slurm controller (connect failure)"),
+        (
+            "answering",
+            "reconfigure: slurm_x error: Unable to contact slurm controller (connect failure)",
+        ),
     ],
 )
 def test_a_slurmctld_in_trouble_reads_the_file_later(
@@ -98,7 +109,9 @@ def test_a_slurmctld_in_trouble_reads_the_file_later(
     now = cluster.sync()
     assert (now.live, now.silent) == (False, silent)
     assert node_names() == ["NodeName=slurmd-0"]
-    assert gres_lines.answer(now, {"slurm-gpu/0"}, ControllerGres()) == ControllerGres(autodetect="nvidia")
+    assert gres_lines.answer(now, {"slurm-gpu/0"}, ControllerGres()) == ControllerGres(
+        autodetect="nvidia"
+    )
     setattr(slurm, trouble, True)
     assert cluster.sync().live
     assert slurm.reconfigured == 1
@@ -114,7 +127,9 @@ def test_while_another_machine_is_in_control_it_reads_the_file(
     cluster.say(0, awaits=True)
     assert cluster.sync().live
     assert slurm.reconfigured == 1
-    head, claims, signature = (base64.urlsafe_b64decode(part + "==") for part in os.environ["SLURM_JWT"].split("."))
+    head, claims, signature = (
+        base64.urlsafe_b64decode(part + "==") for part in os.environ["SLURM_JWT"].split(".")
+    )
     assert (json.loads(head)["alg"], json.loads(claims)["sun"]) == ("HS256", "root")
     assert run.clean_env()["SLURM_JWT"] == os.environ["SLURM_JWT"]
     text = os.environ["SLURM_JWT"].rpartition(".")[0].encode()
@@ -160,7 +175,9 @@ def test_what_cannot_be_used_is_ignored(cluster: Cluster, caplog: pytest.LogCapt
     assert "what slurm-gpu/2 published is ignored: lines: not a gres.conf record" in caplog.text
 
 
-def test_an_answer_stands_until_slurmctld_has_read_something_newer(cluster: Cluster, slurm: SlurmDouble):
+def test_an_answer_stands_until_slurmctld_has_read_something_newer(
+    cluster: Cluster, slurm: SlurmDouble
+):
     cluster.say(0, awaits=True)
     offered = gres_lines.answer(cluster.sync(), cluster.shared, ControllerGres())
     slurm.answering = False
@@ -184,7 +201,9 @@ def test_a_burst_is_one_file_and_one_reconfigure(cluster: Cluster, slurm: SlurmD
         assert total <= count + count * 10
 
 
-def test_without_a_unit_that_woke_it_all_of_a_few_are_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_unit_that_woke_it_all_of_a_few_are_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     units = [cluster.say(number) for number in range(64)]
     cluster.sync()
     for number in range(64):

@@ -17,11 +17,17 @@ from node import health_check, slurmd_options
 
 BUS = "0000:1b:00.0"
 GRES = "gpu:nvidia_h100_80gb_hbm3:1"
-TEXTS = (*json.loads(pathlib.Path(__file__).with_name("hostile.json").read_text()), "A" * 10_000, "1g.5gb," * 2000)
+TEXTS = (
+    *json.loads(pathlib.Path(__file__).with_name("hostile.json").read_text()),
+    "A" * 10_000,
+    "1g.5gb," * 2000,
+)
 
 
 @pytest.fixture(autouse=True)
-def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
+def machine(
+    paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch
+) -> MachineDouble:
     """A registered node of Slurm 25.11 with an A100, its driver, nvidia-smi and the health check's timer."""
     monkeypatch.setattr(health_check, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
@@ -44,7 +50,9 @@ def settled(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble) -
 
 
 def tree(root: pathlib.Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 def is_one_line_of(name: str, text: str) -> bool:
@@ -72,7 +80,10 @@ def check_refused(
     for params, words in tries:
         with pytest.raises(testing.ActionFailed) as caught:
             ctx.run(ctx.on.action(action, params=params), testing.State(relations=[COMPUTE]))
-        assert is_one_line_of(words, caught.value.message), (str(params)[:200], caught.value.message[:400])
+        assert is_one_line_of(words, caught.value.message), (
+            str(params)[:200],
+            caught.value.message[:400],
+        )
     assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
     assert settled.slurm.record == Record(GRES)
     assert tree(paths) == before
@@ -87,7 +98,9 @@ def test_a_parameter_that_is_none(
     case: tuple[str, dict[str, typing.Any], str],
 ):
     action, good, name = case
-    check_refused(ctx, settled, paths, action, [(good | {name: text}, f"{name}:") for text in TEXTS])
+    check_refused(
+        ctx, settled, paths, action, [(good | {name: text}, f"{name}:") for text in TEXTS]
+    )
 
 
 OPTION_TEXTS = {
@@ -101,21 +114,29 @@ OPTION_TEXTS = {
 
 @pytest.mark.parametrize("name", OPTION_TEXTS)
 def test_an_option_that_is_none(
-    ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, paths: pathlib.Path, name: str
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    settled: MachineDouble,
+    paths: pathlib.Path,
+    name: str,
 ):
     before = tree(paths)
     for text in OPTION_TEXTS[name]:
         config: dict[str, str | int | float | bool] = {name: text}
         out = ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE], config=config))
         assert isinstance(out.unit_status, ops.BlockedStatus), (text, out.unit_status)
-        assert is_one_line_of(f"{name}: ", out.unit_status.message), (text[:60], out.unit_status.message[:400])
+        assert is_one_line_of(f"{name}: ", out.unit_status.message), (
+            text[:60],
+            out.unit_status.message[:400],
+        )
     assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
     assert settled.slurm.record == Record(GRES)
     assert tree(paths) == before
 
 
 @pytest.mark.parametrize("name", ["a b", "$(reboot)", "-x", "n" * 300, "\N{SNOWMAN}"])
-def test_a_node_whose_name_is_none(ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, name: str):
+def test_a_node_whose_name_is_none(
+    ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, name: str
+):
     """An administrator may write anything into slurmd's options; the hooks go on to say so."""
     text = slurmd_options.PATH.read_text()
     slurmd_options.PATH.write_text(text.replace("-N slurmd-0", f"-N '{name}'"))
@@ -123,14 +144,22 @@ def test_a_node_whose_name_is_none(ctx: testing.Context[charm.SlurmGpuCharm], se
     for event in (ctx.on.update_status(), ctx.on.config_changed()):
         out = ctx.run(event, testing.State(relations=[COMPUTE, relation]))
         assert not isinstance(out.unit_status, ops.ActiveStatus)
-        if name != "-x":  # which upstream's parser takes for another option, so that -N has no value
-            assert is_one_line_of(f"{slurmd_options.PATH}: no node can have the name ", out.unit_status.message)
+        if (
+            name != "-x"
+        ):  # which upstream's parser takes for another option, so that -N has no value
+            assert is_one_line_of(
+                f"{slurmd_options.PATH}: no node can have the name ", out.unit_status.message
+            )
     ctx.run(ctx.on.remove(), testing.State(relations=[COMPUTE, relation]))
 
 
 BROKEN = {
     "registration.json": ("[1]", '{"node": 5}', "\xff"),
-    "hold.json": ("[]", '{"kind": "gpu-mig"}', '{"kind": 5, "node": 5, "states": [], "reason": null, "boot_id": ""}'),
+    "hold.json": (
+        "[]",
+        '{"kind": "gpu-mig"}',
+        '{"kind": 5, "node": 5, "states": [], "reason": null, "boot_id": ""}',
+    ),
     "cards.json": ("5", '{"a": 1}', "\xff"),
     "health.json": ("[]", '{"since": "x"}', '{"resets": [1]}'),
     "mig.json": ("5", '{"x": 5}'),
@@ -143,7 +172,10 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_file_of_ours_that_another_damaged(
-    ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, paths: pathlib.Path, name: str
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    settled: MachineDouble,
+    paths: pathlib.Path,
+    name: str,
 ):
     """No unit ends in error: what cannot be read counts as not there."""
     for text, when in itertools.product(BROKEN[name], ("before", "held")):
@@ -152,13 +184,20 @@ def test_a_file_of_ours_that_another_damaged(
         if when == "held" and name != "hold.json":
             hold = '{"kind": "gpu-reset", "node": "slurmd-0", "states": [], "reason": null, "boot_id": ""}'
             (paths / "var/slurm-gpu/hold.json").write_text(hold)
-        for event in (ctx.on.update_status(), ctx.on.start(), ctx.on.action("show-gres"), ctx.on.action("detect")):
+        for event in (
+            ctx.on.update_status(),
+            ctx.on.start(),
+            ctx.on.action("show-gres"),
+            ctx.on.action("detect"),
+        ):
             ctx.run(event, testing.State(relations=[COMPUTE]))
     ctx.run(ctx.on.remove(), testing.State(relations=[COMPUTE]))
     assert settled.slurm.ended == []
 
 
-@pytest.mark.parametrize("action", ["detect", "show-gres", "accept-gpus", "health-check", "upgrade-driver"])
+@pytest.mark.parametrize(
+    "action", ["detect", "show-gres", "accept-gpus", "health-check", "upgrade-driver"]
+)
 @pytest.mark.parametrize("roles", [[], [CONTROLLER]])
 def test_an_action_where_there_is_no_node(
     ctx: testing.Context[charm.SlurmGpuCharm],
@@ -179,11 +218,21 @@ def test_an_action_where_there_is_no_node(
 
 @pytest.mark.parametrize("event", ["update_status", "config_changed", "start", "remove"])
 def test_a_systemd_and_a_dpkg_that_hang_end_no_unit(
-    ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, paths: pathlib.Path, event: str
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    machine: MachineDouble,
+    paths: pathlib.Path,
+    event: str,
 ):
     """What hangs is reported, and the next hook goes on."""
     config: dict[str, str | int | float | bool] = {"driver": "535"}
-    for hanging in ({"dpkg-query"}, {"apt-mark"}, {"apt-get"}, {"modinfo"}, {"nvidia-smi"}, {"rmmod", "modprobe"}):
+    for hanging in (
+        {"dpkg-query"},
+        {"apt-mark"},
+        {"apt-get"},
+        {"modinfo"},
+        {"nvidia-smi"},
+        {"rmmod", "modprobe"},
+    ):
         machine.hanging = hanging
         ctx.run(getattr(ctx.on, event)(), testing.State(relations=[COMPUTE], config=config))
     machine.hanging = set()

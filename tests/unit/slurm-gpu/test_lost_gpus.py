@@ -28,10 +28,14 @@ RESUME = "/usr/bin/scontrol update nodename=slurmd-0 state=resume"
 
 def orders(two_cards: SlurmDouble) -> list[str]:
     """Record the commands about the node; slurmd's drop-in, which names the cards that it waits for, follows them."""
-    return [order for order in two_cards.log if order != "daemon-reload" and "reservation" not in order]
+    return [
+        order for order in two_cards.log if order != "daemon-reload" and "reservation" not in order
+    ]
 
 
-def test_a_lost_card_drains_the_node_and_its_return_resumes_it(two_cards: SlurmDouble, paths: pathlib.Path):
+def test_a_lost_card_drains_the_node_and_its_return_resumes_it(
+    two_cards: SlurmDouble, paths: pathlib.Path
+):
     two_cards.jobs = ["7"]
     before = slurmd_options.PATH.read_text()
     lose(paths, 1)
@@ -53,8 +57,12 @@ def test_a_driver_that_broke(two_cards: SlurmDouble, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: broken)
     loss = "NVML: Driver/library version mismatch; reboot this machine"
     assert hook() == Status(Level.BLOCKED, loss)
-    assert orders(two_cards) == [f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"]
-    monkeypatch.setattr(gpu_detect, "run_probe", lambda: NvmlAnswer(error="NVML Shared Library Not Found"))
+    assert orders(two_cards) == [
+        f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"
+    ]
+    monkeypatch.setattr(
+        gpu_detect, "run_probe", lambda: NvmlAnswer(error="NVML Shared Library Not Found")
+    )
     assert hook().level == Level.ACTIVE
     assert orders(two_cards)[1:] == [RESUME]
 
@@ -67,7 +75,9 @@ def test_a_card_that_moved_or_was_added_is_not_lost(two_cards: SlurmDouble, path
     shutil.rmtree(paths / "proc/driver/nvidia/gpus")
     two_cards.devices = 3
     (paths / "dev/nvidia2").touch()
-    add_driver(paths, [H200S[0], Card("NVIDIA H200", "0000:c1:00.0"), Card("NVIDIA H200", "0000:c2:00.0")])
+    add_driver(
+        paths, [H200S[0], Card("NVIDIA H200", "0000:c1:00.0"), Card("NVIDIA H200", "0000:c2:00.0")]
+    )
     assert hook().level == Level.ACTIVE
     assert two_cards.record is not None
     assert two_cards.record.gres == "gpu:nvidia_h200:3"
@@ -111,7 +121,9 @@ def test_a_loss_drains_a_node_in_service_once(slurm: SlurmDouble):
 @pytest.mark.parametrize("state", ["drain", "fail", "down"])
 def test_a_loss_leaves_what_an_administrator_ordered(slurm: SlurmDouble, state: str):
     slurm.record = Record(GRES)
-    slurm.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan")
+    slurm.run(
+        "/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan"
+    )
     slurm.log.clear()
     assert registration.drain_for_loss("slurmd-0", LOSS).stage is Stage.LOST
     assert (slurm.record.reason, slurm.log, hold.held()) == ("bad fan", [], [])

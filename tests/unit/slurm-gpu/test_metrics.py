@@ -34,7 +34,9 @@ def samples(read: collections.abc.Iterable[typing.Any]) -> dict[str, float]:
     for metric in read:
         for sample in metric.samples:
             labels = ",".join(sample.labels.values())
-            found[sample.name.removeprefix("slurm_ddp_") + (f"[{labels}]" if labels else "")] = sample.value
+            found[sample.name.removeprefix("slurm_ddp_") + (f"[{labels}]" if labels else "")] = (
+                sample.value
+            )
     return found
 
 
@@ -48,7 +50,10 @@ def test_mig_instances_count_by_type(monkeypatch: pytest.MonkeyPatch):
     card = gpu_detect.Gpu("NVIDIA A100-SXM4-40GB", "0000:01:00.0", 0, mig=True, instances=instances)
     monkeypatch.setattr(gpu_detect, "detect", lambda: gpu_detect.Detection("nvml", (card,)))
     found = samples(metrics.cards())
-    assert sorted(value for name, value in found.items() if name.startswith("gpus_detected")) == [1, 2]
+    assert sorted(value for name, value in found.items() if name.startswith("gpus_detected")) == [
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize(("reason", "ok"), [("", 1), ("gpu-health: Xid 79", 0)])
@@ -56,7 +61,10 @@ def test_the_last_health_check(reason: str, ok: int):
     health.STATE.parent.mkdir(parents=True, exist_ok=True)
     health.STATE.write_text(records.text(health.State(reason=reason)))
     os.utime(health.STATE, (1000, 1000))
-    assert samples(metrics.cards()) == {"gpu_health_ok": ok, "gpu_health_check_timestamp_seconds": 1000}
+    assert samples(metrics.cards()) == {
+        "gpu_health_ok": ok,
+        "gpu_health_check_timestamp_seconds": 1000,
+    }
 
 
 LINE = "NVRM: Xid (PCI:0000:01:00): {}, pid=1, name=python\n"
@@ -67,7 +75,10 @@ LINE = "NVRM: Xid (PCI:0000:01:00): {}, pid=1, name=python\n"
     [
         ("", {"13": "none", "63": "warn", "79": "drain", "154": "none"}),
         ("+13 -79", {"13": "drain", "63": "warn", "79": "none", "154": "none"}),
-        ("seventy-nine", {"13": "none", "63": "warn", "79": "drain", "154": "none"}),  # the unit's status names it
+        (
+            "seventy-nine",
+            {"13": "none", "63": "warn", "79": "drain", "154": "none"},
+        ),  # the unit's status names it
     ],
 )
 def test_xids_count_by_number_and_what_the_check_makes_of_them(
@@ -75,7 +86,10 @@ def test_xids_count_by_number_and_what_the_check_makes_of_them(
 ):
     text = "".join(LINE.format(xid) for xid in (79, 13, 79, 63, 154)) + "NVRM: Xid garbled\n"
     monkeypatch.setattr(gpu_xids, "run", lambda *_, **__: Completed(0, text, ""))
-    wanted = {f"gpu_xid_errors_total[{xid},{level}]": 2 if xid == "79" else 1 for xid, level in levels.items()}
+    wanted = {
+        f"gpu_xid_errors_total[{xid},{level}]": 2 if xid == "79" else 1
+        for xid, level in levels.items()
+    }
     assert samples(metrics.xids(option)) == wanted
 
 
@@ -108,7 +122,9 @@ def test_the_nodes_in_gres_conf(monkeypatch: pytest.MonkeyPatch):
     line = "Name=gpu Type=h100 File=/dev/nvidia0"
     published = (("0", (line,)), ("1", (line,)), ("2", ()))
     entries = {
-        f"slurm-gpu/{i}": gres_conf.Entry.of(f"slurm-gpu/{i}", NodeGres(node=f"slurmd-{i}", lines=lines))
+        f"slurm-gpu/{i}": gres_conf.Entry.of(
+            f"slurm-gpu/{i}", NodeGres(node=f"slurmd-{i}", lines=lines)
+        )
         for i, lines in published
     }
     gres_conf.write(gres_conf.GresConf(entries=entries))
@@ -121,15 +137,26 @@ def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
 
 
 @pytest.mark.parametrize(
-    ("role", "names"), [(COMPUTE, ["gpu", "gpu_log", "node"]), (CONTROLLER, ["controller"])], ids=["compute", "ctl"]
+    ("role", "names"),
+    [(COMPUTE, ["gpu", "gpu_log", "node"]), (CONTROLLER, ["controller"])],
+    ids=["compute", "ctl"],
 )
 def test_each_role_has_its_sources(
-    ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter, role: testing.SubordinateRelation, names: list[str]
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    served: FakeExporter,
+    role: testing.SubordinateRelation,
+    names: list[str],
 ):
     state = testing.State(leader=True, relations=[role, COLLECTOR])
-    for happened in (ctx.on.update_status(), ctx.on.relation_joined(COLLECTOR), ctx.on.relation_changed(COLLECTOR)):
+    for happened in (
+        ctx.on.update_status(),
+        ctx.on.relation_joined(COLLECTOR),
+        ctx.on.relation_changed(COLLECTOR),
+    ):
         out = ctx.run(happened, state)
-        (job,) = json.loads(out.get_relation(COLLECTOR.id).local_unit_data["config"])["metrics_scrape_jobs"]
+        (job,) = json.loads(out.get_relation(COLLECTOR.id).local_unit_data["config"])[
+            "metrics_scrape_jobs"
+        ]
         assert job["job_name"] == "slurm-gpu_gpu"
         assert job["static_configs"][0]["targets"] == ["localhost:9701"]
     assert [source.name for source in metrics.sources(served.serving["slurm-gpu/0"])] == names
@@ -139,7 +166,12 @@ def test_the_service_goes_with_the_relation_and_with_the_unit(
     ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter
 ):
     state = testing.State(relations=[COMPUTE, COLLECTOR])
-    ends = (ctx.on.relation_broken(COLLECTOR), ctx.on.relation_broken(COMPUTE), ctx.on.stop(), ctx.on.remove())
+    ends = (
+        ctx.on.relation_broken(COLLECTOR),
+        ctx.on.relation_broken(COMPUTE),
+        ctx.on.stop(),
+        ctx.on.remove(),
+    )
     for happened in ends:
         ctx.run(ctx.on.update_status(), state)
         assert served.serving

@@ -33,7 +33,9 @@ def mig(paths: pathlib.Path, node: MachineDouble) -> MachineDouble:
     return node
 
 
-def set_mig(profiles: str, gpu: str = BUS, log: list[str] | None = None, node: str | None = NAME) -> dict[str, str]:
+def set_mig(
+    profiles: str, gpu: str = BUS, log: list[str] | None = None, node: str | None = NAME
+) -> dict[str, str]:
     report = log.append if log is not None else lambda _: None  # pyright: ignore[reportUnknownLambdaType]
     return maintenance_mig.set_layout(gpu, profiles, node, 60, report)
 
@@ -54,7 +56,8 @@ def test_layouts(text: str, layout: tuple[str, ...]):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "on", "3g.20", "0g.5gb", "3g.20gb x0", "3g.20gb,,", "1g.5gb x9", "1g.5gb x7,1g.5gb x7"]
+    "text",
+    ["", "on", "3g.20", "0g.5gb", "3g.20gb x0", "3g.20gb,,", "1g.5gb x9", "1g.5gb x7,1g.5gb x7"],
 )
 def test_what_is_no_layout(text: str):
     with pytest.raises(MigError, match=r"^profiles: "):
@@ -63,8 +66,14 @@ def test_what_is_no_layout(text: str):
 
 def test_a_card_is_cut(mig: MachineDouble, paths: pathlib.Path):
     log: list[str] = []
-    assert set_mig("1g.5gb,3g.20gb", log=log) == {"result": "done", "layout": "1g.5gb, 3g.20gb", "gpus": BUS}
-    assert mig.smi.cards[BUS] == MigCard(A100, True, True, ["3g.20gb", "1g.5gb"])  # the largest first
+    assert set_mig("1g.5gb,3g.20gb", log=log) == {
+        "result": "done",
+        "layout": "1g.5gb, 3g.20gb",
+        "gpus": BUS,
+    }
+    assert mig.smi.cards[BUS] == MigCard(
+        A100, True, True, ["3g.20gb", "1g.5gb"]
+    )  # the largest first
     assert log == [f"{BUS}: 1g.5gb, 3g.20gb"]
     assert json.loads(gpu_mig.LAYOUTS.read_text()) == {BUS: ["1g.5gb", "3g.20gb"]}
     assert (paths / "usr/local/sbin/gpu-mig").stat().st_mode & 0o777 == 0o755
@@ -116,7 +125,10 @@ def test_a_node_that_another_took_back_waits_for_no_reboot(mig: MachineDouble, o
     assert roles.maintain()
     assert gpu_hold.Hold.load() is None
     assert mig.slurm.record is not None
-    assert (mig.slurm.jobs, mig.slurm.record.reason) == (["7"], "" if order == "resume" else "bad fan")
+    assert (mig.slurm.jobs, mig.slurm.record.reason) == (
+        ["7"],
+        "" if order == "resume" else "bad fan",
+    )
 
 
 def test_what_the_card_refuses_leaves_it_as_it_was(mig: MachineDouble):
@@ -184,19 +196,35 @@ def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm:
 
 def test_at_boot_every_layout_is_made(mig: MachineDouble, capsys: pytest.CaptureFixture[str]):
     assert gpu_mig.main() == 0  # there is none
-    gpu_mig.LAYOUTS.write_text(json.dumps({BUS: ["3g.20gb", "3g.20gb"], "0000:ee:00.0": ["1g.5gb"]}))
+    gpu_mig.LAYOUTS.write_text(
+        json.dumps({BUS: ["3g.20gb", "3g.20gb"], "0000:ee:00.0": ["1g.5gb"]})
+    )
     assert gpu_mig.main() == 1
     assert "no card at 0000:ee:00.0" in capsys.readouterr().err
-    assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]  # one that was removed keeps nobody else back
+    assert mig.smi.cards[BUS].instances == [
+        "3g.20gb",
+        "3g.20gb",
+    ]  # one that was removed keeps nobody else back
     mig.smi.log.clear()
     gpu_mig.main()
     assert mig.smi.log == []  # as it should be
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "5", "null", '{"0000:1b:00.0": 5}', '{"0000:1b:00.0": [5]}', '{"0000:1b:00.0": ["no profile"]}']
+    "text",
+    [
+        "{",
+        "[]",
+        "5",
+        "null",
+        '{"0000:1b:00.0": 5}',
+        '{"0000:1b:00.0": [5]}',
+        '{"0000:1b:00.0": ["no profile"]}',
+    ],
 )
-def test_a_file_that_cannot_be_read(mig: MachineDouble, text: str, capsys: pytest.CaptureFixture[str]):
+def test_a_file_that_cannot_be_read(
+    mig: MachineDouble, text: str, capsys: pytest.CaptureFixture[str]
+):
     gpu_mig.LAYOUTS.write_text(text)
     assert gpu_mig.main() == 1
     assert capsys.readouterr().err.startswith("gpu-mig: ")

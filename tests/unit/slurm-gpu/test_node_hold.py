@@ -35,7 +35,9 @@ def hold(node: SlurmDouble) -> None:
 
 
 @pytest.mark.parametrize("looks_first", ["service", "hook", "release"])
-def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(node: SlurmDouble, looks_first: str):
+def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(
+    node: SlurmDouble, looks_first: str
+):
     hold(node)
     node.waiting = ["7"]
     assert node.upstream_sets_idle().returncode == 0
@@ -49,7 +51,10 @@ def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(node: SlurmDoub
         assert seen is not None
         assert gpu_hold.is_ours(seen, gpu_hold.MIG)
     assert node.record is not None
-    assert looks_first == "release" or ("DRAIN" in node.state(), node.record.reason) == (True, REASON)
+    assert looks_first == "release" or ("DRAIN" in node.state(), node.record.reason) == (
+        True,
+        REASON,
+    )
     gpu_hold.release()
     assert "DRAIN" not in node.state()
     assert node.maintained == []
@@ -57,7 +62,9 @@ def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(node: SlurmDoub
     assert node_hold.keep() == []
 
 
-@pytest.mark.parametrize("reason", ["", resume.NEW], ids=["slurmd registered it drained", "upstream marked it down"])
+@pytest.mark.parametrize(
+    "reason", ["", resume.NEW], ids=["slurmd registered it drained", "upstream marked it down"]
+)
 def test_a_reason_that_others_removed_comes_back(node: SlurmDouble, reason: str):
     hold(node)
     assert node.record is not None
@@ -124,7 +131,9 @@ def test_who_ends_the_reservation_has_ten_minutes_to_delete_the_node(
     node.register()
     node.slurmd_since = time.clock_gettime(time.CLOCK_MONOTONIC)
     node_hold.keep()
-    assert (node.maintained, "DRAIN" in node.state()) == (["slurm-gpu-slurmd-0"], True), "upstream is done"
+    assert (node.maintained, "DRAIN" in node.state()) == (["slurm-gpu-slurmd-0"], True), (
+        "upstream is done"
+    )
 
 
 def test_a_reservation_that_the_nodes_state_does_not_show_yet_is_not_taken_for_ended(
@@ -159,7 +168,9 @@ def test_a_node_without_a_record_is_left_until_it_has_one(node: SlurmDouble):
     assert "DRAIN" in node.state()
 
 
-def test_a_silent_controller_at_the_end_of_a_hold_leaves_the_reservation_to_the_service(node: SlurmDouble):
+def test_a_silent_controller_at_the_end_of_a_hold_leaves_the_reservation_to_the_service(
+    node: SlurmDouble,
+):
     hold(node)
     node.answering = False
     node_hold.end(gpu_hold.MIG)

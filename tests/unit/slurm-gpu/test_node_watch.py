@@ -76,7 +76,9 @@ def asked(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return times
 
 
-def test_it_waits_for_the_mount_without_asking_the_controller(node: SlurmDouble, asked: list[float]):
+def test_it_waits_for_the_mount_without_asking_the_controller(
+    node: SlurmDouble, asked: list[float]
+):
     readiness.tell(CLIENT, ready=False, detail="not checked since this boot")
     node.register()
     watch = node_watch.Watch()
@@ -107,7 +109,9 @@ def test_a_node_that_shows_other_gpus_stays_down(node: SlurmDouble, paths: pathl
     assert node.log == [RESUMED]
 
 
-def test_unfit_cards_keep_it_down_and_are_looked_at_again(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+def test_unfit_cards_keep_it_down_and_are_looked_at_again(
+    node: SlurmDouble, monkeypatch: pytest.MonkeyPatch
+):
     complaints = [["fell off the bus"], []]
     monkeypatch.setattr(health_check, "unfit", lambda *_, **__: complaints.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     configure(health_check="auto")
@@ -148,8 +152,13 @@ def test_the_units(node: SlurmDouble):
     service = (systemd.UNIT_DIR / node_watch.UNIT).read_text()
     assert f"ExecStart=/usr/bin/python3 -s -B {SOURCES}/node/watch.py\n" in service
     assert f"Environment=PYTHONPATH={SOURCES}:{LIBRARY}\n" in service
-    assert f"ConditionPathExists={SOURCES}/node/watch.py\n" in service, "harmless where the charm was removed"
-    assert f"PathChanged={readiness.DIRECTORY}\n" in (systemd.UNIT_DIR / node_watch.PATH_UNIT).read_text()
+    assert f"ConditionPathExists={SOURCES}/node/watch.py\n" in service, (
+        "harmless where the charm was removed"
+    )
+    assert (
+        f"PathChanged={readiness.DIRECTORY}\n"
+        in (systemd.UNIT_DIR / node_watch.PATH_UNIT).read_text()
+    )
     node.log.clear()
     configure()
     assert node.log == [], "nothing changes the second time"

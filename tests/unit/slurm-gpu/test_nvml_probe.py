@@ -33,7 +33,9 @@ def affinity(device: Card, words: int) -> typing.Any:
     return mask
 
 
-DEVICES: dict[str, collections.abc.Callable[..., typing.Any]] = {  # nvidia-ml-py's functions; a device is its card
+DEVICES: dict[
+    str, collections.abc.Callable[..., typing.Any]
+] = {  # nvidia-ml-py's functions; a device is its card
     "SystemGetDriverVersion": lambda: "580.159.04",
     "DeviceGetCpuAffinity": affinity,
     "DeviceGetName": lambda device: device["name"],
@@ -42,7 +44,9 @@ DEVICES: dict[str, collections.abc.Callable[..., typing.Any]] = {  # nvidia-ml-p
     "DeviceGetPciInfo": lambda device: types.SimpleNamespace(busId=device["bus"].encode()),
     "DeviceGetMigMode": lambda device: needed([1, 1] if "instances" in device else None),
     "DeviceGetMaxMigDeviceCount": lambda device: 7,
-    "DeviceGetMigDeviceHandleByIndex": lambda device, i: needed(device["instances"].get(i), NOT_FOUND),
+    "DeviceGetMigDeviceHandleByIndex": lambda device, i: needed(
+        device["instances"].get(i), NOT_FOUND
+    ),
     "DeviceGetGpuInstanceId": lambda device: device["gi"],
     "DeviceGetComputeInstanceId": lambda device: 0,
 }
@@ -56,7 +60,9 @@ def probe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
             "Init": lambda: needed(None if init else True, init),
             "Shutdown": lambda: ended.append(True),
             "DeviceGetCount": lambda: len(cards),
-            "DeviceGetHandleByIndex": lambda i: needed(cards[i] if "lost" not in cards[i] else None, LOST),
+            "DeviceGetHandleByIndex": lambda i: needed(
+                cards[i] if "lost" not in cards[i] else None, LOST
+            ),
         }
         for name, function in (DEVICES | machine).items():
             monkeypatch.setattr(pynvml, f"nvml{name}", function)
@@ -100,7 +106,9 @@ def test_nvml_that_fails_half_way(probe: Probe):
 
 def test_mig_instances_are_listed_in_order_whatever_gaps_there_are(probe: Probe):
     instances = {i: card(f"NVIDIA H100 80GB HBM3 MIG {i}g.20gb", 7 + i, "", gi=i) for i in (1, 2)}
-    (gpu,) = probe(card("NVIDIA H100 80GB HBM3", 0, "00000000:01:00.0", instances=instances))["gpus"]
+    (gpu,) = probe(card("NVIDIA H100 80GB HBM3", 0, "00000000:01:00.0", instances=instances))[
+        "gpus"
+    ]
     assert gpu["instances"] == [
         {"profile": "1g.20gb", "gpu_instance": 1, "compute_instance": 0},
         {"profile": "2g.20gb", "gpu_instance": 2, "compute_instance": 0},

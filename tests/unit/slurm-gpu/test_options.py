@@ -34,7 +34,9 @@ class Site:
         self.machine, self.slurm, self.exporters = machine, machine.slurm, exporters
         self.place = orders.Place(machine.root)
         self.contexts = {"node": context(), "controller": context("slurm-gpu-controller")}
-        lines = testing.Relation("node-gres", remote_app_name="slurm-gpu-controller", remote_units_data={0: {}})
+        lines = testing.Relation(
+            "node-gres", remote_app_name="slurm-gpu-controller", remote_units_data={0: {}}
+        )
         merged = testing.Relation("gres", remote_app_name="slurm-gpu", remote_units_data={0: {}})
         self.states = {
             "node": testing.State(relations={COMPUTE, lines, fake_exporter.collector()}),
@@ -66,7 +68,9 @@ class Site:
         node_watch.Watch().step()
         record = self.slurm.record
         has_lines = "Name=shard" in slurmd_unit.PUSHED.read_text()
-        assert has_lines or record is None or "shard" not in record.gres, "Slurm would refuse the node"
+        assert has_lines or record is None or "shard" not in record.gres, (
+            "Slurm would refuse the node"
+        )
         if "gpu-health.timer" in self.machine.active and record and record.reason == SICK:
             health.State(reason=SICK, drained=True).save()
 
@@ -96,7 +100,10 @@ class Site:
             **{f"status of the {name}": state.unit_status for name, state in self.states.items()},
             "published": self.relation("node", "node-gres").local_unit_data,
             "answered": self.relation("controller", "gres").local_app_data,
-            "in Slurm": (slurm.record and dataclasses.replace(slurm.record, author=""), slurm.maintained),
+            "in Slurm": (
+                slurm.record and dataclasses.replace(slurm.record, author=""),
+                slurm.maintained,
+            ),
             "packages": sorted(machine.installed.items()),
             "held packages": sorted(machine.held),
             "services": (sorted(machine.active), sorted(machine.enabled)),
@@ -108,7 +115,9 @@ class Site:
 
 @pytest.fixture
 def site(node: MachineDouble, uptime: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(health_check.health, "check", lambda *_: health.Answer("ok", [], "", 0.0, ""))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(
+        health_check.health, "check", lambda *_: health.Answer("ok", [], "", 0.0, "")
+    )  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     return Site(node, fake_exporter.install(monkeypatch, ROOT))
 
 
@@ -159,7 +168,9 @@ class Way:
     shows: str  # what is left while they are set has it, or what was there before
     begins: collections.abc.Callable[[Site], None] = has_driver
     meanwhile: collections.abc.Callable[[Site], None] = nothing  # while they are set
-    stays: tuple[str, ...] = ()  # what the reset does not undo, as charmcraft.yaml or README.md has it; patterns
+    stays: tuple[
+        str, ...
+    ] = ()  # what the reset does not undo, as charmcraft.yaml or README.md has it; patterns
 
 
 SERVED = ("status of the node", "in Slurm", "var/slurm-gpu/served.json", "var/slurm-gpu/order.json")
@@ -184,7 +195,11 @@ WAYS = [
     Way({"health-check": "sometimes"}, "'sometimes' is none of auto, never"),
     Way({"health-xids": "+109 -74"}, "--xids=+109 -74"),
     Way({"health-xids": "109"}, "not '109'"),
-    Way({"resume-after-reboot": False}, "takes no jobs: down (Node unexpectedly rebooted)", meanwhile=reboot),
+    Way(
+        {"resume-after-reboot": False},
+        "takes no jobs: down (Node unexpectedly rebooted)",
+        meanwhile=reboot,
+    ),
     Way({"resume-when-ready": True}, '"resume_when_ready": true'),
     Way({"resume-when-ready": True}, '"resume_when_ready": true', is_new, stays=SERVED),
     Way(SHARDS, "Name=shard Count=4"),
@@ -192,7 +207,10 @@ WAYS = [
     Way(SHARDS, "set GresTypes=gpu,shard in slurm.conf", meanwhile=forget_shards),
     Way(SHARDS, "set GresTypes=gpu,shard in slurm.conf", has_no_shards),
     Way({"shards-per-gpu": 2000}, "2000 is not between"),
-    Way(SHARDS | {"resume-when-ready": True, "health-xids": "+109", "persistence-mode": False}, "shard:8"),
+    Way(
+        SHARDS | {"resume-when-ready": True, "health-xids": "+109", "persistence-mode": False},
+        "shard:8",
+    ),
 ]
 
 
@@ -205,7 +223,9 @@ def listed() -> list[typing.Any]:
     found: list[typing.Any] = []
     for way in WAYS:
         name = " ".join(f"{key}={value}" for key, value in way.options.items())
-        found.append(pytest.param(way, id=name, marks=[pytest.mark.cut] if "driver" in way.options else []))
+        found.append(
+            pytest.param(way, id=name, marks=[pytest.mark.cut] if "driver" in way.options else [])
+        )
     return found
 
 

@@ -21,7 +21,9 @@ INVALID = "IDLE+DRAIN+DYNAMIC_NORM+INVALID_REG"
 pytestmark = pytest.mark.usefixtures("options")
 
 
-def test_a_node_that_is_not_registered_yet_is_not_restarted_for_nothing(slurm: SlurmDouble, options: pathlib.Path):
+def test_a_node_that_is_not_registered_yet_is_not_restarted_for_nothing(
+    slurm: SlurmDouble, options: pathlib.Path
+):
     slurm.slurmd_active = False
     assert advance().stage is Stage.UNREGISTERED
     assert options.read_text() == WITH_GPU
@@ -64,7 +66,9 @@ def test_running_jobs_are_waited_for_over_events(slurm: SlurmDouble, options: pa
     for _ in range(2):
         assert advance() == Progress(Stage.AWAITS_JOBS, "2 jobs")
     assert registration.inspect("slurmd-0", GRES) == Progress(Stage.AWAITS_JOBS, "2 jobs")
-    assert slurm.log == ["/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: registering GPUs'"]
+    assert slurm.log == [
+        "/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: registering GPUs'"
+    ]
     assert options.read_text() == OPTIONS
     slurm.jobs = ["9"]
     assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
@@ -74,7 +78,9 @@ def test_running_jobs_are_waited_for_over_events(slurm: SlurmDouble, options: pa
     assert (slurm.ended, slurm.jobs, slurm.waiting) == ([], ["11"], [])
 
 
-def test_a_job_that_is_being_cleaned_up_is_waited_for(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+def test_a_job_that_is_being_cleaned_up_is_waited_for(
+    slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch
+):
     def busy(name: str) -> None:
         raise registration.nodes.NodeBusy(name)
 
@@ -116,7 +122,9 @@ def test_the_hook_may_end_at_any_command(slurm: SlurmDouble, found: str, jobs: l
         advance()
         slurm.end_jobs()
         assert advance() == Progress(Stage.REGISTERED), f"killed after {lives} commands"
-        assert slurm.record == dataclasses.replace(FOUND[found], gres=GRES), f"killed after {lives} commands"
+        assert slurm.record == dataclasses.replace(FOUND[found], gres=GRES), (
+            f"killed after {lives} commands"
+        )
         assert slurm.ended == []
         assert_no_journal()
         slurm.log.clear()
@@ -146,7 +154,9 @@ def test_a_reboot_at_any_command(slurm: SlurmDouble, found: str):
         assert slurm.record.gres == GRES
         if found != "idle":
             now, was = slurm.record, FOUND[found]
-            assert (now.flags, now.reason) == (was.flags, was.reason), f"killed after {lives} commands"
+            assert (now.flags, now.reason) == (was.flags, was.reason), (
+                f"killed after {lives} commands"
+            )
             assert now.base in {was.base, "DOWN"}  # as Slurm marks a node that was rebooted
             assert slurm.waiting == ["9"]
         assert_no_journal()
@@ -155,7 +165,9 @@ def test_a_reboot_at_any_command(slurm: SlurmDouble, found: str):
         assert lives < 40, "the hook never came to its end"
 
 
-def test_options_that_are_held_follow_those_of_slurmds_charm(slurm: SlurmDouble, options: pathlib.Path):
+def test_options_that_are_held_follow_those_of_slurmds_charm(
+    slurm: SlurmDouble, options: pathlib.Path
+):
     node_state.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
     registration.refresh_drained_start()
     assert not slurmd_unit.DRAINED_ENV.exists(), "none was due"
@@ -210,7 +222,10 @@ def test_a_node_that_registered_before_its_devices_were_there(without_devices: S
     slurm.devices = 1
     assert advance() == Progress(Stage.REGISTERED)
     assert slurm.record == Record(GRES)
-    assert slurm.log == ["restart slurmd.service", "/usr/bin/scontrol update nodename=slurmd-0 state=resume"]
+    assert slurm.log == [
+        "restart slurmd.service",
+        "/usr/bin/scontrol update nodename=slurmd-0 state=resume",
+    ]
 
 
 def test_a_node_whose_devices_stay_away(without_devices: SlurmDouble):
@@ -223,7 +238,9 @@ def test_a_node_whose_devices_stay_away(without_devices: SlurmDouble):
     assert without_devices.log == ["restart slurmd.service"]
 
 
-def test_a_record_that_holds_more_than_it_shows_is_made_again(slurm: SlurmDouble, options: pathlib.Path):
+def test_a_record_that_holds_more_than_it_shows_is_made_again(
+    slurm: SlurmDouble, options: pathlib.Path
+):
     """Slurm 24.11, after one of two cards was given up."""
     options.write_text(WITH_GPU.replace(GRES, GRES.replace(":1", ":2")))
     slurm.devices = 2
@@ -231,7 +248,9 @@ def test_a_record_that_holds_more_than_it_shows_is_made_again(slurm: SlurmDouble
     slurm.devices = 1
     slurm.register()
     assert slurm.record == Record(
-        GRES, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=SHORT_OF_GPUS.format(found=1, wanted=2)
+        GRES,
+        flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"},
+        reason=SHORT_OF_GPUS.format(found=1, wanted=2),
     )
     slurm.jobs = ["7"]
     assert advance().stage is Stage.AWAITS_JOBS
@@ -241,7 +260,9 @@ def test_a_record_that_holds_more_than_it_shows_is_made_again(slurm: SlurmDouble
     assert any("scontrol delete" in line for line in slurm.log)
 
 
-def test_an_administrators_drain_survives_a_node_that_was_invalid(slurm: SlurmDouble, options: pathlib.Path):
+def test_an_administrators_drain_survives_a_node_that_was_invalid(
+    slurm: SlurmDouble, options: pathlib.Path
+):
     options.write_text(WITH_GPU)
     slurm.register()
     assert slurm.record is not None
@@ -251,14 +272,18 @@ def test_an_administrators_drain_survives_a_node_that_was_invalid(slurm: SlurmDo
     slurm.devices = 0
     slurm.register()
     reason = SHORT_OF_GPUS.format(found=0, wanted=1)
-    assert advance() == Progress(Stage.INVALID, reason), "Slurm's reason takes the place of the administrator's"
+    assert advance() == Progress(Stage.INVALID, reason), (
+        "Slurm's reason takes the place of the administrator's"
+    )
     slurm.devices = 1
     slurm.register()
     assert advance() == Progress(Stage.REGISTERED)
     assert slurm.record == drained("bad fan")
 
 
-def test_options_that_lag_behind_the_registration_are_brought_up(slurm: SlurmDouble, options: pathlib.Path):
+def test_options_that_lag_behind_the_registration_are_brought_up(
+    slurm: SlurmDouble, options: pathlib.Path
+):
     slurm.record = Record(GRES)
     assert advance() == Progress(Stage.REGISTERED)
     assert options.read_text() == WITH_GPU
@@ -287,14 +312,18 @@ def test_a_silent_controller(slurm: SlurmDouble, options: pathlib.Path):
     slurm.answering = False
     slurmd_unit.DRAINED_ENV.parent.mkdir(parents=True, exist_ok=True)
     slurmd_unit.DRAINED_ENV.write_text("left by a hook that was interrupted")
-    printed = "show node slurmd-0: slurm_x error: Unable to contact slurm controller (connect failure)"
+    printed = (
+        "show node slurmd-0: slurm_x error: Unable to contact slurm controller (connect failure)"
+    )
     assert advance() == Progress(Stage.SILENT, printed)
     assert options.read_text() == WITH_GPU
     assert not slurmd_unit.DRAINED_ENV.exists()
     assert slurm.log == []
 
 
-@pytest.mark.parametrize("text", [None, "SLURMD_OPTIONS=-Z -N slurmd-0\n"], ids=["removed", "without --conf"])
+@pytest.mark.parametrize(
+    "text", [None, "SLURMD_OPTIONS=-Z -N slurmd-0\n"], ids=["removed", "without --conf"]
+)
 def test_options_that_change_while_the_controller_is_silent_are_an_error_in_words(
     slurm: SlurmDouble, options: pathlib.Path, text: str | None
 ):
@@ -324,8 +353,14 @@ def test_a_journal_of_another_node_is_dropped(slurm: SlurmDouble):
         (Record(GRES, flags={"INVALID_REG", "DRAIN"}, reason="x"), Progress(Stage.INVALID, "x")),
         (Record(GRES, "DOWN", reason="bad fan"), Progress(Stage.KEPT_AWAY, "down (bad fan)")),
         (drained(""), Progress(Stage.KEPT_AWAY, "drained (no reason given)")),
-        (Record(GRES, flags={"FAIL"}, reason="bad disk"), Progress(Stage.KEPT_AWAY, "failing (bad disk)")),
-        (Record(GRES, "DOWN", reason=resume.REBOOTED), Progress(Stage.KEPT, "was rebooted and takes no jobs yet")),
+        (
+            Record(GRES, flags={"FAIL"}, reason="bad disk"),
+            Progress(Stage.KEPT_AWAY, "failing (bad disk)"),
+        ),
+        (
+            Record(GRES, "DOWN", reason=resume.REBOOTED),
+            Progress(Stage.KEPT, "was rebooted and takes no jobs yet"),
+        ),
         (Record(GRES, "DOWN", reason=resume.NEW), Progress(Stage.KEPT_AWAY, "down ('n/a')")),
     ],
 )
@@ -334,7 +369,9 @@ def test_inspecting_changes_nothing(slurm: SlurmDouble, record: Record | None, p
     assert registration.inspect("slurmd-0", GRES, settings.Config()) == progress
     slurm.slurmd_active = False
     stopped = record is not None and record.gres == GRES and progress.stage is not Stage.INVALID
-    assert registration.inspect("slurmd-0", GRES) == (Progress(Stage.STOPPED) if stopped else progress)
+    assert registration.inspect("slurmd-0", GRES) == (
+        Progress(Stage.STOPPED) if stopped else progress
+    )
     assert slurm.log == []
 
 
@@ -357,13 +394,19 @@ def test_an_order_that_has_ended_is_forgotten(slurm: SlurmDouble):
     assert node_state.NodeSnapshot.load(node_state.ORDER) is None
 
 
-def test_a_node_that_came_back_from_a_reboot_without_its_gpus_waits_for_the_checks(slurm: SlurmDouble):
-    slurm.record = Record(GRES, "DOWN", {"DYNAMIC_NORM", "DRAIN"}, SHORT_OF_GPUS.format(found=0, wanted=1))
+def test_a_node_that_came_back_from_a_reboot_without_its_gpus_waits_for_the_checks(
+    slurm: SlurmDouble,
+):
+    slurm.record = Record(
+        GRES, "DOWN", {"DYNAMIC_NORM", "DRAIN"}, SHORT_OF_GPUS.format(found=0, wanted=1)
+    )
     assert advance() == Progress(Stage.REGISTERED)
     assert slurm.record == Record(GRES, "DOWN", reason="Node unexpectedly rebooted")
 
 
-def test_a_node_with_another_gres_than_its_options_is_a_failure(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+def test_a_node_with_another_gres_than_its_options_is_a_failure(
+    slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch
+):
     slurm.record = Record("")
     monkeypatch.setattr(slurmd_options, "ensure_gres", lambda gres: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     assert advance() == Progress(Stage.FAILED, f"slurmd-0 registered with Gres=(none), not {GRES}")
@@ -400,7 +443,9 @@ def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
     assert slurm.log == ["daemon-reload", "daemon-reload"]
 
 
-@pytest.mark.parametrize("first", [Record(""), Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "bad memory")])
+@pytest.mark.parametrize(
+    "first", [Record(""), Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "bad memory")]
+)
 def test_a_drain_that_another_orders_while_jobs_are_waited_for(slurm: SlurmDouble, first: Record):
     slurm.record = dataclasses.replace(first, flags=set(first.flags))
     slurm.jobs, slurm.waiting = ["7"], ["9"]
@@ -414,7 +459,8 @@ def test_a_drain_that_another_orders_while_jobs_are_waited_for(slurm: SlurmDoubl
 
 
 @pytest.mark.parametrize(
-    ("slurmd_runs_s", "flags", "reason"), [(300, {"DYNAMIC_NORM"}, ""), (5, {"DYNAMIC_NORM", "DRAIN"}, "bad memory")]
+    ("slurmd_runs_s", "flags", "reason"),
+    [(300, {"DYNAMIC_NORM"}, ""), (5, {"DYNAMIC_NORM", "DRAIN"}, "bad memory")],
 )
 def test_a_drain_that_ends_while_jobs_are_waited_for_is_restored_unless_an_administrator_ended_it(
     slurm: SlurmDouble, slurmd_runs_s: float, flags: set[str], reason: str

@@ -45,7 +45,9 @@ def test_cards_that_came_back_since(two_cards: SlurmDouble, paths: pathlib.Path)
     assert (two_cards.record, two_cards.jobs) == (Record(GRES), ["7"])
 
 
-def test_cards_that_are_still_lost(two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
+def test_cards_that_are_still_lost(
+    two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
+):
     lose(paths, 1)
     hook()
     two_cards.waiting = ["7"]
@@ -56,7 +58,9 @@ def test_cards_that_are_still_lost(two_cards: SlurmDouble, paths: pathlib.Path, 
     assert two_cards.record == Record(GRES)
 
 
-def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, paths: pathlib.Path):
+def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(
+    slurm: SlurmDouble, paths: pathlib.Path
+):
     """With the lines the cards go, the lost ones as well as the others, so nothing is wrong any more."""
     slurmd_unit.PUSHED.write_text("")  # a controller's gres.conf without AutoDetect
     for minor in range(2):
@@ -89,7 +93,9 @@ def test_an_unfit_node_stays_drained(two_cards: SlurmDouble):
 
 @pytest.mark.parametrize("reason", ["bad fan", "replaced by ops, see slurm-gpu: 1", ""])
 @pytest.mark.parametrize("flag", ["DRAIN", "FAIL"])
-def test_what_others_ordered_stays(two_cards: SlurmDouble, paths: pathlib.Path, reason: str, flag: str):
+def test_what_others_ordered_stays(
+    two_cards: SlurmDouble, paths: pathlib.Path, reason: str, flag: str
+):
     two_cards.record = Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
     remove()
     assert two_cards.record == Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
@@ -108,14 +114,19 @@ def test_a_node_that_waits_for_its_jobs_is_put_back(two_cards: SlurmDouble, path
     assert_no_journal()
 
 
-def test_a_driver_that_is_left_broken(two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
+def test_a_driver_that_is_left_broken(
+    two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
+):
     """An upgrade failed and holds the node: the hold goes with the charm, and what is wrong keeps jobs away."""
     gpu_hold.take(gpu_hold.DRIVER, NAME, "failed: no reboot")
     lose(paths, 0, 1)
     remove()
     assert two_cards.record is not None
     assert "DRAIN" in two_cards.record.flags
-    assert two_cards.record.reason == "slurm-gpu: 0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing"
+    assert (
+        two_cards.record.reason
+        == "slurm-gpu: 0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing"
+    )
     assert gpu_hold.Hold.load() is None
 
 
@@ -124,7 +135,9 @@ def test_a_refused_registration_stays_out(two_cards: SlurmDouble, paths: pathlib
     two_cards.register()
     reason = "gres/gpu count reported lower than configured (1 < 2)"
     shown = GRES.replace(":2", ":1")  # what slurmd reported
-    assert two_cards.record == Record(shown, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=reason)
+    assert two_cards.record == Record(
+        shown, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=reason
+    )
     remove()
     assert two_cards.record is not None
     assert two_cards.record.reason == reason
@@ -156,7 +169,9 @@ def test_a_node_that_cannot_be_registered_again_keeps_its_options(slurm: SlurmDo
     assert (slurm.record, slurm.state()) == (Record(registering.GRES), "IDLE+DYNAMIC_NORM")
 
 
-def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(
+    slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch
+):
     def refuses(name: str) -> None:
         raise nodes.NodeBusy(f"delete node {name}: Requested nodes are busy")
 

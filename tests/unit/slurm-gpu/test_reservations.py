@@ -40,14 +40,19 @@ def test_a_reservation_that_is_to_come_is_not_lost(slurm: SlurmDouble, options: 
     assert advance() == Progress(Stage.REGISTERED)
 
 
-def test_leaving_a_node_in_a_reservation(slurm: SlurmDouble, options: pathlib.Path, caplog: pytest.LogCaptureFixture):
+def test_leaving_a_node_in_a_reservation(
+    slurm: SlurmDouble, options: pathlib.Path, caplog: pytest.LogCaptureFixture
+):
     options.write_text(WITH_GPU)
     slurm.register()
     slurm.to_come = ["class"]
     leave()
     assert slurm.record == Record(GRES)
     assert slurm.to_come == ["class"]
-    assert "the GPUs of slurmd-0 stay in Slurm: reserved scontrol delete reservationname=class" in caplog.text
+    assert (
+        "the GPUs of slurmd-0 stay in Slurm: reserved scontrol delete reservationname=class"
+        in caplog.text
+    )
 
 
 def test_a_reservation_that_begins_while_jobs_are_waited_for(slurm: SlurmDouble):
@@ -61,7 +66,9 @@ def test_a_reservation_that_begins_while_jobs_are_waited_for(slurm: SlurmDouble)
     assert node_state.NodeSnapshot.load() is None
 
 
-def test_a_reservation_that_only_the_deletion_shows(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+def test_a_reservation_that_only_the_deletion_shows(
+    slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch
+):
     def busy(name: str) -> None:
         slurm.reservations = ["maint"]
         raise registration.nodes.NodeBusy(name)

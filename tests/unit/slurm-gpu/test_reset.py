@@ -20,7 +20,10 @@ from slurm_ddp.slurm import nodes
 
 BUS = "0000:1b:00.0"
 NAME = "slurmd-0"
-DCGM = {"snap.dcgm.nv-hostengine.service", "snap.dcgm.dcgm-exporter.service"}  # as upstream's slurmd brings it
+DCGM = {
+    "snap.dcgm.nv-hostengine.service",
+    "snap.dcgm.dcgm-exporter.service",
+}  # as upstream's slurmd brings it
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +38,9 @@ def resettable(paths: pathlib.Path, node: MachineDouble) -> MachineDouble:
 
 
 def reset(gpu: str = BUS, wait_s: float = 60, log: list[str] | None = None) -> dict[str, str]:
-    return maintenance_reset.reset(gpu, NAME, wait_s, log.append if log is not None else lambda _: None)
+    return maintenance_reset.reset(
+        gpu, NAME, wait_s, log.append if log is not None else lambda _: None
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +48,10 @@ def reset(gpu: str = BUS, wait_s: float = 60, log: list[str] | None = None) -> d
     [
         Record(""),
         Record(
-            "", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "gpu-health: Xid 119: GSP does not answer: reset it 0000:1b:00.0"
+            "",
+            "IDLE",
+            {"DYNAMIC_NORM", "DRAIN"},
+            "gpu-health: Xid 119: GSP does not answer: reset it 0000:1b:00.0",
         ),
         Record("", "DOWN", {"DYNAMIC_NORM"}, "'n/a'"),
     ],
@@ -62,7 +70,9 @@ def test_a_card_is_reset_and_the_node_put_back(node: MachineDouble, found: Recor
 
 def test_without_nvidia_smi_nothing_is_done(node: MachineDouble):
     health_check.NVIDIA_SMI.unlink()
-    with pytest.raises(ActionError, match="there is no /usr/bin/nvidia-smi on this machine: install nvidia-utils"):
+    with pytest.raises(
+        ActionError, match="there is no /usr/bin/nvidia-smi on this machine: install nvidia-utils"
+    ):
         reset()
     assert node.slurm.log == []
 
@@ -87,7 +97,9 @@ def test_boards_that_reset_all_cards_together(node: MachineDouble):
 
 def test_what_the_driver_refuses(node: MachineDouble):
     node.smi.broken = "GPU 00000000:1B:00.0 is currently in use by another process."
-    with pytest.raises(ActionError, match=rf"GPU {BUS} could not be reset: .*in use by another process"):
+    with pytest.raises(
+        ActionError, match=rf"GPU {BUS} could not be reset: .*in use by another process"
+    ):
         reset()
     assert "nvidia-persistenced.service" in node.active  # everything runs again
     roles.maintain()
@@ -99,7 +111,9 @@ def test_a_node_that_another_resumes_while_its_jobs_are_waited_for(
 ):
     node.slurm.jobs = ["7"]
     monkeypatch.setattr(maintenance_reset.time, "sleep", lambda _: nodes.resume(NAME))
-    with pytest.raises(ActionError, match=r"another changed the state of slurmd-0 .*, so nothing was done"):
+    with pytest.raises(
+        ActionError, match=r"another changed the state of slurmd-0 .*, so nothing was done"
+    ):
         reset()
     assert (node.smi.log, node.slurm.jobs, node.slurm.ended) == ([], ["7"], [])
     assert gpu_hold.Hold.load() is None
@@ -120,6 +134,8 @@ def test_a_service_that_does_not_stop(node: MachineDouble, monkeypatch: pytest.M
         raise CommandTimeout(f"systemctl: no answer within 120 s ({name})")
 
     monkeypatch.setattr(systemd, "stop", stuck)
-    with pytest.raises(driver_state.DriverError, match=r"gpu-health\.timer does not stop: .*; see journalctl -u"):
+    with pytest.raises(
+        driver_state.DriverError, match=r"gpu-health\.timer does not stop: .*; see journalctl -u"
+    ):
         reset()
     assert node.smi.log == []

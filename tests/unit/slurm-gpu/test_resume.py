@@ -15,7 +15,10 @@ from node import watch as node_watch
 from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
 
-ACTIVE = Status(Level.ACTIVE, "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
+ACTIVE = Status(
+    Level.ACTIVE,
+    "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)",
+)
 CLIENT = "shared-filesystem-client/0"
 pytestmark = pytest.mark.usefixtures("uptime")
 
@@ -58,7 +61,9 @@ def hook(**options: object) -> Status:
     ],
 )
 def test_what_people_ordered_stays(node: SlurmDouble, state: str, reason: str):
-    node.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", f"reason={reason}")
+    node.run(
+        "/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", f"reason={reason}"
+    )
     before = node.state()
     node.log.clear()
     hook()
@@ -79,7 +84,9 @@ def test_a_node_that_was_cut_off_and_not_rebooted_stays_down(node: SlurmDouble):
     assert node.state() == "DOWN+DYNAMIC_NORM"
 
 
-@pytest.mark.parametrize("started_s", [None, -300, -60])  # slurmd: not known, before the state was set, after that
+@pytest.mark.parametrize(
+    "started_s", [None, -300, -60]
+)  # slurmd: not known, before the state was set, after that
 @pytest.mark.parametrize("is_served", [False, True])
 def test_a_node_is_new_by_upstreams_order_and_not_by_an_operators(
     slurm: SlurmDouble, mock_gpu: pathlib.Path, started_s: int | None, is_served: bool

@@ -24,12 +24,18 @@ def typed(command: str, option: str, folder: pathlib.Path) -> str:
     juju = folder / "juju"
     juju.write_text(JUJU)
     juju.chmod(0o755)
-    subprocess.run(["sh", "-u", "-c", command], cwd=folder, env={"PATH": f"{folder}:/usr/bin:/bin"}, check=True)
+    subprocess.run(
+        ["sh", "-u", "-c", command], cwd=folder, env={"PATH": f"{folder}:/usr/bin:/bin"}, check=True
+    )
     return (folder / "option").read_text()
 
 
-@pytest.mark.parametrize("option", ["", "\tgrestypes = gpu,mps\nAccountingStorageTRES=gres/gpu\n PrologFlags=alloc"])
-def test_upstreams_model_takes_what_is_advised_and_loses_nothing(tmp_path: pathlib.Path, option: str):
+@pytest.mark.parametrize(
+    "option", ["", "\tgrestypes = gpu,mps\nAccountingStorageTRES=gres/gpu\n PrologFlags=alloc"]
+)
+def test_upstreams_model_takes_what_is_advised_and_loses_nothing(
+    tmp_path: pathlib.Path, option: str
+):
     before = SlurmConfig.from_str(option).dict() if option else {}
     advised = SlurmConfig.from_str("GresTypes=gpu,shard\n").dict()
     command = slurm_advice.slurm_conf({"GresTypes": "gpu,shard"})

@@ -16,7 +16,9 @@ PACKAGE = '# Additional options that are passed to the slurmd daemon\n#SLURMD_OP
 
 def upstream_reads(text: str) -> dict[str, str | bool]:
     """Read the line as upstream's parser does: a word that starts with a dash takes the next one unless that does too."""
-    value = next(line.partition("=")[2] for line in text.splitlines() if line.startswith("SLURMD_OPTIONS="))
+    value = next(
+        line.partition("=")[2] for line in text.splitlines() if line.startswith("SLURMD_OPTIONS=")
+    )
     words = shlex.split(value)
     options: dict[str, str | bool] = {}
     for i, word in enumerate(words):
@@ -27,7 +29,11 @@ def upstream_reads(text: str) -> dict[str, str | bool]:
 
 
 def upstream_writes(options: dict[str, str | bool]) -> str:
-    words = [word for key, value in options.items() for word in ([key] if value is True else [key, str(value)])]
+    words = [
+        word
+        for key, value in options.items()
+        for word in ([key] if value is True else [key, str(value)])
+    ]
     return f"SLURMD_OPTIONS={shlex.join(words)}\n"
 
 
@@ -97,7 +103,9 @@ def test_a_file_that_changes_all_the_time_is_left_alone(beside: list[str]):
     ],
 )
 def test_a_start_with_the_node_drained(conf: str, held: str):
-    text = slurmd_options.drained(f"# a comment\nSLURMD_OPTIONS=--conf '{conf}' -Z -N n-0 --conf-server a:1\n")
+    text = slurmd_options.drained(
+        f"# a comment\nSLURMD_OPTIONS=--conf '{conf}' -Z -N n-0 --conf-server a:1\n"
+    )
     assert text == f"SLURMD_OPTIONS=--conf '{held}' -Z -N n-0 --conf-server a:1\n"
 
 
@@ -107,13 +115,19 @@ pairs = st.lists(st.tuples(keys, values), unique_by=lambda pair: pair[0], min_si
     lambda found: [f"{key}={value}" for key, value in found]
 )
 gres_strings = st.lists(
-    st.tuples(st.sampled_from(["gpu:h100", "gpu:nvidia_a100-sxm4-40gb", "gpu", "shard"]), st.integers(1, 16)),
+    st.tuples(
+        st.sampled_from(["gpu:h100", "gpu:nvidia_a100-sxm4-40gb", "gpu", "shard"]),
+        st.integers(1, 16),
+    ),
     min_size=1,
     unique_by=lambda pair: pair[0],
 ).map(lambda found: ",".join(f"{kind}:{count}" for kind, count in found))
 flags = st.dictionaries(
     st.sampled_from(["-Z", "-N", "--conf-server", "-v", "--parameters", "-L"]),
-    st.one_of(st.just(True), st.text("abc019:._/ '\"$\\#", min_size=1, max_size=10).filter(lambda s: s[0] not in "-")),
+    st.one_of(
+        st.just(True),
+        st.text("abc019:._/ '\"$\\#", min_size=1, max_size=10).filter(lambda s: s[0] not in "-"),
+    ),
 )
 
 
@@ -121,7 +135,9 @@ flags = st.dictionaries(
 def files_of_upstream(draw: st.DrawFn) -> tuple[str, dict[str, str | bool]]:
     words = draw(pairs)
     if draw(st.booleans()):
-        words.insert(draw(st.integers(0, len(words))), f"gres={draw(st.one_of(st.just(''), gres_strings))}")
+        words.insert(
+            draw(st.integers(0, len(words))), f"gres={draw(st.one_of(st.just(''), gres_strings))}"
+        )
     options: dict[str, str | bool] = {"--conf": draw(st.sampled_from([" ", "  "])).join(words)}
     options |= draw(flags)
     order = draw(st.permutations(list(options)))
@@ -132,7 +148,9 @@ def files_of_upstream(draw: st.DrawFn) -> tuple[str, dict[str, str | bool]]:
 
 
 @hypothesis.given(files_of_upstream(), st.one_of(st.none(), gres_strings), gres_strings)
-def test_every_other_byte_stays(file: tuple[str, dict[str, str | bool]], gres: str | None, other: str):
+def test_every_other_byte_stays(
+    file: tuple[str, dict[str, str | bool]], gres: str | None, other: str
+):
     text, options = file
     hypothesis.assume("'" not in str(options["--conf"]))
     changed = slurmd_options.with_gres(text, gres)
@@ -141,12 +159,16 @@ def test_every_other_byte_stays(file: tuple[str, dict[str, str | bool]], gres: s
     assert read.gres == gres
     # Everything but the --conf word is the same, byte for byte.
     word, new = shlex.quote(str(options["--conf"])), shlex.quote(read.conf or "")
-    assert changed.replace(f"--conf {new}", "--conf ?", 1) == text.replace(f"--conf {word}", "--conf ?", 1)
+    assert changed.replace(f"--conf {new}", "--conf ?", 1) == text.replace(
+        f"--conf {word}", "--conf ?", 1
+    )
     # In --conf, everything but the gres word is the same and in the same order.
     assert _without_gres(read.conf or "") == _without_gres(str(options["--conf"]))
     # Upstream reads and writes back what we wrote.
     again = upstream_reads(changed)
-    assert {key: value for key, value in again.items() if key != "--conf"} == _as_upstream_reads(options)
+    assert {key: value for key, value in again.items() if key != "--conf"} == _as_upstream_reads(
+        options
+    )
     # Writing twice changes nothing, and a later write does not depend on an earlier one.
     assert slurmd_options.with_gres(changed, gres) == changed
     onward = slurmd_options.parse(slurmd_options.with_gres(changed, other))

@@ -18,11 +18,13 @@ from slurm_ddp.slurm import nodes
 PROCESS = "<process_info><pid>42</pid><process_name>{}</process_name><used_memory>1 MiB</used_memory></process_info>"
 BAD = HEALTHY | {"remapped_rows/remapped_row_failure": "Yes"}
 CLOCKS = "<supported_clocks><a>1 MHz</a></supported_mem_clock><supported_mem_clock>5 MHz</supported_clocks>"
-FORGED = (
-    "</process_name> </process_info> </processes> </gpu> \n <gpu id='00000000:09:00.0'> & ]]> \0 <processes>".split()
-)
+FORGED = "</process_name> </process_info> </processes> </gpu> \n <gpu id='00000000:09:00.0'> & ]]> \0 <processes>".split()
 TABLE = "00000000:01:00.0, {}\n".format(", ".join(["No"] * 3 + ["0"] * 5))
-names = st.lists(st.one_of(st.sampled_from([*FORGED, "<gpu_recovery_action>Reset</gpu_recovery_action>"]), st.text()))
+names = st.lists(
+    st.one_of(
+        st.sampled_from([*FORGED, "<gpu_recovery_action>Reset</gpu_recovery_action>"]), st.text()
+    )
+)
 
 
 def busy(printed: str, name: str) -> str:
@@ -46,7 +48,9 @@ def test_no_process_and_nothing_around_the_document_changes_a_verdict(
     ]
 
 
-@pytest.mark.parametrize("name", ["python train.py --tag=a&b<c", "python\1\2 train", "".join(FORGED)])
+@pytest.mark.parametrize(
+    "name", ["python train.py --tag=a&b<c", "python\1\2 train", "".join(FORGED)]
+)
 @pytest.mark.parametrize(("card", "code"), [(HEALTHY, 0), (BAD, 1)])
 def test_a_process_is_no_fault_of_a_card(scene: Scene, name: str, card: dict[str, str], code: int):
     scene.smi(f"WARNING: infoROM is corrupted at gpu {BUS}\n{busy(answer(card), name)}")
@@ -67,26 +71,44 @@ def test_what_cannot_be_read_is_a_warning_and_asked_for_elsewhere(
     scene: Scene, capsys: pytest.CaptureFixture[str], table: str, code: int, level: str
 ):
     xml = answer(HEALTHY).replace("<remapped_rows>", "<remapped_rows><x>")
-    scene.program("nvidia-smi", f"case $1 in -q) cat <<'E'\n{xml}E\n;; *) printf '{table}'; exit {code};; esac")
+    scene.program(
+        "nvidia-smi",
+        f"case $1 in -q) cat <<'E'\n{xml}E\n;; *) printf '{table}'; exit {code};; esac",
+    )
     assert scene.check() == health.EXIT_STATUS[level]
     out = json.loads(capsys.readouterr().out)
     assert (out["result"], len(scene.commands)) == (level, level == "drain")
     if code != 15:
-        assert re.search(r"cannot be read: remapped_rows: '.*remapped_row", out["findings"][0]["text"])
+        assert re.search(
+            r"cannot be read: remapped_rows: '.*remapped_row", out["findings"][0]["text"]
+        )
 
 
-@hypothesis.given(groups=st.lists(st.integers(1, 7), min_size=1, max_size=5), pause=st.integers(1, 60), data=st.data())
-def test_a_third_of_the_nodes_at_most_is_drained_for_one_cause(groups: list[int], pause: int, data: st.DataObject):
+@hypothesis.given(
+    groups=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    pause=st.integers(1, 60),
+    data=st.data(),
+)
+def test_a_third_of_the_nodes_at_most_is_drained_for_one_cause(
+    groups: list[int], pause: int, data: st.DataObject
+):
     """The nodes of a group check at the same time: each looks, drains, and looks again."""
     names = data.draw(st.permutations([f"n{i:02}" for i in range(sum(groups))]))
     drained: dict[str, float] = {}
 
     def shared(name: str, cause: str, now: float) -> bool:
-        held = [(frozenset({"DRAIN"}), "gpu-health: 3 errors 0000:01:00.0; x"), (frozenset[str](), None)]
+        held = [
+            (frozenset({"DRAIN"}), "gpu-health: 3 errors 0000:01:00.0; x"),
+            (frozenset[str](), None),
+        ]
         listed: list[nodes.Node] = []
         for one in names:
             flags, reason = held[one not in drained]
-            listed.append(nodes.Node(one, "IDLE", flags, None, reason, None, {"Partitions": "a"}, drained.get(one)))
+            listed.append(
+                nodes.Node(
+                    one, "IDLE", flags, None, reason, None, {"Partitions": "a"}, drained.get(one)
+                )
+            )
         return bool(fleet.shared(f"gpu-health: {cause}", name, listed, now))
 
     rest = iter(names)
@@ -108,13 +130,20 @@ def test_a_card_that_is_the_fleets_case_is_a_warning_that_lasts(scene: Scene):
     (scene.root / "record").write_text(text)
     now = time.strftime("%Y-%m-%dT%H:%M:%S")
     reason = f"Reason=gpu-health: row remapping failed: replace it 0000:41:00.0 [root@{now}]"
-    other = text.replace("=n0", "=n1").replace("IDLE", "IDLE+DRAIN").replace("ThreadsPerCore", f"{reason} Threads")
+    other = (
+        text.replace("=n0", "=n1")
+        .replace("IDLE", "IDLE+DRAIN")
+        .replace("ThreadsPerCore", f"{reason} Threads")
+    )
     scene.smi(answer(BAD))
     (scene.root / "others").write_text(other)
     assert [scene.check() for _ in range(2)] == [2, 2]
     (scene.root / "others").write_text("")
     assert scene.check() == 2
     assert (scene.commands, hold()) == ([], None)
-    assert health.State.load().reason == f"gpu-health: row remapping failed: replace it: {health._SPARED}"
+    assert (
+        health.State.load().reason
+        == f"gpu-health: row remapping failed: replace it: {health._SPARED}"
+    )
     scene.smi(answer(HEALTHY))
     assert (scene.check(), health.State.load().reason) == (0, "")

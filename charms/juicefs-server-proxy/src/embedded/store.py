@@ -35,7 +35,10 @@ _START_S = 660.0  # Redis reads its whole log before it reports that it is ready
 _SSHD_DROPINS = pathlib.Path("/etc/ssh/sshd_config.d")
 _SHADOW = pathlib.Path("/etc/shadow")
 # The packages' own instances, which this charm does not use: stopped if it installs the package
-_PACKAGES = {"redis-server": ("redis-server.service",), "openssh-server": ("ssh.service", "ssh.socket")}
+_PACKAGES = {
+    "redis-server": ("redis-server.service",),
+    "openssh-server": ("ssh.service", "ssh.socket"),
+}
 # How systemd's own lines in a unit's journal begin
 _SYSTEMD_LINES = ("Started ", "Starting ", "Stopped ", "Stopping ", "Failed to ", "juicefs-")
 MARKER = "juicefs-server-proxy"  # a file in the storage: it is there, and whose the volume in it is (takeover.py)
@@ -102,7 +105,9 @@ def volume(name: str, address: str, made: spec.Format) -> spec.Volume:
 def passwords(app: str, content: fs.JuicefsSecret | None) -> fs.JuicefsSecret:
     """Complete the credentials of an embedded volume: those in `content`; new ones, kept here, where it has none."""
     # Letters, digits, - and _: newer JuiceFS takes percent signs and plus signs in an SFTP password for an encoding
-    fresh = {name: secrets.token_urlsafe(32) for name in ("meta-password", "secret-key")} | {"access-key": ACCOUNT}
+    fresh = {name: secrets.token_urlsafe(32) for name in ("meta-password", "secret-key")} | {
+        "access-key": ACCOUNT
+    }
     found = content or format_journal.credentials(app)  # the latter of a hook that did not end
     made = fs.JuicefsSecret.from_content(fresh | (found.content() if found is not None else {}))
     if content is None:
@@ -141,11 +146,16 @@ def ensure(settings: Settings) -> bool:
         host_key=_ensure_host_key(config),
         account=ACCOUNT,
     )
-    new_redis = files.ensure_file(config / "redis.conf", render("redis.conf.j2"), mode=0o600, owner="redis")
+    new_redis = files.ensure_file(
+        config / "redis.conf", render("redis.conf.j2"), mode=0o600, owner="redis"
+    )
     new_sshd = files.ensure_file(config / "sshd_config", render("sshd_config.j2"))
     units = {metadata: render("metadata.service.j2"), objects: render("objects.service.j2")}
     changed_units = systemd.ensure_units(units)
-    new_redis, new_sshd = new_redis or metadata in changed_units, new_sshd or objects in changed_units
+    new_redis, new_sshd = (
+        new_redis or metadata in changed_units,
+        new_sshd or objects in changed_units,
+    )
     if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", render("sshd_dropin.conf.j2")):
         changed = True
         run("/usr/bin/systemctl", "try-reload-or-restart", "ssh.service", check=False)
@@ -175,7 +185,9 @@ def start_metadata(app: str) -> float:
 
 def connected() -> tuple[str, ...]:
     """List the addresses with a connection to the metadata server: also read-only clients, which have no session."""
-    lines = run("/usr/bin/ss", "-Htn", "state", "established", "sport", "=", f":{METADATA_PORT}").stdout.splitlines()
+    lines = run(
+        "/usr/bin/ss", "-Htn", "state", "established", "sport", "=", f":{METADATA_PORT}"
+    ).stdout.splitlines()
     return tuple(sorted({line.split()[-1].rpartition(":")[0].strip("[]") for line in lines}))
 
 
@@ -234,7 +246,14 @@ def _ensure_packages() -> bool:
 def _ensure_account(password: str) -> bool:
     is_new = not _has_account()
     if is_new:
-        options = ("--system", "--no-create-home", "--home-dir", "/", "--shell", "/usr/sbin/nologin")
+        options = (
+            "--system",
+            "--no-create-home",
+            "--home-dir",
+            "/",
+            "--shell",
+            "/usr/sbin/nologin",
+        )
         run("/usr/sbin/useradd", *options, ACCOUNT)
     accounts = dict(line.split(":")[:2] for line in _SHADOW.read_text().splitlines() if ":" in line)
     found = re.fullmatch(r"\$6\$([^$]+)\$[^$]+", accounts.get(ACCOUNT, ""))  # what openssl makes
@@ -274,11 +293,15 @@ def _ensure_directories(storage: pathlib.Path, *, synchronous: bool) -> bool:
             os.chown(path, uid, gid)
             path.chmod(mode)
             changed = True
-    if _is_synchronous(data) != synchronous:  # the data's folder comes last, so that a break in between is made good
+    if (
+        _is_synchronous(data) != synchronous
+    ):  # the data's folder comes last, so that a break in between is made good
         attribute = "+S" if synchronous else "-S"
         folders = ("-mindepth", "1", "-type", "d", "-exec", "/usr/bin/chattr", attribute, "{}", "+")
         run("/usr/bin/find", data, *folders, timeout=600, check=False)
-        run("/usr/bin/chattr", attribute, data, check=False)  # not every filesystem can: see is_durable()
+        run(
+            "/usr/bin/chattr", attribute, data, check=False
+        )  # not every filesystem can: see is_durable()
     marker = storage / MARKER
     if not marker.exists():
         marker.touch(mode=0o600)
@@ -292,7 +315,19 @@ def _give_contents(path: pathlib.Path, uid: int, gid: int) -> None:
     The folder itself comes last, so that a break in between is made good.
     """
     owner = f"{uid}:{gid}"
-    run("/usr/bin/find", path, "-mindepth", "1", "-exec", "/usr/bin/chown", "-h", owner, "{}", "+", timeout=_CHOWN_S)
+    run(
+        "/usr/bin/find",
+        path,
+        "-mindepth",
+        "1",
+        "-exec",
+        "/usr/bin/chown",
+        "-h",
+        owner,
+        "{}",
+        "+",
+        timeout=_CHOWN_S,
+    )
 
 
 def _ensure_host_key(config: pathlib.Path) -> pathlib.Path:
@@ -315,7 +350,11 @@ def _start(unit: str, start: collections.abc.Callable[..., None]) -> None:
     try:
         start(unit, timeout=_START_S)
     except CommandError as e:
-        ours = [line for line in systemd.journal(unit).splitlines() if not line.startswith(_SYSTEMD_LINES)]
+        ours = [
+            line
+            for line in systemd.journal(unit).splitlines()
+            if not line.startswith(_SYSTEMD_LINES)
+        ]
         reason = last_line("\n".join(ours)) or e
         raise StoreError(f"{unit} does not start: {reason}") from e
 

@@ -45,7 +45,10 @@ def owner(storage: pathlib.Path) -> Owner | None:
 
 
 def ensure(
-    volume: Target, setting: juicefs.Setting, storage: pathlib.Path, show: collections.abc.Callable[[str], object]
+    volume: Target,
+    setting: juicefs.Setting,
+    storage: pathlib.Path,
+    show: collections.abc.Callable[[str], object],
 ) -> None:
     """Have the volume's settings hold this application's key and address; else renew them, and mount it for a trial.
 
@@ -67,14 +70,18 @@ def ensure(
         _renew(volume, key)
         show(f"taking over volume {name}: mounting it for a trial")
         trial.check(volume)
-    files.ensure_file(storage / embedded.store.MARKER, json.dumps(dataclasses.asdict(now)), mode=0o600)
+    files.ensure_file(
+        storage / embedded.store.MARKER, json.dumps(dataclasses.asdict(now)), mode=0o600
+    )
 
 
 def _check_data(storage: pathlib.Path, setting: juicefs.Setting) -> None:
     """Raise `StoreError` unless the data beside the metadata is that volume's: JuiceFS keeps the UUID there, too."""
     found = files.read(storage / "objects" / "data" / setting.name / "juicefs_uuid")
     if found != setting.uuid:
-        raise embedded.store.StoreError(f"attach all of the storage: volume {setting.uuid} lacks its data there")
+        raise embedded.store.StoreError(
+            f"attach all of the storage: volume {setting.uuid} lacks its data there"
+        )
 
 
 def _back_up(volume: Target, setting: juicefs.Setting) -> None:
@@ -92,8 +99,14 @@ def _renew(volume: Target, key: str) -> None:
     """
     setting = typing.cast("dict[str, typing.Any]", json.loads(_redis(volume, "GET", _SETTING)))
     if setting.get("EncryptKey"):
-        raise embedded.store.StoreError(f"volume {volume.volume.name} is encrypted, which an embedded one never is")
-    setting |= {"AccessKey": embedded.store.ACCOUNT, "SecretKey": key, "Bucket": volume.volume.bucket}
+        raise embedded.store.StoreError(
+            f"volume {volume.volume.name} is encrypted, which an embedded one never is"
+        )
+    setting |= {
+        "AccessKey": embedded.store.ACCOUNT,
+        "SecretKey": key,
+        "Bucket": volume.volume.bucket,
+    }
     for former in ("KeyEncrypted", "SessionToken"):
         setting.pop(former, None)
     _redis(volume, "-x", "SET", _SETTING, stdin=json.dumps(setting))
@@ -105,7 +118,15 @@ def _redis(volume: Target, *arguments: str, stdin: str | None = None) -> str:
     """Ask the unit's own Redis, at the loopback."""
     return run(
         "/usr/bin/redis-cli",
-        *("-h", "127.0.0.1", "-p", str(embedded.store.METADATA_PORT), "-n", embedded.store.DATABASE, "-e"),
+        *(
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(embedded.store.METADATA_PORT),
+            "-n",
+            embedded.store.DATABASE,
+            "-e",
+        ),
         *arguments,
         stdin=stdin,
         env={"REDISCLI_AUTH": fs.reveal(volume.credentials.meta_password)},

@@ -42,9 +42,15 @@ def await_none(
             if not problem and up_s >= RECONNECT_S:
                 return
             if not problem:
-                problem, remedy = f"the metadata server started {up_s:.0f} s ago and clients may reconnect", "wait"
+                problem, remedy = (
+                    f"the metadata server started {up_s:.0f} s ago and clients may reconnect",
+                    "wait",
+                )
         except (embedded.store.StoreError, juicefs.JuicefsError, CommandError) as e:
-            problem, remedy = f"it is unknown who has the volume mounted ({e})", "repair the metadata server"
+            problem, remedy = (
+                f"it is unknown who has the volume mounted ({e})",
+                "repair the metadata server",
+            )
         if time.monotonic() >= end:
             raise RemovalRefusedError(settings.app, problem, remedy)
         show(f"waiting until the volume is unmounted: {problem}")

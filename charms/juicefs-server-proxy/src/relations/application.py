@@ -76,13 +76,19 @@ class Application:
     def storage(self) -> dict[str, str]:
         """Describe this unit's disk, where it holds the volume."""
         ledger = self._ledger
-        return embedded.store.describe(self._sources.settings(ledger).directory) if ledger.is_server else {}
+        return (
+            embedded.store.describe(self._sources.settings(ledger).directory)
+            if ledger.is_server
+            else {}
+        )
 
     def await_unmounted(self) -> None:
         """Wait until no client has the volume mounted, unless it was never offered."""
         if not self._ledger.pinned.may_move:
             clients = [relation.app.name for relation in self._clients]
-            embedded.users.await_none(self._sources.settings(self._ledger), clients, self._show_progress)
+            embedded.users.await_none(
+                self._sources.settings(self._ledger), clients, self._show_progress
+            )
 
     def revoke(self, relation: ops.Relation) -> None:
         """Take the credentials back from a client that left."""
@@ -120,11 +126,17 @@ class Application:
     def _offer(self, settings: embedded.store.Settings | None) -> None:
         """Format the volume if there is none, make it have its options, and offer it to every related application."""
         ledger, target, adopt = self._ledger, self.target(), self._sources.config.adopt
-        known = ledger.known(target.access.url, target.volume.name, adopt=adopt, before=self._left_here(settings))
+        known = ledger.known(
+            target.access.url, target.volume.name, adopt=adopt, before=self._left_here(settings)
+        )
         setting = formatting.ensure_formatted(target, known)
         self._prove(settings, target, setting)
-        if settings is not None:  # what a volume that was taken over holds already is part of what it may hold
-            ledger.publish_room(embedded.store.usage(settings.directory).room_gib(setting.used_bytes))
+        if (
+            settings is not None
+        ):  # what a volume that was taken over holds already is part of what it may hold
+            ledger.publish_room(
+                embedded.store.usage(settings.directory).room_gib(setting.used_bytes)
+            )
             target = self.target()
         ledger.pin(uuid=setting.uuid, formatting=None)
         formatting.ensure_options(target, setting)
@@ -141,9 +153,13 @@ class Application:
     def _left_here(self, settings: embedded.store.Settings | None) -> str | None:
         """Return the UUID of the volume that an application of this name left in the unit's storage."""
         owner = embedded.takeover.owner(settings.directory) if settings is not None else None
-        return owner.uuid if owner is not None and owner.application == self._charm.app.name else None
+        return (
+            owner.uuid if owner is not None and owner.application == self._charm.app.name else None
+        )
 
-    def _prove(self, settings: embedded.store.Settings | None, target: Target, setting: juicefs.Setting) -> None:
+    def _prove(
+        self, settings: embedded.store.Settings | None, target: Target, setting: juicefs.Setting
+    ) -> None:
         """See that clients can open the volume; where it lies in this unit's storage, have it hold the present keys."""
         if settings is not None:
             embedded.takeover.ensure(target, setting, settings.directory, self._show_progress)
@@ -158,7 +174,8 @@ class Application:
         silent = {
             relation.id: relation.app.name
             for relation in self._clients
-            if relation.units and not any(fs.mounts_juicefs(relation.data[unit]) for unit in relation.units)
+            if relation.units
+            and not any(fs.mounts_juicefs(relation.data[unit]) for unit in relation.units)
         }
         silent_s = self._ledger.silent_s(silent)
         if any(seconds < _SILENT_S for seconds in silent_s.values()):
@@ -166,7 +183,10 @@ class Application:
         for relation, client in silent.items():
             if silent_s[relation] >= _SILENT_S:
                 remedy = f"juju remove-relation {self._charm.app.name} {client}"
-                return Status(Level.BLOCKED, f"{remedy}: it cannot mount JuiceFS; use shared-filesystem-client")
+                return Status(
+                    Level.BLOCKED,
+                    f"{remedy}: it cannot mount JuiceFS; use shared-filesystem-client",
+                )
         return None
 
     def _show_progress(self, text: str) -> None:

@@ -66,10 +66,14 @@ class Ledger:
             return False
         if self.pinned.mode is not None:
             format_journal.forget(self._app.name)  # the format that began was of the other kind
-        self.pin(mode=mode, server=self._unit.name if embedded else None, uuid=None, formatting=None)
+        self.pin(
+            mode=mode, server=self._unit.name if embedded else None, uuid=None, formatting=None
+        )
         return True
 
-    def known(self, url: str, name: str, *, adopt: str, before: str | None = None) -> formatting.Known:
+    def known(
+        self, url: str, name: str, *, adopt: str, before: str | None = None
+    ) -> formatting.Known:
         """State what is known of the volume `name` in the engine at `url`; from here on, one that is made is ours.
 
         `before` is the UUID of the volume that an application of this name left in the unit's storage.
@@ -83,7 +87,9 @@ class Ledger:
 
         def announce() -> None:
             self.pin(formatting="yes")
-            format_journal.record(app, url, name)  # the hook's end keeps what is pinned, if the hook ends
+            format_journal.record(
+                app, url, name
+            )  # the hook's end keeps what is pinned, if the hook ends
 
         if pinned.formatting is not None or format_journal.has(app, url, name):
             return formatting.Known(None, ours=True)
@@ -127,7 +133,9 @@ class Ledger:
         """Compute for how many seconds each of these relations, by its id, has been passed here at every call."""
         now, databag = time.time(), self._relation.data[self._unit]
         before = json.loads(databag.get(_SILENT, "{}"))
-        since: dict[str, float] = {str(relation): before.get(str(relation), int(now)) for relation in relations}
+        since: dict[str, float] = {
+            str(relation): before.get(str(relation), int(now)) for relation in relations
+        }
         if since != before:
             databag[_SILENT] = json.dumps(since) if since else ""
         return {int(relation): now - then for relation, then in since.items()}
@@ -138,14 +146,18 @@ class Ledger:
         if secret is None:
             return None
         leads = self._unit.is_leader()
-        return fs.JuicefsSecret.from_content(secret.peek_content() if leads else secret.get_content(refresh=True))
+        return fs.JuicefsSecret.from_content(
+            secret.peek_content() if leads else secret.get_content(refresh=True)
+        )
 
     def secret(self) -> ops.Secret | None:
         """Find the secret with the credentials."""
         identifier = self.pinned.secret_id
         return self._model.get_secret(id=identifier) if identifier is not None else None
 
-    def ensure_secret(self, credentials: fs.JuicefsSecret) -> tuple[ops.Secret, int] | tuple[None, None]:
+    def ensure_secret(
+        self, credentials: fs.JuicefsSecret
+    ) -> tuple[ops.Secret, int] | tuple[None, None]:
         """Make the secret hold `credentials`; return it and the revision that does. Without any there is no secret."""
         secret, content = self.secret(), credentials.content()
         if not content:

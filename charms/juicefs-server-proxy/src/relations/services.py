@@ -17,7 +17,9 @@ from slurm_ddp import juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 
 Databag = collections.abc.Mapping[str, str]
-Reveal = collections.abc.Callable[[str], collections.abc.Mapping[str, str]]  # the content of a secret, by its id
+Reveal = collections.abc.Callable[
+    [str], collections.abc.Mapping[str, str]
+]  # the content of a secret, by its id
 
 # Parameters of the engine's URL, by what the database publishes of TLS, where it publishes no authority
 _TLS = {
@@ -72,7 +74,9 @@ def read_store(data: Databag, reveal: Reveal) -> Offer | None:
     endpoint = data.get("endpoint", "").rstrip("/")
     if not endpoint and not region:
         raise ValueError("it names neither an endpoint nor a region: set one of them there")
-    found = re.fullmatch(r"(?i)(https?)://([^/?#@\s]+)", endpoint or f"https://s3.{region}.amazonaws.com")
+    found = re.fullmatch(
+        r"(?i)(https?)://([^/?#@\s]+)", endpoint or f"https://s3.{region}.amazonaws.com"
+    )
     if not found:
         raise ValueError("its endpoint is not https://HOST")
     scheme, host = found[1].lower(), found[2]
@@ -110,4 +114,8 @@ def _pem(text: str) -> str:
         decoded = base64.b64decode(text, validate=True)
     except binascii.Error as e:
         raise ValueError("its tls-ca-chain holds something other than a certificate") from e
-    return decoded.decode("ascii", "replace") if b"-----BEGIN" in decoded else ssl.DER_cert_to_PEM_cert(decoded)
+    return (
+        decoded.decode("ascii", "replace")
+        if b"-----BEGIN" in decoded
+        else ssl.DER_cert_to_PEM_cert(decoded)
+    )

@@ -20,7 +20,10 @@ from slurm_ddp.interfaces import filesystem_info as fs
 from volume import spec
 from volume.spec import Volume
 
-ENGINES = {"postgresql": "postgres", "mysql": "mysql"}  # endpoints, and the kinds of engine behind them
+ENGINES = {
+    "postgresql": "postgres",
+    "mysql": "mysql",
+}  # endpoints, and the kinds of engine behind them
 STORE = "s3"
 CLIENTS = "filesystem"  # the endpoint of those that mount the volume
 
@@ -49,7 +52,9 @@ class Config(pydantic.BaseModel, frozen=True, arbitrary_types_allowed=True):
         """Read how the volume is made. Raises `ValueError`, which names an option."""
         with naming("volume-name"):
             fs.check_volume_name(self.volume_name)
-        return spec.read_format(self.block_size, self.compression, self.capacity, self.inodes, self.trash_days)
+        return spec.read_format(
+            self.block_size, self.compression, self.capacity, self.inodes, self.trash_days
+        )
 
 
 class Sources:
@@ -95,7 +100,9 @@ class Sources:
             raise StatusError(Level.WAITING, f"waiting for {server} to serve the volume")
         made = self.config.format()
         if room_gib is not None:
-            made = dataclasses.replace(made, capacity_gib=min(made.capacity_gib or room_gib, room_gib))
+            made = dataclasses.replace(
+                made, capacity_gib=min(made.capacity_gib or room_gib, room_gib)
+            )
         return embedded.store.volume(self.config.volume_name, address, made), credentials
 
     def settings(self, ledger: Ledger) -> embedded.store.Settings:
@@ -104,7 +111,9 @@ class Sources:
         if not storages or credentials is None:
             raise StatusError(Level.WAITING, "waiting for storage and for the leader")
         address, directory = self._address(), storages[0].location
-        return embedded.store.Settings(self._app.name, address, directory, credentials, self.config.synchronous)
+        return embedded.store.Settings(
+            self._app.name, address, directory, credentials, self.config.synchronous
+        )
 
     def _address(self) -> str:
         """Find the unit's address for clients, in figures: no machine needs to know another's name."""
@@ -114,7 +123,9 @@ class Sources:
         for found in (*binding.network.ingress_addresses, *bound):
             if isinstance(found, (ipaddress.IPv4Address, ipaddress.IPv6Address)):
                 return str(found)
-        raise StatusError(Level.WAITING, "waiting for this machine to have an IP address", retry=True)
+        raise StatusError(
+            Level.WAITING, "waiting for this machine to have an IP address", retry=True
+        )
 
     def _external(self) -> tuple[Volume, fs.JuicefsSecret] | None:
         config, made, content = self.config, self.config.format(), self._content()
@@ -122,15 +133,21 @@ class Sources:
         has_engine, has_store = bool(config.metadata_url or engine), bool(config.bucket or store)
         if not has_engine and not has_store:
             if content is not None:
-                raise ValueError("credentials: only used with metadata-url and bucket: set both, or reset credentials")
+                raise ValueError(
+                    "credentials: only used with metadata-url and bucket: set both, or reset credentials"
+                )
             return None
         if not has_engine or not has_store:
-            missing, given = ("bucket", "metadata-url") if has_engine else ("metadata-url", "bucket")
+            missing, given = (
+                ("bucket", "metadata-url") if has_engine else ("metadata-url", "bucket")
+            )
             raise ValueError(f"{missing}: set it too, or reset {given} for an embedded volume")
         offers: list[services.Offer] = []
         user: str | None = None
         if engine is not None:
-            offers.append(self._offer(engine, functools.partial(services.read_engine, ENGINES[engine.name])))
+            offers.append(
+                self._offer(engine, functools.partial(services.read_engine, ENGINES[engine.name]))
+            )
             address = offers[-1].engine
             assert address is not None
         else:
@@ -149,7 +166,14 @@ class Sources:
             secret, key = spec.read_credentials(_merged(content or {}, offers), user)
             juicefs_access.check_secret(address, secret)
         return Volume(
-            config.volume_name, address, storage, bucket, keyless=True, region=region, format=made, encrypt_key=key
+            config.volume_name,
+            address,
+            storage,
+            bucket,
+            keyless=True,
+            region=region,
+            format=made,
+            encrypt_key=key,
         ), secret
 
     def _content(self) -> dict[str, str] | None:
@@ -158,18 +182,24 @@ class Sources:
         try:
             return self.config.credentials.get_content(refresh=True)
         except ops.ModelError:  # no such secret, or not for us
-            raise ValueError(f"credentials: no access: juju grant-secret SECRET {self._app.name}") from None
+            raise ValueError(
+                f"credentials: no access: juju grant-secret SECRET {self._app.name}"
+            ) from None
 
     def _engine_relation(self) -> ops.Relation | None:
         found = [name for name in ENGINES if self._model.relations[name]]
         if len(found) > 1:
-            raise ValueError(f"{', '.join(found)}: only one metadata engine is possible: remove one of the relations")
+            raise ValueError(
+                f"{', '.join(found)}: only one metadata engine is possible: remove one of the relations"
+            )
         return self._relation(found[0], "metadata-url", self.config.metadata_url) if found else None
 
     def _relation(self, name: str, option: str, value: str) -> ops.Relation | None:
         relation = next(iter(self._model.relations[name]), None)
         if relation is not None and value:
-            raise ValueError(f"{option}: {relation.app.name} offers it too: reset the option, or remove the relation")
+            raise ValueError(
+                f"{option}: {relation.app.name} offers it too: reset the option, or remove the relation"
+            )
         return relation
 
     def _offer(self, relation: ops.Relation, read: Read) -> services.Offer:
@@ -177,7 +207,9 @@ class Sources:
         try:
             offer = read(relation.data[relation.app], self._reveal)
         except ops.ModelError:  # the secret is not granted (yet), or was removed
-            raise StatusError(Level.WAITING, f"waiting for {app} to grant its credentials", retry=True) from None
+            raise StatusError(
+                Level.WAITING, f"waiting for {app} to grant its credentials", retry=True
+            ) from None
         except ValueError as e:
             raise ValueError(f"{endpoint}: {app} cannot be used: {e}") from e
         if offer is None:

@@ -16,7 +16,10 @@ from volume.target import Target
 
 _log = logging.getLogger(__name__)
 
-_KEYS = {"access-key": "ACCESS_KEY", "secret-key": "SECRET_KEY"}  # that an embedded volume's engine holds
+_KEYS = {
+    "access-key": "ACCESS_KEY",
+    "secret-key": "SECRET_KEY",
+}  # that an embedded volume's engine holds
 
 
 class VolumeError(Exception):
@@ -40,14 +43,20 @@ def ensure_formatted(volume: Target, known: Known) -> juicefs.Setting:
     """
     wanted, setting, uuid = volume.volume, volume.inspect(), known.uuid
     if setting is None and uuid is not None:
-        remedy = "run restore-metadata with a backup" if wanted.keyless else "restore a copy of the storage"
+        remedy = (
+            "run restore-metadata with a backup"
+            if wanted.keyless
+            else "restore a copy of the storage"
+        )
         raise VolumeError(f"{remedy}: the metadata engine lost volume {wanted.name} ({uuid})")
     if setting is None:
         known.announce()
         _format(volume)
         setting = volume.inspect()
         if setting is None:
-            raise juicefs.JuicefsError("juicefs format reported success and the engine holds no volume")
+            raise juicefs.JuicefsError(
+                "juicefs format reported success and the engine holds no volume"
+            )
     elif uuid is None and not known.ours and known.adopt != setting.uuid:
         _check_same(wanted, setting, None)
         remedy = f"set adopt={setting.uuid} to take over volume {setting.name}"
@@ -64,7 +73,11 @@ def ensure_bucket(volume: Target, setting: juicefs.Setting) -> None:
 
 def _format(volume: Target) -> None:
     wanted, content = volume.volume, volume.credentials.content()
-    keys = {} if wanted.keyless else {name: content[key] for key, name in _KEYS.items() if key in content}
+    keys = (
+        {}
+        if wanted.keyless
+        else {name: content[key] for key, name in _KEYS.items() if key in content}
+    )
     made, default = wanted.format, Format()
     options: dict[str, str | bool] = {
         "no-update": True,
@@ -93,7 +106,12 @@ def _format(volume: Target) -> None:
 
 
 def _config(volume: Target, changes: dict[str, str]) -> None:
-    volume.change("config", *(f"--{flag}={value}" for flag, value in changes.items()), "--yes", volume.access.url)
+    volume.change(
+        "config",
+        *(f"--{flag}={value}" for flag, value in changes.items()),
+        "--yes",
+        volume.access.url,
+    )
 
 
 def _same_bucket(volume: Volume, setting: juicefs.Setting) -> bool:
@@ -104,11 +122,15 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
     """Raise `VolumeError` unless what the engine holds is the volume that should be there."""
     name, found = volume.name, setting.name
     if found != name:
-        raise VolumeError(f"set volume-name={found}, or use a new database: that volume is in the metadata engine")
+        raise VolumeError(
+            f"set volume-name={found}, or use a new database: that volume is in the metadata engine"
+        )
     if uuid not in (None, setting.uuid):
         remedy = "set the old metadata-url, or deploy another application"
         raise VolumeError(f"{remedy}: the engine holds volume {setting.uuid}")
-    if volume.keyless and not _same_bucket(volume, setting):  # an embedded one follows its server: `ensure_bucket`
+    if volume.keyless and not _same_bucket(
+        volume, setting
+    ):  # an embedded one follows its server: `ensure_bucket`
         raise VolumeError(f"set bucket={setting.bucket} again: volume {name} keeps its data there")
     for option, found, wanted in (
         ("storage-type", setting.storage or volume.storage, volume.storage),
@@ -118,7 +140,9 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
         if found != wanted:
             raise VolumeError(f"set {option}={found}: volume {name} was made with it, for good")
     if volume.encrypt_key and not setting.encrypted:
-        raise VolumeError(f"remove encrypt-key from the secret: volume {name} was made without encryption")
+        raise VolumeError(
+            f"remove encrypt-key from the secret: volume {name} was made without encryption"
+        )
 
 
 def ensure_options(volume: Target, setting: juicefs.Setting) -> None:
@@ -129,7 +153,9 @@ def ensure_options(volume: Target, setting: juicefs.Setting) -> None:
         "inodes": (wanted.inodes, setting.inodes),
         "trash-days": (wanted.trash_days, setting.trash_days),
     }
-    if changes := {flag: str(value) for flag, (value, found) in differences.items() if value != found}:
+    if changes := {
+        flag: str(value) for flag, (value, found) in differences.items() if value != found
+    }:
         _config(volume, changes)
 
 
@@ -158,12 +184,17 @@ def ensure_private_trash(volume: Target) -> None:
     name = volume.volume.name
     try:
         if juicefs.ensure_private_trash(volume.program, volume.access):
-            _log.info("volume %s: its trash is closed to accounts now, on each client once it mounts again", name)
+            _log.info(
+                "volume %s: its trash is closed to accounts now, on each client once it mounts again",
+                name,
+            )
     except juicefs.JuicefsError as e:
         _log.warning("volume %s: other accounts may read what was deleted: %s", name, e)
 
 
-def published(volume: Target, setting: juicefs.Setting, secret: tuple[str | None, int | None]) -> fs.Juicefs:
+def published(
+    volume: Target, setting: juicefs.Setting, secret: tuple[str | None, int | None]
+) -> fs.Juicefs:
     """Describe the volume to those who mount it; `secret` is the id and revision of the credentials."""
     wanted, (secret_id, auth_rev) = volume.volume, secret
     address = dataclasses.asdict(wanted.engine)
@@ -186,7 +217,12 @@ def remove(app: str) -> None:
     """Remove what an application keeps here, but for backups, which may be the only ones."""
     format_journal.forget(app)
     state = format_journal.STATE_DIR
-    ours = (target.PROGRAM_DIR / app, target.CONFIG_DIR / app, state / app / "reports", state / app / "kubernetes")
+    ours = (
+        target.PROGRAM_DIR / app,
+        target.CONFIG_DIR / app,
+        state / app / "reports",
+        state / app / "kubernetes",
+    )
     for folder in ours:
         shutil.rmtree(folder, ignore_errors=True)
     for folder in (target.PROGRAM_DIR, target.CONFIG_DIR, state / app, state):

@@ -34,12 +34,19 @@ def _export(unit: Unit, wanted: _Parameters, _log: Log) -> Results:
     name, namespace = wanted.name or target.volume.name, wanted.namespace
     for parameter, value in (("namespace", namespace), ("name", name)):
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", value):
-            raise ValueError(f"{parameter}: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end")
+            raise ValueError(
+                f"{parameter}: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end"
+            )
     if not re.fullmatch(r"[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi)", wanted.size):
         raise ValueError("size: a number and one of Ki, Mi, Gi, Ti and Pi, like 100Gi")
     volume = target.volume
     access = volume.access(target.credentials, directory=_FILES_DIR)
-    data = {"name": volume.name, "metaurl": access.url, "storage": volume.storage, "bucket": volume.bucket}
+    data = {
+        "name": volume.name,
+        "metaurl": access.url,
+        "storage": volume.storage,
+        "bucket": volume.bucket,
+    }
     if access.environment:
         data["envs"] = json.dumps(access.environment, sort_keys=True)
     secrets = {name: data}
@@ -50,7 +57,9 @@ def _export(unit: Unit, wanted: _Parameters, _log: Log) -> Results:
     common = {"name": name, "namespace": namespace, "labels": labels}
     hidden = render(_TEMPLATES, "kubernetes-secrets.yaml.j2", **common, secrets=secrets)
     handle = f"{volume.name}-{setting.uuid}"
-    shown = render(_TEMPLATES, "kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=wanted.size)
+    shown = render(
+        _TEMPLATES, "kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=wanted.size
+    )
     path = private(target.directory / "kubernetes") / f"{name}.yaml"
     files.ensure_file(path, hidden + shown, mode=0o600)
     apply = f"juju ssh {unit.name} sudo cat {path} | kubectl apply -f -"

@@ -84,19 +84,30 @@ def _back_up(unit: Unit, wanted: _Long, log: Log) -> Results:
     path = back_up(target, setting, timeout_s=wanted.timeout, log=log)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"file": str(path), "bytes": str(path.stat().st_size), "sha256": digest, "uuid": setting.uuid}
+    return {
+        "file": str(path),
+        "bytes": str(path.stat().st_size),
+        "sha256": digest,
+        "uuid": setting.uuid,
+    }
 
 
-def back_up(target: Target, setting: juicefs.Setting, *, timeout_s: float, log: Log) -> pathlib.Path:
+def back_up(
+    target: Target, setting: juicefs.Setting, *, timeout_s: float, log: Log
+) -> pathlib.Path:
     """Write all metadata of the volume, without credentials, into a file; return it. Raises `ActionError`."""
     path = private(target.directory / "backups") / f"{target.volume.name}-{_stamp()}.json.gz"
-    partial = path.with_name(f".{path.name.removesuffix('.gz')}.{os.getpid()}.gz")  # another may begin this second
+    partial = path.with_name(
+        f".{path.name.removesuffix('.gz')}.{os.getpid()}.gz"
+    )  # another may begin this second
     partial.touch(mode=0o600)
     try:
         _run_long(target, "dump", str(partial), timeout_s=timeout_s, log=log)
         found = _uuid_of(partial)
         if found != setting.uuid:
-            raise ActionError(f"the backup is of volume {found or 'unknown'}, not {setting.uuid}: it is not kept")
+            raise ActionError(
+                f"the backup is of volume {found or 'unknown'}, not {setting.uuid}: it is not kept"
+            )
         partial.chmod(0o600)
         partial.replace(path)
     finally:
@@ -110,21 +121,31 @@ def _restore(unit: Unit, wanted: _Restore, log: Log) -> Results:
     if not unit.leads:
         raise ActionError("run it on the leader: the unit with a * in juju status")
     if unit.uuid not in (None, uuid):
-        raise ActionError(f"uuid: this application's volume is {unit.uuid}: deploy another application for another")
+        raise ActionError(
+            f"uuid: this application's volume is {unit.uuid}: deploy another application for another"
+        )
     target = unit.target()
     if not target.volume.keyless:
-        raise ActionError("the metadata of an embedded volume is Redis' log in the unit's storage: restore that")
+        raise ActionError(
+            "the metadata of an embedded volume is Redis' log in the unit's storage: restore that"
+        )
     if not path.is_file() or path.is_symlink():
         raise ActionError(f"file: {path} does not exist: juju scp BACKUP UNIT:/tmp/ first")
     found = _uuid_of(path)
     if found != uuid:
-        raise ActionError(f"uuid: {path.name} is a backup of volume {found or 'unknown'}, not {uuid}")
+        raise ActionError(
+            f"uuid: {path.name} is a backup of volume {found or 'unknown'}, not {uuid}"
+        )
     if (there := target.inspect()) is not None:
-        raise ActionError(f"the metadata engine holds volume {there.name} ({there.uuid}): restore into an empty one")
+        raise ActionError(
+            f"the metadata engine holds volume {there.name} ({there.uuid}): restore into an empty one"
+        )
     report = _run_long(target, "load", str(path), timeout_s=wanted.timeout, log=log)
     there = target.inspect()
     if there is None or there.uuid != uuid:
-        raise ActionError(f"after load the metadata engine does not hold volume {uuid}; the report: {report}")
+        raise ActionError(
+            f"after load the metadata engine does not hold volume {uuid}; the report: {report}"
+        )
     unit.pin(uuid)
     return {"uuid": there.uuid, "volume": there.name, "report": str(report)}
 
@@ -169,7 +190,10 @@ def _quotas(target: Target) -> list[dict[str, str]]:
     names = ("path", "size", "used", "used-percent", "inodes", "inodes-used", "inodes-used-percent")
     found: list[dict[str, str]] = []
     for line in _quota(target, "list").splitlines():
-        cells = [cell.strip() for cell in re.split(r"[|\u2502\u2503]", line.strip().strip("|\u2502\u2503"))]
+        cells = [
+            cell.strip()
+            for cell in re.split(r"[|\u2502\u2503]", line.strip().strip("|\u2502\u2503"))
+        ]
         if len(cells) == len(names) and cells[0].startswith("/"):
             found.append(dict(zip(names, cells, strict=True)))
     return found
@@ -182,7 +206,9 @@ def _quota(target: Target, verb: str, *arguments: str) -> str:
         raise ActionError(f"quota {verb}: {juicefs.explain(e)}") from e
 
 
-def _with_progress(what: str, log: Log, function: collections.abc.Callable[[], Completed]) -> Completed:
+def _with_progress(
+    what: str, log: Log, function: collections.abc.Callable[[], Completed]
+) -> Completed:
     """Run a function, and log every now and then for how long it has been running."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         began, future = time.monotonic(), pool.submit(function)
@@ -198,7 +224,9 @@ def private(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def _run_long(target: Target, command: str, *arguments: str, timeout_s: float, log: Log) -> pathlib.Path:
+def _run_long(
+    target: Target, command: str, *arguments: str, timeout_s: float, log: Log
+) -> pathlib.Path:
     """Run a command that may take long; return the file with its output. Raises `ActionError` if it fails."""
     folder = private(target.directory / "reports")
     report = folder / f"{command}-{_stamp()}-{os.getpid()}.log"  # another may begin this second
@@ -225,7 +253,9 @@ def _stamp() -> str:
 def _summary(report: pathlib.Path) -> str:
     """Pick the last line of a report that is about the volume."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", report.read_text())
-    lines = re.findall(r"<(?:INFO|WARNING)>: (?!(?:flush|close) session )(.*)", plain)  # the last lines of 1.3
+    lines = re.findall(
+        r"<(?:INFO|WARNING)>: (?!(?:flush|close) session )(.*)", plain
+    )  # the last lines of 1.3
     return juicefs.without_place(last_line("\n".join(lines) or plain))
 
 

@@ -58,13 +58,19 @@ class Volume:
     # An RSA key in PEM, which formatting alone needs; with it, blocks are encrypted
     encrypt_key: str = dataclasses.field(default="", repr=False)
 
-    def access(self, credentials: fs.JuicefsSecret, *, directory: pathlib.Path) -> juicefs_access.Access:
+    def access(
+        self, credentials: fs.JuicefsSecret, *, directory: pathlib.Path
+    ) -> juicefs_access.Access:
         """Build what juicefs needs for the volume, with its files in `directory`."""
         place = {"store": self.storage, "region": self.region}
-        return juicefs_access.access(self.engine, credentials, directory=directory, keyless=self.keyless, **place)
+        return juicefs_access.access(
+            self.engine, credentials, directory=directory, keyless=self.keyless, **place
+        )
 
 
-def read_format(block_size: str, compression: str, capacity: int, inodes: int, trash_days: int) -> Format:
+def read_format(
+    block_size: str, compression: str, capacity: int, inodes: int, trash_days: int
+) -> Format:
     """Check the options of the format. Raises `ValueError`, which names the option."""
     with naming("block-size"):
         found = re.fullmatch(r"([0-9]{1,6})([KM]?)", block_size)
@@ -97,7 +103,9 @@ def read_credentials(
     key = content.get("encrypt-key", "")
     if key and ("-----BEGIN RSA PRIVATE KEY-----" not in key or "ENCRYPTED" not in key):
         make = "openssl genrsa -traditional -aes256 -out key.pem 2048"
-        raise ValueError(f"encrypt-key: not an RSA key in PEM with a passphrase: make one with {make}")
+        raise ValueError(
+            f"encrypt-key: not an RSA key in PEM with a passphrase: make one with {make}"
+        )
     if key and not content.get("encrypt-passphrase"):
         raise ValueError("encrypt-passphrase: required by encrypt-key")
     return fs.JuicefsSecret.from_content(dict(content) | ({"meta-user": user} if user else {})), key
@@ -108,7 +116,9 @@ def read_bucket(storage: str, bucket: str) -> str:
     example, pattern = _BUCKETS[storage]
     parts = urllib.parse.urlsplit(bucket)
     if "@" in parts.netloc:
-        raise ValueError("remove the keys from it: they go into a secret, named by the option credentials")
+        raise ValueError(
+            "remove the keys from it: they go into a secret, named by the option credentials"
+        )
     if not re.fullmatch(pattern, bucket):
         raise ValueError(f"write it as {example}")
     # JuiceFS takes the first name of a path for the bucket, whatever the host, and drops the rest; MinIO's may be below
@@ -117,7 +127,9 @@ def read_bucket(storage: str, bucket: str) -> str:
     in_host = storage == "s3" and _HOST_STYLE.fullmatch(parts.hostname or "") is not None
     if storage in ("s3", "minio") and not re.fullmatch("/*" if in_host else "(/[^/%]+)?/*", path):
         where = (
-            "this host begins with the bucket's name, and JuiceFS would take another" if in_host else "it is dropped"
+            "this host begins with the bucket's name, and JuiceFS would take another"
+            if in_host
+            else "it is dropped"
         )
         raise ValueError(f"write it as {example}, without a path behind the bucket: {where}")
     if storage == "file":

@@ -42,7 +42,9 @@ class Target:
         """Run juicefs with the credentials in its environment."""
         return juicefs.invoke(self.program, self.access, *arguments, env=env, timeout=timeout)
 
-    def change(self, command: str, *arguments: str, env: collections.abc.Mapping[str, str] | None = None) -> None:
+    def change(
+        self, command: str, *arguments: str, env: collections.abc.Mapping[str, str] | None = None
+    ) -> None:
         """Run a command that changes the volume. Raises `juicefs.JuicefsError`, which names the command."""
         try:
             self.invoke(command, *arguments, env=env, timeout=120)
@@ -56,8 +58,12 @@ class Unit(typing.Protocol):
     name: str
     leads: bool
     target: collections.abc.Callable[[], Target]  # the volume that should be there, unseen
-    verify: collections.abc.Callable[[], tuple[Target, juicefs.Setting]]  # after a look that it is there
-    storage: collections.abc.Callable[[], dict[str, str]]  # the state of its disk, where this unit serves the volume
+    verify: collections.abc.Callable[
+        [], tuple[Target, juicefs.Setting]
+    ]  # after a look that it is there
+    storage: collections.abc.Callable[
+        [], dict[str, str]
+    ]  # the state of its disk, where this unit serves the volume
     pin: collections.abc.Callable[[str], None]  # keeps the UUID of a volume that was restored
 
     @property

@@ -43,7 +43,9 @@ def check(volume: Target) -> None:
         found = _try(volume, mountpoint, log, source)
         if not found:
             text = scrub(log.read_text(errors="replace"), volume.access.secrets)
-            raise juicefs.JuicefsError(f"no client can mount it: {juicefs.reason(text) or found.detail}")
+            raise juicefs.JuicefsError(
+                f"no client can mount it: {juicefs.reason(text) or found.detail}"
+            )
     except mounts.MountError as e:
         raise juicefs.JuicefsError(str(e)) from e
     finally:
@@ -54,7 +56,14 @@ def check(volume: Target) -> None:
 
 
 def _try(volume: Target, mountpoint: pathlib.Path, log: pathlib.Path, source: str) -> mounts.Result:
-    command = [volume.program, "--no-agent", "mount", *juicefs.flags(_FLAGS), volume.access.url, mountpoint]
+    command = [
+        volume.program,
+        "--no-agent",
+        "mount",
+        *juicefs.flags(_FLAGS),
+        volume.access.url,
+        mountpoint,
+    ]
     with log.open("w") as output:
         process = subprocess.Popen(
             [str(word) for word in command],
@@ -68,7 +77,12 @@ def _try(volume: Target, mountpoint: pathlib.Path, log: pathlib.Path, source: st
         found = _await(process, mountpoint, source)
         if found:
             found = mounts.probe(
-                mountpoint, fstype=_FSTYPE, source=source, writable=True, sticky=True, deadline=_PROBE_S
+                mountpoint,
+                fstype=_FSTYPE,
+                source=source,
+                writable=True,
+                sticky=True,
+                deadline=_PROBE_S,
             )
         return found
     finally:
@@ -76,7 +90,9 @@ def _try(volume: Target, mountpoint: pathlib.Path, log: pathlib.Path, source: st
         _end(process)
 
 
-def _await(process: "subprocess.Popen[bytes]", mountpoint: pathlib.Path, source: str) -> mounts.Result:
+def _await(
+    process: "subprocess.Popen[bytes]", mountpoint: pathlib.Path, source: str
+) -> mounts.Result:
     end = time.monotonic() + _START_S
     while True:
         found = mounts.probe(mountpoint, fstype=_FSTYPE, source=source)

@@ -39,22 +39,36 @@ def ensure_client(spec: mount_plan.Spec) -> str:
     raise mount_plan.MountError("; ".join(problems))
 
 
-def plan(spec: mount_plan.Spec, volume: fs.Cephfs, key: str, client: str = KERNEL) -> mount_plan.Plan:
+def plan(
+    spec: mount_plan.Spec, volume: fs.Cephfs, key: str, client: str = KERNEL
+) -> mount_plan.Plan:
     """Draw up the mount of a directory of a Ceph filesystem by `client`, which is installed already."""
-    for what, value in {"user": volume.user, "fsid": volume.fsid, "filesystem": volume.name}.items():
+    for what, value in {
+        "user": volume.user,
+        "fsid": volume.fsid,
+        "filesystem": volume.name,
+    }.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]+", value):
-            raise mount_plan.MountError(f"the Ceph {what} has other characters than letters, digits and ._- in it")
+            raise mount_plan.MountError(
+                f"the Ceph {what} has other characters than letters, digits and ._- in it"
+            )
     if not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", key):
-        raise mount_plan.MountError("the Ceph key is not base64: it is what `ceph auth print-key client.USER` prints")
+        raise mount_plan.MountError(
+            "the Ceph key is not base64: it is what `ceph auth print-key client.USER` prints"
+        )
     monitors, messenger = _monitors(volume)
     addresses = [fs.join_address(*one) for one in monitors]
     path = kernel.below(volume.path, spec.subdirectory)
     if client == FUSE:
         return _fuse(spec, volume, key, monitors, messenger)
     key_file = mount_plan.ETC / spec.app / "ceph.secret"
-    options = presets.merge(presets.CEPHFS, profile=spec.profile, given=spec.mount_options, holding=spec.holding)
+    options = presets.merge(
+        presets.CEPHFS, profile=spec.profile, given=spec.mount_options, holding=spec.holding
+    )
     if messenger == 2:
-        options = {"ms_mode": "prefer-crc"} | options  # the kernel's own choice is the first protocol
+        options = {
+            "ms_mode": "prefer-crc"
+        } | options  # the kernel's own choice is the first protocol
     options = {"secretfile": str(key_file)} | options
     source, aliases = f"{','.join(addresses)}:{path}", ()
     if _version() >= _NAMED_DEVICE:
@@ -81,7 +95,9 @@ def _fuse(
     """Draw up the service of ceph-fuse, with a configuration that no other Ceph program on the machine reads."""
     path = kernel.below(volume.path, spec.subdirectory)
     if re.search(r"[\s,\\]", path) or not path.isprintable():
-        raise mount_plan.MountError("the folder has a space, comma or backslash in its name: ceph-fuse cannot mount it")
+        raise mount_plan.MountError(
+            "the folder has a space, comma or backslash in its name: ceph-fuse cannot mount it"
+        )
     conf, keyring = (mount_plan.ETC / spec.app / f"ceph.{name}" for name in ("conf", "keyring"))
     # It logs to the journal; the filesystem is client_mds_namespace before Ceph 17
     monitors = ",".join(f"v{messenger}:{fs.join_address(*one)}" for one in servers)
@@ -89,13 +105,25 @@ def _fuse(
     settings |= {"admin_socket": "", "client_mds_namespace": volume.name, "client_fs": volume.name}
     settings |= presets.merge(presets.CEPH_FUSE, profile=spec.profile, given=spec.mount_options)
     source = f"{volume.user}@{volume.fsid}.{volume.name}={path}"
-    flags = {"nosuid": "", "nodev": "", **({"noexec": ""} if spec.noexec else {}), "ro" if spec.read_only else "rw": ""}
+    flags = {
+        "nosuid": "",
+        "nodev": "",
+        **({"noexec": ""} if spec.noexec else {}),
+        "ro" if spec.read_only else "rw": "",
+    }
     options = presets.text(flags | {"subtype": FUSE, "fsname": source})
     command = f"/usr/bin/ceph-fuse -f --conf={conf} --id={volume.user} -r {path} {spec.mountpoint} -o {options}".split()
-    text = fuse.service(spec, source, servers, command, what=f"CephFS {volume.name}", fstype=_FUSE_TYPE)
+    text = fuse.service(
+        spec, source, servers, command, what=f"CephFS {volume.name}", fstype=_FUSE_TYPE
+    )
     lines = "".join(f"{name} = {value}\n" for name, value in settings.items())
     texts = {conf: f"[global]\n{lines}", keyring: f"[client.{volume.user}]\nkey = {key}\n"}
-    rest: dict[str, typing.Any] = {"servers": (servers,), "files": texts, "secrets": (key,), "client": FUSE}
+    rest: dict[str, typing.Any] = {
+        "servers": (servers,),
+        "files": texts,
+        "secrets": (key,),
+        "client": FUSE,
+    }
     return mount_plan.Plan(spec, f"cephfs-{spec.app}.service", text, (_FUSE_TYPE,), source, **rest)
 
 
@@ -117,6 +145,8 @@ def _monitors(volume: fs.Cephfs) -> tuple[mount_plan.Servers, int]:
 
 
 def _version() -> tuple[int, int]:
-    shown = run("/usr/bin/dpkg-query", "-W", "-f", "${Version}", _PACKAGES[KERNEL], check=False).stdout
+    shown = run(
+        "/usr/bin/dpkg-query", "-W", "-f", "${Version}", _PACKAGES[KERNEL], check=False
+    ).stdout
     match = re.match(r"(?:\d+:)?(\d+)\.(\d+)", shown)
     return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -8,7 +8,11 @@ from slurm_ddp.interfaces import filesystem_info as fs
 
 
 def service(
-    spec: mount_plan.Spec, source: str, servers: mount_plan.Servers, command: list[str], **values: typing.Any
+    spec: mount_plan.Spec,
+    source: str,
+    servers: mount_plan.Servers,
+    command: list[str],
+    **values: typing.Any,
 ) -> str:
     """Write the unit of a client that begins once one of `servers` answers; `values` are the template's others."""
     quoted = mount_plan.quoted
@@ -30,4 +34,6 @@ def check(name: str) -> None:
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as e:
         problem = (e.strerror or str(e)).lower()
-        raise mount_plan.MountError(f"/dev/fuse does not open ({problem}): {name} needs access to it") from e
+        raise mount_plan.MountError(
+            f"/dev/fuse does not open ({problem}): {name} needs access to it"
+        ) from e

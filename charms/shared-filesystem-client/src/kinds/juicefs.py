@@ -22,7 +22,17 @@ _AUTO = "auto"
 # the system lies on the same disk, the second where it does not
 _SHARE = (0.15, 0.75)
 _FREE = ("0.2", "0.1")
-_NO_CACHE_ON = ("nfs", "nfs4", "lustre", "ceph", "fuse.ceph-fuse", "cifs", "fuse.juicefs", "tmpfs", "ramfs")
+_NO_CACHE_ON = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "ceph",
+    "fuse.ceph-fuse",
+    "cifs",
+    "fuse.juicefs",
+    "tmpfs",
+    "ramfs",
+)
 
 
 def program_path(app: str) -> pathlib.Path:
@@ -40,7 +50,11 @@ def plan(
     access, environment_file = juicefs_access.of(volume, secret, directory=etc), etc / "environment"
     source, caches = f"JuiceFS:{volume.name}", _caches(spec)
     command = [*_command(spec, _subdir(spec, volume), caches, version), access.url, spec.mountpoint]
-    about = {"what": f"JuiceFS volume {volume.name}", "fstype": _FSTYPE, "environment_file": environment_file}
+    about = {
+        "what": f"JuiceFS volume {volume.name}",
+        "fstype": _FSTYPE,
+        "environment_file": environment_file,
+    }
     text = fuse.service(spec, source, volume.addresses(), command, **about)
     return mount_plan.Plan(
         spec=spec,
@@ -61,7 +75,9 @@ def plan(
     )
 
 
-def ensure_sticky_folders(spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret) -> None:
+def ensure_sticky_folders(
+    spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret
+) -> None:
     """Keep accounts from replacing the folder that is mounted, or one above it; log what is done.
 
     The mount shows no folder above its own, and juicefs makes those that are absent with mode 0777. It is done once for
@@ -75,7 +91,10 @@ def ensure_sticky_folders(spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.
     access = juicefs_access.of(volume, secret, directory=mount_plan.ETC / spec.app)
     access.ensure_files()
     juicefs.check_reachable(volume.addresses())
-    for folder in (subdir, *map(str, pathlib.PurePosixPath(subdir).parents)):  # those above are made 0755 with it
+    for folder in (
+        subdir,
+        *map(str, pathlib.PurePosixPath(subdir).parents),
+    ):  # those above are made 0755 with it
         if report := juicefs.ensure_sticky(program, access, folder):
             _log.warning("volume %s: %s", volume.name, report)
     files.ensure_file(note, done)
@@ -94,12 +113,17 @@ def check(config: mount_plan.Config) -> None:
     if len(set(directories)) != len(directories):
         raise ValueError("cache-directories: a folder is named twice")
     if config.metrics_port and not 1024 <= config.metrics_port < 65536:
-        raise ValueError("metrics-port: a port from 1024 to 65535, or 0 for the first free one from 9567 on")
+        raise ValueError(
+            "metrics-port: a port from 1024 to 65535, or 0 for the first free one from 9567 on"
+        )
 
 
 def _subdir(spec: mount_plan.Spec, volume: fs.Juicefs) -> str:
     """Return the folder of the volume that is mounted."""
-    return f"/{volume.subdir.strip('/')}/{spec.subdirectory.strip('/')}".replace("//", "/").rstrip("/") or "/"
+    return (
+        f"/{volume.subdir.strip('/')}/{spec.subdirectory.strip('/')}".replace("//", "/").rstrip("/")
+        or "/"
+    )
 
 
 def _command(
@@ -109,7 +133,9 @@ def _command(
     for flag in presets.parse(presets.JUICEFS, spec.mount_options):
         if version < (needed := juicefs.SINCE.get(flag, juicefs.OLDEST)):
             since, mine = map(juicefs.text, (needed, version))
-            raise presets.OptionError(f"mount-options: {flag} needs juicefs {since} or newer, and this is {mine}")
+            raise presets.OptionError(
+                f"mount-options: {flag} needs juicefs {since} or newer, and this is {mine}"
+            )
     chosen = presets.merge(presets.JUICEFS, profile=spec.profile, given=spec.mount_options)
     buffer_mib = chosen.pop("buffer-size", _DEFAULT_BUFFER_MIB)
     shared = any(map(_shares_the_systems_disk, caches))
@@ -129,7 +155,12 @@ def _command(
         }
     )
     # JuiceFS honours device files and setuid programs on a mount by root, unless it is passed these
-    options = ["nosuid", "nodev", *(["noexec"] if spec.noexec else []), *(["ro"] if spec.read_only else [])]
+    options = [
+        "nosuid",
+        "nodev",
+        *(["noexec"] if spec.noexec else []),
+        *(["ro"] if spec.read_only else []),
+    ]
     return [str(program_path(spec.app)), "--no-agent", "mount", *flags, "-o", ",".join(options)]
 
 
@@ -153,12 +184,16 @@ def _cache_mib(config: mount_plan.Config, caches: tuple[pathlib.Path, ...]) -> i
     """Compute how much all folders together may hold, in MiB. JuiceFS gives each folder the same part of it."""
     if config.cache_size != _AUTO:
         return _mib(config.cache_size)
-    sharing = collections.Counter(_existing(cache).stat().st_dev for cache in caches)  # folders on each disk
+    sharing = collections.Counter(
+        _existing(cache).stat().st_dev for cache in caches
+    )  # folders on each disk
     shares: list[float] = []
     for cache in caches:
         place = _existing(cache)
         stat, share = os.statvfs(place), _SHARE[0 if _shares_the_systems_disk(cache) else 1]
-        shares.append(stat.f_blocks * stat.f_frsize / (1 << 20) * share / sharing[place.stat().st_dev])
+        shares.append(
+            stat.f_blocks * stat.f_frsize / (1 << 20) * share / sharing[place.stat().st_dev]
+        )
     # In whole GiB: a size that moved with every block of the disk would look like a change of options
     return max(256, int(min(shares)) // 1024 * 1024) * len(caches)
 
@@ -174,7 +209,9 @@ def _existing(path: pathlib.Path) -> pathlib.Path:
 def _mib(text: str) -> int:
     found = re.fullmatch(r"([0-9]+)([MGT]?)i?", text)
     if found is None:
-        raise ValueError("cache-size: auto, a number of MiB, or one with G or T, like 200G; 0 keeps no copies")
+        raise ValueError(
+            "cache-size: auto, a number of MiB, or one with G or T, like 200G; 0 keeps no copies"
+        )
     return int(found[1]) * {"": 1, "M": 1, "G": 1024, "T": 1024**2}[found[2]]
 
 

@@ -25,7 +25,9 @@ class Kind:
 
 NFS = Kind("NFS", "nfs4", "nfsv4", ("nfs-common",))
 NFS3 = Kind("NFS 3", "nfs", "nfsv3", ("nfs-common",))
-CEPH = Kind("CephFS", "ceph", "ceph")  # its package is installed before the plan, which depends on its version
+CEPH = Kind(
+    "CephFS", "ceph", "ceph"
+)  # its package is installed before the plan, which depends on its version
 LUSTRE = Kind("Lustre", "lustre", "lustre")  # its packages fit one kernel only: see lustre.py
 
 
@@ -34,8 +36,15 @@ def plan(
 ) -> mount_plan.Plan:
     """Draw up a mount unit; `rest` are further fields of the plan."""
     if any(character.isspace() or not character.isprintable() for character in source):
-        raise mount_plan.MountError(f"the {kind.name} source has a space in its name, which systemd cannot mount")
-    flags = {"nosuid": "", "nodev": "", **({"noexec": ""} if spec.noexec else {}), "ro" if spec.read_only else "rw": ""}
+        raise mount_plan.MountError(
+            f"the {kind.name} source has a space in its name, which systemd cannot mount"
+        )
+    flags = {
+        "nosuid": "",
+        "nodev": "",
+        **({"noexec": ""} if spec.noexec else {}),
+        "ro" if spec.read_only else "rw": "",
+    }
     text = mount_plan.render(
         "kernel.mount.j2",
         kind=kind.name,
@@ -44,8 +53,12 @@ def plan(
         mountpoint=spec.mountpoint,
         options=presets.text(options | flags).replace("%", "%%"),
     )
-    unit = run("/usr/bin/systemd-escape", "--path", "--suffix=mount", spec.mountpoint).stdout.strip()
-    return mount_plan.Plan(spec, unit, text, fstypes=(kind.fstype,), source=source, packages=kind.packages, **rest)
+    unit = run(
+        "/usr/bin/systemd-escape", "--path", "--suffix=mount", spec.mountpoint
+    ).stdout.strip()
+    return mount_plan.Plan(
+        spec, unit, text, fstypes=(kind.fstype,), source=source, packages=kind.packages, **rest
+    )
 
 
 def below(path: str, subdirectory: str) -> str:
@@ -60,7 +73,9 @@ def check(kind: Kind) -> None:
     # be that of the machine's first one (user_namespaces(7))
     if where and (PROC / "self" / "uid_map").read_text().split() != ["0", "0", "4294967295"]:
         remedy = "deploy with --constraints virt-type=virtual-machine, or set security.privileged=true on it"
-        raise mount_plan.MountError(f"{kind.name} cannot be mounted in an unprivileged {where} container: {remedy}")
+        raise mount_plan.MountError(
+            f"{kind.name} cannot be mounted in an unprivileged {where} container: {remedy}"
+        )
     if known(kind):
         return
     if where:

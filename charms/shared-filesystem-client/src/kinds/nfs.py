@@ -13,17 +13,27 @@ only, or mount by vers=4"""
 
 def plan(spec: mount_plan.Spec, export: fs.Nfs) -> mount_plan.Plan:
     """Draw up the mount of an export."""
-    options = presets.merge(presets.NFS, profile=spec.profile, given=spec.mount_options, holding=spec.holding)
+    options = presets.merge(
+        presets.NFS, profile=spec.profile, given=spec.mount_options, holding=spec.holding
+    )
     options = _protocol(_version(options), is_ipv6=":" in export.host)
     kind = kernel.NFS3 if options["vers"] == "3" else kernel.NFS
     kernel.check(kind)
     if export.port is not None:
         options = {"port": str(export.port)} | options
-    path = re.sub("/+", "/", kernel.below(export.path, spec.subdirectory)).rstrip("/") or "/"  # as the kernel shows it
-    servers = () if options["proto"].startswith("rdma") else (((export.host, int(options.get("port", _PORT))),),)
+    path = (
+        re.sub("/+", "/", kernel.below(export.path, spec.subdirectory)).rstrip("/") or "/"
+    )  # as the kernel shows it
+    servers = (
+        ()
+        if options["proto"].startswith("rdma")
+        else (((export.host, int(options.get("port", _PORT))),),)
+    )
     source = f"{fs.join_address(export.host, None)}:{path}"
     remedy = f"chmod +t {path}, on {export.host}"
-    return kernel.plan(spec, kind=kind, source=source, options=options, servers=servers, remedy=remedy)
+    return kernel.plan(
+        spec, kind=kind, source=source, options=options, servers=servers, remedy=remedy
+    )
 
 
 def _version(options: presets.Options) -> presets.Options:
@@ -32,7 +42,9 @@ def _version(options: presets.Options) -> presets.Options:
     minor = options.pop("minorversion", "")
     versions = {f"4.{minor}" if minor and version == "4" else version for version in given}
     if len(versions) > 1 or (minor and versions != {f"4.{minor}"}):
-        raise presets.OptionError("mount-options: vers, nfsvers and minorversion contradict each other")
+        raise presets.OptionError(
+            "mount-options: vers, nfsvers and minorversion contradict each other"
+        )
     (version,) = versions
     if version == "3" and "nolock" not in options:
         raise presets.OptionError(_NO_LOCKS)

@@ -8,8 +8,12 @@ import typing
 Options = dict[str, str]  # an option without a value has the empty one
 Rows = dict[str, list[str]]  # option -> its value, and why
 
-_TABLES: dict[str, typing.Any] = tomllib.loads(pathlib.Path(__file__).with_name("options.toml").read_text())
-REFUSED: dict[str, str] = {name: why for why, names in _TABLES["refused"].items() for name in names.split()}
+_TABLES: dict[str, typing.Any] = tomllib.loads(
+    pathlib.Path(__file__).with_name("options.toml").read_text()
+)
+REFUSED: dict[str, str] = {
+    name: why for why, names in _TABLES["refused"].items() for name in names.split()
+}
 _RIVALS: dict[str, str] = _TABLES["rivals"]
 
 
@@ -28,17 +32,29 @@ class Kind(typing.NamedTuple):
 
 def _kind(name: str) -> Kind:
     table = _TABLES[name]
-    flags, numbers = dict.fromkeys(table["flags"].split(), ""), dict.fromkeys(table["numbers"].split(), r"\d{1,9}")
+    flags, numbers = (
+        dict.fromkeys(table["flags"].split(), ""),
+        dict.fromkeys(table["numbers"].split(), r"\d{1,9}"),
+    )
     holding = frozenset(f"{_TABLES['holding']['all']} {_TABLES['holding'].get(name, '')}".split())
-    return Kind(table.get("defaults", {}), flags | numbers | table["values"], table.get("profiles", {}), holding)
+    return Kind(
+        table.get("defaults", {}),
+        flags | numbers | table["values"],
+        table.get("profiles", {}),
+        holding,
+    )
 
 
-NFS, CEPHFS, CEPH_FUSE, LUSTRE, JUICEFS = map(_kind, ("nfs", "cephfs", "ceph-fuse", "lustre", "juicefs"))
+NFS, CEPHFS, CEPH_FUSE, LUSTRE, JUICEFS = map(
+    _kind, ("nfs", "cephfs", "ceph-fuse", "lustre", "juicefs")
+)
 
 
 def merge(kind: Kind, *, profile: str, given: str, holding: str = "") -> Options:
     """Merge the defaults, over them the profile's options, over them those that the user gave; raises as `parse`."""
-    options = {option: row[0] for option, row in (kind.defaults | kind.profiles.get(profile, {})).items()}
+    options = {
+        option: row[0] for option, row in (kind.defaults | kind.profiles.get(profile, {})).items()
+    }
     for name, value in parse(kind, given, holding=holding).items():
         options.pop(_RIVALS.get(name, ""), None)
         options[name] = value

@@ -49,7 +49,9 @@ def _status(plan: mount_plan.Plan, _: Parameters, _log: Log) -> Results:
         "since": _moment(seen.since),
         "checked": _moment(seen.checked),
         "silent-server": f"{seen.down} since {_moment(seen.down_since)}" if seen.down else "",
-        "repaired": f"{seen.heals} times; last {seen.healed} at {_moment(seen.healed_at)}" if seen.heals else "never",
+        "repaired": f"{seen.heals} times; last {seen.healed} at {_moment(seen.healed_at)}"
+        if seen.heals
+        else "never",
         "restart-pending": "true" if mounter.pending(plan) else "false",
         "drained": "true" if seen.drained else "",
         "users": _named(processes.users(plan.spec.mountpoint)),
@@ -94,7 +96,9 @@ def _disks(caches: tuple[pathlib.Path, ...]) -> str:
         try:
             stat = os.statvfs(cache)
             scale = stat.f_frsize / (1 << 30)
-            texts.append(f"{cache}: {stat.f_bavail * scale:.1f} of {stat.f_blocks * scale:.1f} GiB free")
+            texts.append(
+                f"{cache}: {stat.f_bavail * scale:.1f} of {stat.f_blocks * scale:.1f} GiB free"
+            )
         except OSError as e:
             texts.append(f"{cache}: {(e.strerror or str(e)).lower()}")
     return "; ".join(texts)

@@ -22,19 +22,27 @@ def judge(plan: mount_plan.Plan, found: mounts.Result) -> Status:
             change = "restart pending: a change waits until nobody uses it" if waits else ""
             return Status(Level.ACTIVE, "; ".join(filter(None, (warning or mounted, change))))
         case State.WRONG if waits:
-            return Status(Level.MAINTENANCE, f"{found.detail}; the change waits until nobody uses it")
+            return Status(
+                Level.MAINTENANCE, f"{found.detail}; the change waits until nobody uses it"
+            )
         case State.WRONG:
-            return Status(Level.BLOCKED, f"unmount it, or choose another mountpoint: {found.detail}")
+            return Status(
+                Level.BLOCKED, f"unmount it, or choose another mountpoint: {found.detail}"
+            )
         case State.ABSENT:
             return Status(Level.BLOCKED, f"{plan.source} does not mount: {mounter.reason(plan)}")
         case State.FAILED:
             return Status(Level.BLOCKED, found.detail)
         case State.SLOW if seen.slow and time.time() - seen.slow >= keeper.SLOW_S:
-            return Status(Level.WAITING, f"{found.detail}; look at what stores the data of {plan.source}")
+            return Status(
+                Level.WAITING, f"{found.detail}; look at what stores the data of {plan.source}"
+            )
         case State.SLOW:
             return Status(Level.ACTIVE, mounted + "; writes are slow now")
         case State.HUNG if seen.down:
-            return Status(Level.WAITING, f"{seen.down}{_since(seen.down_since)}; the mount waits for it")
+            return Status(
+                Level.WAITING, f"{seen.down}{_since(seen.down_since)}; the mount waits for it"
+            )
         case State.HUNG:
             text = f"{plan.spec.mountpoint} does not answer{_since(seen.hung)}"
             return Status(Level.WAITING, text if seen.hung else found.detail)

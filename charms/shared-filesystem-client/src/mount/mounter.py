@@ -18,9 +18,16 @@ from slurm_ddp.run import CommandError, CommandTimeout, last_line, run
 _SETTLE_S = 60.0  # how long a mount whose servers answer may take
 _SETTLE_LOOK_S = 2.0
 _PROBE_S = 5.0
-_SILENT_PROBE_S = 2.0  # while its servers are silent, all that is asked is whether the mount works nevertheless
-_SERVER_S, _SERVER_AGAIN_S = 3.0, 1.0  # for a connection; the second where the keeper has just got none
-_TURN_S = 30.0  # how long the keeper may take to finish its pass; after that a hook goes on nevertheless
+_SILENT_PROBE_S = (
+    2.0  # while its servers are silent, all that is asked is whether the mount works nevertheless
+)
+_SERVER_S, _SERVER_AGAIN_S = (
+    3.0,
+    1.0,
+)  # for a connection; the second where the keeper has just got none
+_TURN_S = (
+    30.0  # how long the keeper may take to finish its pass; after that a hook goes on nevertheless
+)
 _RELOAD_S = 20.0
 _SYSTEMCTL_S = 60.0
 _STOP_S = 90.0
@@ -37,13 +44,19 @@ def ensure(plan: mount_plan.Plan) -> mounts.Result:
     apt.ensure_packages(plan.packages)
     for app, rival in states.load_all().items():
         pair = (rival.mountpoint, spec.mountpoint)
-        if app != spec.app and (mount_plan.is_inside(*pair) or mount_plan.is_inside(*reversed(pair))):
-            raise mount_plan.MountError(f"application {app} mounts at {rival.mountpoint}: choose another mountpoint")
+        if app != spec.app and (
+            mount_plan.is_inside(*pair) or mount_plan.is_inside(*reversed(pair))
+        ):
+            raise mount_plan.MountError(
+                f"application {app} mounts at {rival.mountpoint}: choose another mountpoint"
+            )
     with keeper.turn(mount_plan.STATE / spec.app, patience=_TURN_S):
         state = _write(plan)
         seen = watching.recent(plan, state)
         state = watching.watch(plan, state)
-        silence = keeper.unreachable(plan.servers, timeout=_SERVER_AGAIN_S if seen.down else _SERVER_S)
+        silence = keeper.unreachable(
+            plan.servers, timeout=_SERVER_AGAIN_S if seen.down else _SERVER_S
+        )
         if silence and seen.state == mounts.State.HUNG.value:
             found = mounts.Result(mounts.State.HUNG, seen.detail)
         else:
@@ -71,14 +84,23 @@ def remount(plan: mount_plan.Plan) -> mounts.Result:
 def pending(plan: mount_plan.Plan) -> bool:
     """Report whether the mount runs with an older unit, environment or program than it should."""
     state = states.load(plan.spec.app)
-    return state is not None and keeper.is_outdated(plan.unit, state.boot, state.changed_us, timeout=_SYSTEMCTL_S)
+    return state is not None and keeper.is_outdated(
+        plan.unit, state.boot, state.changed_us, timeout=_SYSTEMCTL_S
+    )
 
 
 def reason(plan: mount_plan.Plan) -> str:
     """Explain why the unit does not mount, in the program's own words: one line, without secrets."""
-    if plan.unit.endswith(".mount"):  # after the helper's output comes systemd's, that a mount failed
-        lines = systemd.output(plan.unit, secrets=plan.secrets).splitlines()  # what failed, and hints
-        texts = (re.sub(r"^mount(\.\w+)?: (mount \S+ at \S+ failed: )?", "", line.strip()) for line in lines)
+    if plan.unit.endswith(
+        ".mount"
+    ):  # after the helper's output comes systemd's, that a mount failed
+        lines = systemd.output(
+            plan.unit, secrets=plan.secrets
+        ).splitlines()  # what failed, and hints
+        texts = (
+            re.sub(r"^mount(\.\w+)?: (mount \S+ at \S+ failed: )?", "", line.strip())
+            for line in lines
+        )
         if text := "; ".join(dict.fromkeys(filter(None, texts))):
             return text[:_MOST_REASON]
     log = systemd.journal(plan.unit, secrets=plan.secrets)
@@ -143,14 +165,21 @@ def _write(plan: mount_plan.Plan) -> states.State:
     return states.save(state, boot=readiness.boot_id(), changed_us=time.monotonic_ns() // 1000)
 
 
-def _united(old: tuple[str, ...], new: collections.abc.Iterable[str | pathlib.Path]) -> tuple[str, ...]:
+def _united(
+    old: tuple[str, ...], new: collections.abc.Iterable[str | pathlib.Path]
+) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*old, *map(str, new)]))
 
 
 def _write_files(plan: mount_plan.Plan) -> bool:
     """Write what the unit needs, and the unit; report whether a running mount must be restarted for it."""
     app = plan.spec.app
-    for folder in (mount_plan.ETC / app, mount_plan.STATE / app, mount_plan.CACHE / app, *plan.caches):
+    for folder in (
+        mount_plan.ETC / app,
+        mount_plan.STATE / app,
+        mount_plan.CACHE / app,
+        *plan.caches,
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # what is cached is not encrypted, whatever the volume is
     (mount_plan.STATE / app / "tmp").mkdir(exist_ok=True)
@@ -160,7 +189,9 @@ def _write_files(plan: mount_plan.Plan) -> bool:
         changed |= files.ensure_file(path, text, mode=0o600)
     units = {plan.unit: plan.unit_text}
     if systemd.exists(watching.SLURMD):
-        units[f"{watching.SLURMD}.d/10-{app}.conf"] = mount_plan.render("slurmd-dropin.conf.j2", unit=plan.unit)
+        units[f"{watching.SLURMD}.d/10-{app}.conf"] = mount_plan.render(
+            "slurmd-dropin.conf.j2", unit=plan.unit
+        )
     changed |= plan.unit in systemd.ensure_units(units)
     return changed
 
@@ -178,14 +209,22 @@ def _prepare(plan: mount_plan.Plan) -> bool:
             text = f"mountpoint {mountpoint} cannot be made: {e.strerror}"
             raise mount_plan.MountError(text) from e
     if path.is_symlink() or str(path.resolve()) != mountpoint or not path.is_dir():
-        raise mount_plan.MountError(f"mountpoint {mountpoint} is a file or behind a symbolic link: choose another")
+        raise mount_plan.MountError(
+            f"mountpoint {mountpoint} is a file or behind a symbolic link: choose another"
+        )
     if any(path.iterdir()):
-        raise mount_plan.MountError(f"mountpoint {mountpoint} holds files, which a mount would hide: move them away")
-    run("/usr/bin/chattr", "+i", path, check=False)  # where the filesystem cannot, its mode still keeps users out
+        raise mount_plan.MountError(
+            f"mountpoint {mountpoint} holds files, which a mount would hide: move them away"
+        )
+    run(
+        "/usr/bin/chattr", "+i", path, check=False
+    )  # where the filesystem cannot, its mode still keeps users out
     return made
 
 
-def _repair(plan: mount_plan.Plan, state: states.State, found: mounts.Result, silence: str) -> mounts.Result:
+def _repair(
+    plan: mount_plan.Plan, state: states.State, found: mounts.Result, silence: str
+) -> mounts.Result:
     """Start the mount, or restart it where that can repair it and hurts nobody; return a probe of it afterwards."""
     mountpoint = plan.spec.mountpoint
     here = mounts.at(mountpoint)
@@ -217,7 +256,9 @@ def _repair(plan: mount_plan.Plan, state: states.State, found: mounts.Result, si
     while (left := end - time.monotonic()) > 0:
         limit = min(left, _SETTLE_LOOK_S)
         is_right = mounts.wait(mountpoint, fstype=plan.fstypes, source=plan.sources, timeout=limit)
-        if is_right or systemd.state(plan.unit) == "failed":  # a mount unit stays so, a service is started again
+        if (
+            is_right or systemd.state(plan.unit) == "failed"
+        ):  # a mount unit stays so, a service is started again
             break
     return probe(plan)
 
@@ -230,7 +271,9 @@ def _reload(plan: mount_plan.Plan) -> bool:
     end = time.monotonic() + _RELOAD_S
     while time.monotonic() < end:
         with contextlib.suppress(CommandError, ValueError, AttributeError):
-            shown = json.loads(run("/usr/bin/cat", f"{plan.spec.mountpoint}/.config", timeout=3).stdout)
+            shown = json.loads(
+                run("/usr/bin/cat", f"{plan.spec.mountpoint}/.config", timeout=3).stdout
+            )
             if str(shown.get("Version", "")).startswith(plan.version):
                 return True
         time.sleep(0.5)

@@ -14,8 +14,12 @@ from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 
 Requests = collections.abc.Iterable[tuple[str, collections.abc.Mapping[str, str]]]
-ReadSecret = collections.abc.Callable[[str], dict[str, str]]  # raises StatusError where it is not granted
-Fetch = collections.abc.Callable[[], pathlib.Path | None]  # returns the resource; None where there is none
+ReadSecret = collections.abc.Callable[
+    [str], dict[str, str]
+]  # raises StatusError where it is not granted
+Fetch = collections.abc.Callable[
+    [], pathlib.Path | None
+]  # returns the resource; None where there is none
 
 
 def spec(unit: str, config: mount_plan.Config, requests: Requests) -> mount_plan.Spec:
@@ -32,23 +36,35 @@ def spec(unit: str, config: mount_plan.Config, requests: Requests) -> mount_plan
         try:
             request = mount_info.load(databag)
         except ValueError as e:
-            raise StatusError(Level.BLOCKED, f"{name} asks for a mount in an unknown format: {e}") from e
+            raise StatusError(
+                Level.BLOCKED, f"{name} asks for a mount in an unknown format: {e}"
+            ) from e
         if request is None:
             raise StatusError(Level.WAITING, f"waiting for {name} to request a mountpoint")
         if spec.mountpoint not in ("", request.mountpoint):
             text = f"mountpoint: {spec.mountpoint} is set, and {name} requests {request.mountpoint}: reset the option"
             raise StatusError(Level.BLOCKED, text)
-        limits = {"read_only": spec.read_only or request.read_only, "noexec": spec.noexec or request.noexec}
+        limits = {
+            "read_only": spec.read_only or request.read_only,
+            "noexec": spec.noexec or request.noexec,
+        }
         spec = spec.model_copy(update=limits | {"mountpoint": request.mountpoint})
     if not spec.mountpoint:
-        raise StatusError(Level.BLOCKED, f"mountpoint: not set: juju config {app} mountpoint=/mnt/shared")
+        raise StatusError(
+            Level.BLOCKED, f"mountpoint: not set: juju config {app} mountpoint=/mnt/shared"
+        )
     with config_errors(), naming("mountpoint"):
         mount_plan.check_mountpoint(spec.mountpoint)
     return spec
 
 
 def draw(
-    spec: mount_plan.Spec, provider: str, uri: str | None, *, read_secret: ReadSecret, fetch_program: Fetch | None
+    spec: mount_plan.Spec,
+    provider: str,
+    uri: str | None,
+    *,
+    read_secret: ReadSecret,
+    fetch_program: Fetch | None,
 ) -> mount_plan.Plan:
     """Draw up the plan for what is offered, or raise what `judge.explained` turns into a status.
 
@@ -66,7 +82,9 @@ def draw(
                 content = read_secret(filesystem.secret_id) if filesystem.secret_id else {}
                 secret = fs.JuicefsSecret.from_content(content)
             except ValueError as e:
-                raise StatusError(Level.BLOCKED, f"{provider} offers unusable credentials: {e}") from e
+                raise StatusError(
+                    Level.BLOCKED, f"{provider} offers unusable credentials: {e}"
+                ) from e
             return _juicefs(spec, filesystem, secret, fetch_program)
         case fs.Nfs():
             return nfs.plan(spec, filesystem)
@@ -74,7 +92,9 @@ def draw(
             client = cephfs.ensure_client(spec)
             key = filesystem.key or read_secret(filesystem.secret_id or "").get("key")
             if not key:
-                raise StatusError(Level.BLOCKED, f"{provider} offers a secret without the key of Ceph's user")
+                raise StatusError(
+                    Level.BLOCKED, f"{provider} offers a secret without the key of Ceph's user"
+                )
             return cephfs.plan(spec, filesystem, key, client)
         case fs.Lustre():
             return lustre.plan(spec, filesystem)
@@ -90,7 +110,9 @@ def remove(app: str, *, unit: str) -> None:
 def _check(config: mount_plan.Config) -> None:
     parts, path = config.subdirectory.strip("/").split("/"), config.subdirectory
     if path and (any(part in ("", ".", "..") for part in parts) or not path.isprintable()):
-        raise ValueError("subdirectory: a folder of the filesystem, like team/a, without . and .. in it")
+        raise ValueError(
+            "subdirectory: a folder of the filesystem, like team/a, without . and .. in it"
+        )
     accounts.check(config.separate_accounts)
     juicefs_kind.check(config)
     lustre.check(config)
@@ -99,8 +121,12 @@ def _check(config: mount_plan.Config) -> None:
 def _juicefs(
     spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret, fetch: Fetch | None
 ) -> mount_plan.Plan:
-    changed = fetch is not None and juicefs.ensure_program(juicefs_kind.program_path(spec.app), fetch())
-    spec = spec.model_copy(update={"metrics_port": states.metrics_port(spec.app, spec.metrics_port)})
+    changed = fetch is not None and juicefs.ensure_program(
+        juicefs_kind.program_path(spec.app), fetch()
+    )
+    spec = spec.model_copy(
+        update={"metrics_port": states.metrics_port(spec.app, spec.metrics_port)}
+    )
     plan = juicefs_kind.plan(spec, volume, secret, program_changed=changed)
     if fetch is not None:
         juicefs_kind.ensure_sticky_folders(spec, volume, secret)

@@ -28,12 +28,17 @@ def load(app: str) -> State | None:
 
 def load_all() -> dict[str, State]:
     """Read the states of all applications on this machine."""
-    found = {path.parent.name: load(path.parent.name) for path in mount_plan.STATE.glob(f"*/{keeper.WATCH}")}
+    found = {
+        path.parent.name: load(path.parent.name)
+        for path in mount_plan.STATE.glob(f"*/{keeper.WATCH}")
+    }
     return {app: state for app, state in found.items() if state is not None}
 
 
 def metrics_port(app: str, wanted: int) -> int:
     """Choose the port for an application's metrics: the wanted one, or else the first that no other application has."""
     ports = {name: state.port for name, state in load_all().items()}
-    free = (port for port in range(_METRICS_PORT, _METRICS_PORT + 1000) if port not in ports.values())
+    free = (
+        port for port in range(_METRICS_PORT, _METRICS_PORT + 1000) if port not in ports.values()
+    )
     return wanted or ports.get(app) or next(free)

@@ -19,7 +19,9 @@ _SEEN_S = keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as 
 def write_programs(app: str) -> None:
     """Write the keeper and the modules that it and the units' helper take."""
     child = files.read(mounts.CHILD)
-    files.ensure_file(mount_plan.LIB / app / "slurm_ddp" / mounts.CHILD.name, child)  # first: `mounts` runs it
+    files.ensure_file(
+        mount_plan.LIB / app / "slurm_ddp" / mounts.CHILD.name, child
+    )  # first: `mounts` runs it
     for name, source in watchdog.sources(pathlib.Path(keeper.__file__)).items():
         files.ensure_file(mount_plan.LIB / app / name.replace("__main__", "mount_keeper"), source)
 
@@ -94,7 +96,11 @@ def _is_recent(found: keeper.Health) -> bool:
 
 def _units(app: str) -> tuple[str, str, str]:
     """Name a pass, the timer that starts it, and a pass that begins whenever the mount has come."""
-    return f"mount-keeper-{app}.service", f"mount-keeper-{app}.timer", f"mount-keeper-{app}-up.service"
+    return (
+        f"mount-keeper-{app}.service",
+        f"mount-keeper-{app}.timer",
+        f"mount-keeper-{app}-up.service",
+    )
 
 
 def _node() -> str:

@@ -30,9 +30,16 @@ from slurm_ddp.run import CommandError, run
 
 SYSTEMCTL = "/usr/bin/systemctl"
 FUSE = pathlib.Path("/sys/fs/fuse/connections")
-AGENTS = pathlib.Path("/var/lib/juju/agents")  # a folder for each unit of the machine, which Juju removes with the unit
+AGENTS = pathlib.Path(
+    "/var/lib/juju/agents"
+)  # a folder for each unit of the machine, which Juju removes with the unit
 
-WATCH, HEALTH, WAKE, LOCK = "watch.json", "health.json", "wake-{}.json", "lock"  # in the state folder
+WATCH, HEALTH, WAKE, LOCK = (
+    "watch.json",
+    "health.json",
+    "wake-{}.json",
+    "lock",
+)  # in the state folder
 INTERVAL_S = 10  # of the timer
 REASON = "mount-keeper "
 _DRAIN_AFTER_S = 30.0  # a client that recovers by itself within this costs nobody a job
@@ -79,11 +86,15 @@ class Watch:
     writable: bool = True
     servers: tuple[tuple[tuple[str, int], ...], ...] = ()  # of each group one must answer
     speaks: str = ""  # the protocol of the first group, one of GREETINGS or TLS; without one a connection is an answer
-    changed_us: int = 0  # on the monotonic clock of `boot`: since then a running mount is out of date
+    changed_us: int = (
+        0  # on the monotonic clock of `boot`: since then a running mount is out of date
+    )
     boot: str = ""
     node: str = ""  # in Slurm
     drain: bool = False
-    units: tuple[str, ...] = ()  # the Juju units that want the mount: one for each principal on the machine
+    units: tuple[
+        str, ...
+    ] = ()  # the Juju units that want the mount: one for each principal on the machine
     sticky: bool = False  # whether the root's sticky bit is ours to set, where others can write it
     made_mountpoint: bool = False
     files: tuple[str, ...] = ()
@@ -133,9 +144,13 @@ class Health:
 
 def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 whatever the mount is like, 1 when it could not be checked."""
-    parser = argparse.ArgumentParser(prog="mount-keeper", description="Check a mount, and repair it.")
+    parser = argparse.ArgumentParser(
+        prog="mount-keeper", description="Check a mount, and repair it."
+    )
     parser.add_argument("folder", type=pathlib.Path, help="the folder with watch.json")
-    parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for another pass to end")
+    parser.add_argument(
+        "--patience", type=float, default=0.0, help="seconds to wait for another pass to end"
+    )
     options = parser.parse_args(arguments)
     with turn(options.folder, patience=options.patience) as is_mine:
         if not is_mine:
@@ -170,22 +185,38 @@ def turn(folder: pathlib.Path, *, patience: float = 0.0) -> collections.abc.Gene
 def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     """Check the mount, repair it, check again, and report; return the result."""
     now, boot = time.time(), readiness.boot_id()
-    if old.boot != boot:  # results of before a reboot hold no longer, and their times mean nothing at all
-        old = Health(boot=boot, drained=old.drained, heals=old.heals, healed=old.healed, healed_at=old.healed_at)
-    writes = watch.writable and (now - old.wrote >= _WRITE_EVERY_S or old.state != State.RIGHT.value)
+    if (
+        old.boot != boot
+    ):  # results of before a reboot hold no longer, and their times mean nothing at all
+        old = Health(
+            boot=boot,
+            drained=old.drained,
+            heals=old.heals,
+            healed=old.healed,
+            healed_at=old.healed_at,
+        )
+    writes = watch.writable and (
+        now - old.wrote >= _WRITE_EVERY_S or old.state != State.RIGHT.value
+    )
     was_hung = old.state == State.HUNG.value  # then a plain look has all the time there is
     # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
     down = unreachable(watch.servers, watch.speaks) if old.down else ""
     began = time.monotonic()
-    look = probe(watch, write=writes and not was_hung, deadline=_SILENT_PROBE_S if down else _PROBE_S)
+    look = probe(
+        watch, write=writes and not was_hung, deadline=_SILENT_PROBE_S if down else _PROBE_S
+    )
     took = time.monotonic() - began
     if look and writes and was_hung:
         look = probe(watch, write=True)
     is_hung = look.state is State.HUNG
     hangs, hung = old.hangs + 1 if is_hung else 0, _since(old.hung, now, is_hung)
     down = "" if look else down or unreachable(watch.servers, watch.speaks)
-    answered = _since(old.answered, now + (_COMES_BACK_S if old.down else 0.0), is_hung and not down)
-    pending = watch.changed_us != old.settled_us and is_outdated(watch.unit, watch.boot, watch.changed_us)
+    answered = _since(
+        old.answered, now + (_COMES_BACK_S if old.down else 0.0), is_hung and not down
+    )
+    pending = watch.changed_us != old.settled_us and is_outdated(
+        watch.unit, watch.boot, watch.changed_us
+    )
     asks_users = pending or look.state in (State.WRONG, State.STACKED, State.HUNG)
     chosen = remedy(
         look.state,
@@ -198,7 +229,9 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     )
     healed = ""
     # What systemd is about to start anyway is left to it, unless it hangs
-    if chosen is Remedy.ABORT or (chosen is not Remedy.NOTHING and _state(watch.unit) not in _STARTING):
+    if chosen is Remedy.ABORT or (
+        chosen is not Remedy.NOTHING and _state(watch.unit) not in _STARTING
+    ):
         healed = f"{chosen.value}: {look.detail or 'a change was due'}"
         _log(f"{watch.mountpoint}: {healed}")
         apply(chosen, watch)
@@ -329,7 +362,9 @@ def detach_top(watch: Watch) -> None:
     """Detach the topmost mount. Raises `mounts.MountError` where it is not ours, or the kernel refuses."""
     top = mounts.at(watch.mountpoint)[-1]
     if not watch.is_known(top):
-        raise mounts.MountError(f"{watch.mountpoint} holds {top.source} ({top.fstype}), which is not ours")
+        raise mounts.MountError(
+            f"{watch.mountpoint} holds {top.source} ({top.fstype}), which is not ours"
+        )
     mounts.detach(watch.mountpoint)
 
 
@@ -370,7 +405,10 @@ def _replies(protocol: str, connection: socket.socket) -> bool:
     try:
         if protocol == TLS:
             context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent to it, or believed
+            context.check_hostname, context.verify_mode = (
+                False,
+                ssl.CERT_NONE,
+            )  # nothing is sent to it, or believed
             with contextlib.suppress(ssl.SSLError):
                 context.wrap_socket(connection).close()
         elif protocol in GREETINGS:
@@ -384,10 +422,16 @@ def _replies(protocol: str, connection: socket.socket) -> bool:
 def report_ready(watch: Watch, health: Health) -> None:
     """Write to the readiness file of each unit whether its mount works in this boot; only what changes is written."""
     for unit in watch.units:
-        if AGENTS.is_dir() and not (AGENTS / f"unit-{unit.replace('/', '-')}").is_dir():  # removed, without a last hook
+        if (
+            AGENTS.is_dir() and not (AGENTS / f"unit-{unit.replace('/', '-')}").is_dir()
+        ):  # removed, without a last hook
             readiness.withdraw(unit)
-        elif health.works or records.load(readiness.Need(boot="unknown"), readiness.path(unit)).boot:
-            readiness.tell(unit, ready=health.works, mountpoint=watch.mountpoint, detail=health.problem)
+        elif (
+            health.works or records.load(readiness.Need(boot="unknown"), readiness.path(unit)).boot
+        ):
+            readiness.tell(
+                unit, ready=health.works, mountpoint=watch.mountpoint, detail=health.problem
+            )
         # else the charm's own text is more precise
 
 
@@ -395,7 +439,9 @@ def wake_units(folder: pathlib.Path) -> None:
     """Run what each unit left for when its mount works, so that its status is renewed."""
     for path in sorted(folder.glob(WAKE.format("*"))):
         try:
-            run(*json.loads(path.read_text()), timeout=_SYSTEMCTL_S)  # where it fails, the file stays for the next pass
+            run(
+                *json.loads(path.read_text()), timeout=_SYSTEMCTL_S
+            )  # where it fails, the file stays for the next pass
             path.unlink()
         except (OSError, ValueError, TypeError, CommandError) as e:
             _log(f"the charm cannot be woken: {e}", error=True)

@@ -26,9 +26,13 @@ logger = logging.getLogger(__name__)
 
 SLURMCTLD = "slurmctld.service"
 SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
-OWNER = pathlib.Path("/var/lib/slurm-gpu/controller")  # the unit that writes gres.conf on this machine
+OWNER = pathlib.Path(
+    "/var/lib/slurm-gpu/controller"
+)  # the unit that writes gres.conf on this machine
 LIVE = pathlib.Path("/var/lib/slurm-gpu/live")  # the digest of the block that slurmctld last read
-KEY = pathlib.Path("/etc/slurm/jwt_hs256.key")  # where upstream's charm writes it; controllers share it
+KEY = pathlib.Path(
+    "/etc/slurm/jwt_hs256.key"
+)  # where upstream's charm writes it; controllers share it
 _TOKEN_S = 600  # how long a token is valid
 _LOOKAHEAD = 8  # units without changes in a row before no more are read
 _ALL_AT_ONCE = 64
@@ -50,7 +54,9 @@ class View:
     silent: str | None = None  # why slurmctld has not read the file
 
 
-def sync(units: collections.abc.Collection[str], first: str | None, read: Read, *, owner: str) -> View:
+def sync(
+    units: collections.abc.Collection[str], first: str | None, read: Read, *, owner: str
+) -> View:
     """Bring gres.conf up to date with the compute units, and slurmctld up to date with gres.conf.
 
     Args:
@@ -63,7 +69,9 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
     if not now.configured or now.damaged:
         return now
     conf = now.conf
-    entries = {unit: entry for unit, entry in conf.entries.items() if unit in units and not entry.left}
+    entries = {
+        unit: entry for unit, entry in conf.entries.items() if unit in units and not entry.left
+    }
     entries |= dict(_changes(units, first, entries, read))
     entries |= _left(conf, entries, running=now.running, is_last=not units)
     conf = dataclasses.replace(conf, entries=entries)
@@ -117,7 +125,9 @@ def status(now: View | None, *, related: bool) -> Status:
     text = f"gres.conf has lines of {_count(num_devices, 'GPU')} on {_count(num_nodes, 'node')}"
     if not num_nodes:
         text = f"no node needs lines in gres.conf (AutoDetect={now.conf.autodetect})"
-    gone = [entry.node for entry in now.conf.entries.values() if entry.left and _is_silent(entry.node)]
+    gone = [
+        entry.node for entry in now.conf.entries.values() if entry.left and _is_silent(entry.node)
+    ]
     if gone:
         text += f"; if {gone[0]}, which is silent, was removed: scontrol delete nodename={gone[0]}"
     return Status(Level.ACTIVE, text)
@@ -160,13 +170,16 @@ def answer(
         if unit in units and entry.awaited and entry.node not in now.conf.clashes
     }
     return slurm_gres.ControllerGres(
-        autodetect=now.conf.autodetect, applied=tuple(sorted(applied)) if now.live else published.applied
+        autodetect=now.conf.autodetect,
+        applied=tuple(sorted(applied)) if now.live else published.applied,
     )
 
 
 def counts(conf: gres_conf.GresConf) -> tuple[int, int]:
     """Count the nodes with lines of GPUs, and the devices that these describe."""
-    sizes = [sum("Name=gpu" in line.split() for line in entry.lines) for entry in conf.entries.values()]
+    sizes = [
+        sum("Name=gpu" in line.split() for line in entry.lines) for entry in conf.entries.values()
+    ]
     return len(sizes) - sizes.count(0), sum(sizes)
 
 
@@ -174,8 +187,13 @@ def _view(conf: gres_conf.GresConf, *, running: bool, silent: str | None = None)
     # Upstream writes gres.conf only if none exists, so none may be made here before it has set the controller up.
     configured = SLURM_CONF.exists() and (gres_conf.PATH.exists() or running)
     live = running and _is_live(conf)
-    clashes = [f"{' and '.join(units)} both claim node {node}: remove one" for node, units in conf.clashes.items()]
-    return View(configured, running, live=live, conf=conf, problem=min(clashes, default=None), silent=silent)
+    clashes = [
+        f"{' and '.join(units)} both claim node {node}: remove one"
+        for node, units in conf.clashes.items()
+    ]
+    return View(
+        configured, running, live=live, conf=conf, problem=min(clashes, default=None), silent=silent
+    )
 
 
 def _changes(
@@ -199,7 +217,11 @@ def _changes(
 
 
 def _left(
-    conf: gres_conf.GresConf, entries: collections.abc.Mapping[str, gres_conf.Entry], *, running: bool, is_last: bool
+    conf: gres_conf.GresConf,
+    entries: collections.abc.Mapping[str, gres_conf.Entry],
+    *,
+    running: bool,
+    is_last: bool,
 ) -> dict[str, gres_conf.Entry]:
     """Return the entries of removed units whose nodes Slurm still has, with their lines as long as these are in use.
 
@@ -255,7 +277,11 @@ def _entry(unit: str, read: Read) -> gres_conf.Entry | None:
     except ValueError as e:  # not what the interface allows
         logger.warning("what %s published is ignored: %s", unit, e)
         return None
-    return gres_conf.Entry.of(unit, published) if published is not None and published.node is not None else None
+    return (
+        gres_conf.Entry.of(unit, published)
+        if published is not None and published.node is not None
+        else None
+    )
 
 
 def _reload(conf: gres_conf.GresConf) -> str | None:
@@ -271,7 +297,9 @@ def _reload(conf: gres_conf.GresConf) -> str | None:
 
 
 def _is_live(conf: gres_conf.GresConf) -> bool:
-    last = files.read(LIVE) or gres_conf.GresConf().digest  # else no line of this charm was ever written
+    last = (
+        files.read(LIVE) or gres_conf.GresConf().digest
+    )  # else no line of this charm was ever written
     return last == conf.digest
 
 

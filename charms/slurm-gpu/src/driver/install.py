@@ -15,10 +15,22 @@ NVIDIA_SMI = pathlib.Path("/usr/bin/nvidia-smi")
 PROC_MODULES = pathlib.Path("/proc/modules")
 UPDATE_INITRAMFS = pathlib.Path("/usr/sbin/update-initramfs")
 _UNLOAD_S = 60.0
-_NOT_DRIVER = ("nvidia-cuda-", "nvidia-container-", "libnvidia-container")  # packages that are merely called so
+_NOT_DRIVER = (
+    "nvidia-cuda-",
+    "nvidia-container-",
+    "libnvidia-container",
+)  # packages that are merely called so
 
 # Modules in the order in which they can be unloaded; nvidia-peermem and gdrdrv use nvidia too.
-_MODULES = ("gdrdrv", "nvidia_peermem", "nvidia_fs", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
+_MODULES = (
+    "gdrdrv",
+    "nvidia_peermem",
+    "nvidia_fs",
+    "nvidia_uvm",
+    "nvidia_drm",
+    "nvidia_modeset",
+    "nvidia",
+)
 
 
 def is_installed(plan: Plan) -> bool:
@@ -74,7 +86,11 @@ def load(version: str, facts: Facts) -> bool:
     if facts.nouveau or facts.loaded == version:
         return not facts.nouveau
     try:
-        loaded = [line.partition(" ")[0] for line in files.read(PROC_MODULES).splitlines()] if facts.loaded else []
+        loaded = (
+            [line.partition(" ")[0] for line in files.read(PROC_MODULES).splitlines()]
+            if facts.loaded
+            else []
+        )
         for name in _MODULES:
             if name in loaded:
                 run("/usr/sbin/rmmod", name, timeout=_UNLOAD_S)

@@ -25,7 +25,12 @@ _OFFERED = re.compile(r"^nvidia-headless-no-dkms-([0-9]{3}-server(?:-open)?)\b",
 _MODPROBE = "nvidia-modprobe"  # which makes the device files; of any version
 _PINNED = "*nvidia* libcuda1"  # what apt takes in the driver's version, dependencies too, if it has that version
 # Packages that a change of driver may remove: the other branch's. Anything else that apt wants to remove stops it.
-_ALSO = ("linux-objects-nvidia-", "linux-signatures-nvidia-", "libcudadebugger1", "xserver-xorg-video-nvidia")
+_ALSO = (
+    "linux-objects-nvidia-",
+    "linux-signatures-nvidia-",
+    "libcudadebugger1",
+    "xserver-xorg-video-nvidia",
+)
 _REMOVABLE = (*state.PACKAGES, *_ALSO)
 
 
@@ -50,7 +55,9 @@ class Spec(pydantic.BaseModel, frozen=True):
     @classmethod
     def _needs_branch(cls, value: str, info: pydantic.ValidationInfo) -> str:
         if info.data.get("driver") == "keep" and value in {"open", "proprietary", "always"}:
-            raise ValueError(f"{value} contradicts driver=keep, which installs nothing: set a branch")
+            raise ValueError(
+                f"{value} contradicts driver=keep, which installs nothing: set a branch"
+            )
         return value
 
     @property
@@ -70,7 +77,9 @@ class Plan(typing.NamedTuple):
 def spec(options: collections.abc.Mapping[str, object]) -> Spec:
     """Return the charm's options as one specification."""
     try:
-        return Spec.model_validate({name.replace("-", "_"): value for name, value in options.items()})
+        return Spec.model_validate(
+            {name.replace("-", "_"): value for name, value in options.items()}
+        )
     except pydantic.ValidationError as e:
         raise DriverError(charm.problem(e)) from e
 
@@ -83,10 +92,14 @@ def narrowed(wanted: Spec, branch: str | None, version: str | None, present: str
     if branch is not None and not _BRANCH.fullmatch(branch):
         raise DriverError(f"branch: {branch!r:.60} is not a branch such as 580")
     if branch and not wanted.keeps and branch != wanted.driver:
-        raise DriverError(f"branch={branch} contradicts the option driver={wanted.driver}: set driver={branch} first")
+        raise DriverError(
+            f"branch={branch} contradicts the option driver={wanted.driver}: set driver={branch} first"
+        )
     chosen = branch or (None if wanted.keeps else wanted.driver) or of_version or present
     if not chosen:
-        raise DriverError("branch: driver=keep names none; give branch=580 (or another), or set the option driver")
+        raise DriverError(
+            "branch: driver=keep names none; give branch=580 (or another), or set the option driver"
+        )
     if version and of_version != chosen:
         raise DriverError(f"version={version} is not of branch {chosen}")
     return wanted.model_copy(update={"driver": chosen, "version": version})
@@ -115,9 +128,13 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
     """Return the set of packages that apt would install now, after reading the archives again."""
     if not facts.release.startswith("ubuntu "):
         here = facts.release or "an unknown system"
-        raise DriverError(f"driver: use keep: {here} is not Ubuntu, from whose archive driver={wanted.driver} comes")
+        raise DriverError(
+            f"driver: use keep: {here} is not Ubuntu, from whose archive driver={wanted.driver} comes"
+        )
     if facts.runfile:
-        raise DriverError("driver: NVIDIA's own installer put one here: run nvidia-uninstall first, or use driver=keep")
+        raise DriverError(
+            "driver: NVIDIA's own installer put one here: run nvidia-uninstall first, or use driver=keep"
+        )
     refused: list[DriverError] = []
     try:
         apt.update()
@@ -139,23 +156,35 @@ def _not_offered(wanted: Spec, found: collections.abc.Collection[str]) -> Driver
     """Return the error for a driver that ubuntu-drivers does not offer."""
     if not found:
         hint = "enable restricted and multiverse (add-apt-repository restricted multiverse), or use driver=keep"
-        return DriverError(f"driver={wanted.driver}: {hint}: ubuntu-drivers offers nothing for these GPUs")
+        return DriverError(
+            f"driver={wanted.driver}: {hint}: ubuntu-drivers offers nothing for these GPUs"
+        )
     branches = sorted({name.partition("-")[0] for name in found})
     if wanted.driver in branches:
-        return DriverError(f"kernel-module: use auto: these GPUs have no {wanted.kernel_module} one of {wanted.driver}")
-    return DriverError(f"driver: use {', '.join(branches)} or keep: {wanted.driver} is not offered for these GPUs")
+        return DriverError(
+            f"kernel-module: use auto: these GPUs have no {wanted.kernel_module} one of {wanted.driver}"
+        )
+    return DriverError(
+        f"driver: use {', '.join(branches)} or keep: {wanted.driver} is not offered for these GPUs"
+    )
 
 
 def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
     """List what apt would install with the kernel modules of this suffix."""
     option, server = f"driver={wanted.driver}", f"{wanted.driver}-server"
-    fabric = wanted.fabric_manager == "always" or (wanted.fabric_manager == "auto" and facts.switches > 0)
+    fabric = wanted.fabric_manager == "always" or (
+        wanted.fabric_manager == "auto" and facts.switches > 0
+    )
     core = [  # of exactly the driver's version
         f"nvidia-headless-no-dkms-{server}{suffix}",
         f"nvidia-kernel-common-{server}",
         f"libnvidia-compute-{server}",
         f"nvidia-utils-{server}",
-        *((f"nvidia-fabricmanager-{wanted.driver}", f"libnvidia-nscq-{wanted.driver}") if fabric else ()),
+        *(
+            (f"nvidia-fabricmanager-{wanted.driver}", f"libnvidia-nscq-{wanted.driver}")
+            if fabric
+            else ()
+        ),
     ]
     version = wanted.version or apt.upstream(apt.candidates(core[:1]).get(core[0], ""))
     pins = {_PINNED: f"{version}-*"} if version else {}
@@ -165,17 +194,29 @@ def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
         raise DriverError(f"{hint}: {option}: not in this machine's archives: {', '.join(missing)}")
     if not version.startswith(f"{wanted.driver}."):
         other = version.partition(".")[0]
-        raise DriverError(f"{option}: {core[0]} only leads on to branch {other} now: set driver={other}")
-    if others := [f"{name} is {available[name]}" for name in core if apt.upstream(available[name]) != version]:
-        raise DriverError(f"{option}: the archives have no {version} as a whole: {', '.join(others)}")
+        raise DriverError(
+            f"{option}: {core[0]} only leads on to branch {other} now: set driver={other}"
+        )
+    if others := [
+        f"{name} is {available[name]}" for name in core if apt.upstream(available[name]) != version
+    ]:
+        raise DriverError(
+            f"{option}: the archives have no {version} as a whole: {', '.join(others)}"
+        )
     names = [*core, _MODPROBE, *_modules(facts, option, f"{server}{suffix}", version)]
     try:
         changes = apt.simulate(names, pins)
     except apt.AptError as e:
         raise DriverError(f"{option}: apt cannot install {version} as a whole: {e}") from e
     if foreign := [name for name in changes.removed if not name.startswith(_REMOVABLE)]:
-        raise DriverError(f"driver {version}: apt would remove {', '.join(foreign)}: see what conflicts first")
-    ours = {name: number for name, number in changes.installed.items() if name.startswith(_REMOVABLE) or name in names}
+        raise DriverError(
+            f"driver {version}: apt would remove {', '.join(foreign)}: see what conflicts first"
+        )
+    ours = {
+        name: number
+        for name, number in changes.installed.items()
+        if name.startswith(_REMOVABLE) or name in names
+    }
     return Plan(version, dict(sorted((apt.installed(*names) | ours).items())), fabric)
 
 
@@ -188,12 +229,18 @@ def _modules(facts: Facts, option: str, series: str, version: str) -> list[str]:
     kernels = dict.fromkeys((facts.kernel, facts.next_kernel))
     signed = {kernel: f"linux-modules-nvidia-{series}-{kernel}" for kernel in kernels}
     of_version = re.compile(rf"nvidia-kernel-common-\S+ \(>= {re.escape(version)}[-)]")
-    found = {name for name, depends in apt.depends(signed.values()).items() if of_version.search(depends)}
+    found = {
+        name for name, depends in apt.depends(signed.values()).items() if of_version.search(depends)
+    }
     if signed[facts.next_kernel] in found:
         return sorted(found)
     headers = apt.candidates(f"linux-headers-{kernel}" for kernel in kernels)
     if facts.secure_boot or f"linux-headers-{facts.next_kernel}" not in headers:
-        why = "Secure Boot refuses" if facts.secure_boot else f"no linux-headers-{facts.next_kernel} can build"
+        why = (
+            "Secure Boot refuses"
+            if facts.secure_boot
+            else f"no linux-headers-{facts.next_kernel} can build"
+        )
         raise DriverError(
             f"{option}: no signed modules for kernel {facts.next_kernel}, and {why} modules of this machine: boot a "
             "kernel that has signed ones"

@@ -22,9 +22,12 @@ _UNFINISHED = re.compile(r"^(?:half-installed|unpacked|half-configured) (\S+)$",
 # Who signs modules that Secure Boot loads without a key enrolled at the console: the archive's own builds. DKMS signs
 # with a key of this machine, if at all (wiki.ubuntu.com/UEFI/SecureBoot, "MOK").
 _TRUSTED_SIGNER = "Canonical Ltd."
-_SECURE_BOOT = "firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # UEFI 2.10, 3.3
+_SECURE_BOOT = (
+    "firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # UEFI 2.10, 3.3
+)
 LIBRARY_DIRS = tuple(
-    pathlib.Path("/usr", name) for name in ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib/wsl/lib")
+    pathlib.Path("/usr", name)
+    for name in ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib/wsl/lib")
 )
 FABRIC = "nvidia-fabricmanager.service"
 FABRIC_PROGRAM = pathlib.Path("/usr/bin/nv-fabricmanager")
@@ -102,7 +105,9 @@ def diagnose(facts: Facts) -> str | None:
     """Return the name in PROBLEMS of the worst problem, None when the driver works as far as can be determined."""
     loaded = facts.loaded is not None
     # vfio-pci: the card is a virtual machine's
-    unloaded = not loaded and any(card.bound_to in {None, "nvidia", "nouveau"} for card in facts.cards)
+    unloaded = not loaded and any(
+        card.bound_to in {None, "nvidia", "nouveau"} for card in facts.cards
+    )
     signer = facts.module.signer if facts.module else ""
     has_module = facts.module is not None  # else a container: the modules are the host's
     needs_fabric = loaded and facts.switches > 0
@@ -115,8 +120,17 @@ def diagnose(facts: Facts) -> str | None:
         ("not-loaded", unloaded),
         ("mismatch", loaded and facts.library not in {None, facts.loaded}),
         ("no-fabric", needs_fabric and facts.fabric != facts.loaded),
-        ("fabric-down", needs_fabric and facts.fabric_state not in {"active", "activating", "reloading"}),
-        ("next-kernel", loaded and facts.next_kernel != facts.kernel and has_module and facts.next_module is None),
+        (
+            "fabric-down",
+            needs_fabric and facts.fabric_state not in {"active", "activating", "reloading"},
+        ),
+        (
+            "next-kernel",
+            loaded
+            and facts.next_kernel != facts.kernel
+            and has_module
+            and facts.next_module is None,
+        ),
     )
     return next((name for name, is_so in worst_first if is_so), None)
 
@@ -135,17 +149,23 @@ def explain(facts: Facts, *, answers: bool = False) -> str | None:
 def look() -> Facts:
     """Return the machine's state. Takes well under a second unless something hangs, and never much over a minute."""
     kernel = files.read(pci.PROC / "sys/kernel/osrelease")
-    fields = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', files.read(OS_RELEASE), re.MULTILINE))
+    fields = dict(
+        re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', files.read(OS_RELEASE), re.MULTILINE)
+    )
     next_kernel = _newest_kernel(kernel)
     cards = pci.cards()
     loaded = files.read(pci.SYS / "module/nvidia/version") or None
-    facts = Facts(f"{fields.get('ID', '')} {fields.get('VERSION_ID', '')}".strip(), kernel, next_kernel, cards)
+    facts = Facts(
+        f"{fields.get('ID', '')} {fields.get('VERSION_ID', '')}".strip(), kernel, next_kernel, cards
+    )
     if not cards and loaded is None:
         return facts
     switches, has_fabric, module = len(pci.switches()), FABRIC_PROGRAM.exists(), _on_disk(kernel)
     fabric = re.search(r"\d+(\.\d+)+", _ask(FABRIC_PROGRAM, "--version")) if has_fabric else None
     fabric_state = _ask("/usr/bin/systemctl", "is-active", FABRIC) if switches or has_fabric else ""
-    packages = _ask("/usr/bin/dpkg-query", "-W", "-f", _DPKG_ROW, *(f"{name}*" for name in PACKAGES))
+    packages = _ask(
+        "/usr/bin/dpkg-query", "-W", "-f", _DPKG_ROW, *(f"{name}*" for name in PACKAGES)
+    )
     return dataclasses.replace(
         facts,
         switches=switches,
@@ -164,13 +184,18 @@ def look() -> Facts:
 
 def version_key(version: str) -> list[tuple[int, int | str]]:
     """Make a sort key of a release or version, under which 6.8.0-100 comes after 6.8.0-99."""
-    return [(1, int(part)) if part.isdigit() else (0, part) for part in re.findall(r"\d+|[a-z]+", version)]
+    return [
+        (1, int(part)) if part.isdigit() else (0, part)
+        for part in re.findall(r"\d+|[a-z]+", version)
+    ]
 
 
 def _newest_kernel(running: str) -> str:
     """Return the release of the newest kernel in /boot, the running one if that is empty."""
     names = [path.name.removeprefix("vmlinuz-") for path in BOOT.glob("vmlinuz-*")]
-    return max((name for name in names if _KERNEL.fullmatch(name)), key=version_key, default=running)
+    return max(
+        (name for name in names if _KERNEL.fullmatch(name)), key=version_key, default=running
+    )
 
 
 def _on_disk(kernel: str) -> Module | None:
@@ -182,7 +207,9 @@ def _on_disk(kernel: str) -> Module | None:
 
 def _is_secure_boot() -> bool:
     try:
-        return (pci.SYS / _SECURE_BOOT).read_bytes()[-1:] == b"\x01"  # after four bytes of attributes
+        return (pci.SYS / _SECURE_BOOT).read_bytes()[
+            -1:
+        ] == b"\x01"  # after four bytes of attributes
     except OSError:
         return False
 

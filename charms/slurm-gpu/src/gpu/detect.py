@@ -36,7 +36,10 @@ class Instance:
     """One MIG instance of a card."""
 
     profile: str  # "3g.20gb"
-    caps: tuple[int, int] = (0, 0)  # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
+    caps: tuple[int, int] = (
+        0,
+        0,
+    )  # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
     gpu_instance: int = 0  # the driver's number of it
     compute_instance: int = 0
 
@@ -82,7 +85,9 @@ class NvmlAnswer(pydantic.BaseModel, frozen=True):
 def detect() -> Detection:
     """Return the GPUs of this machine. Never hangs: NVML gets `_PROBE_TIMEOUT_S` seconds."""
     cards = gpu_pci.cards()
-    on_bus = tuple(Gpu(None, card.bus_id, minor=None, cpus=_local_cpus(card.bus_id)) for card in cards)
+    on_bus = tuple(
+        Gpu(None, card.bus_id, minor=None, cpus=_local_cpus(card.bus_id)) for card in cards
+    )
     listed = _from_proc()
     if not on_bus and not listed:
         return Detection("none")
@@ -97,9 +102,13 @@ def _ask(on_bus: tuple[Gpu, ...], listed: tuple[Gpu, ...]) -> Detection:
     if answer.gpus is not None:
         minors = _mig_minors()
         try:
-            return Detection("nvml", tuple(_from_nvml(gpu, minors) for gpu in answer.gpus), driver=answer.driver)
+            return Detection(
+                "nvml", tuple(_from_nvml(gpu, minors) for gpu in answer.gpus), driver=answer.driver
+            )
         except KeyError as e:
-            problem = f"the driver gives no device file for MIG instance {e.args[0]}: reboot this machine"
+            problem = (
+                f"the driver gives no device file for MIG instance {e.args[0]}: reboot this machine"
+            )
             return Detection("nvml", problem=problem, driver=answer.driver)
     problem = f"NVML: {answer.error}; reboot this machine" if answer.broken else None
     if listed:
@@ -134,7 +143,9 @@ def ensure_device_files(devices: collections.abc.Iterable[pathlib.Path]) -> list
             if file.name.startswith("nvidia-cap"):
                 if int(number) not in caps:
                     continue
-                name = caps[int(number)].replace("/", "/mig/", 1)  # gpu0/gi1/access -> gpu0/mig/gi1/access
+                name = caps[int(number)].replace(
+                    "/", "/mig/", 1
+                )  # gpu0/gi1/access -> gpu0/mig/gi1/access
                 words = ("-f", f"/proc/driver/nvidia/capabilities/{name}")
             try:
                 run(NVIDIA_MODPROBE, *words, check=False)
@@ -146,7 +157,10 @@ def ensure_device_files(devices: collections.abc.Iterable[pathlib.Path]) -> list
 def _mig_minors() -> dict[str, int]:
     """Return the minors of the driver's capability files: {"gpu0/gi1/access": 12, "gpu0/gi1/ci0/access": 13}."""
     text = files.read(gpu_pci.PROC / "driver/nvidia-caps/mig-minors")
-    return {name: int(number) for name, number in re.findall(r"^(gpu\S+/access) (\d+)$", text, re.MULTILINE)}
+    return {
+        name: int(number)
+        for name, number in re.findall(r"^(gpu\S+/access) (\d+)$", text, re.MULTILINE)
+    }
 
 
 def _from_nvml(gpu: Gpu, minors: collections.abc.Mapping[str, int]) -> Gpu:
@@ -163,7 +177,9 @@ def _from_nvml(gpu: Gpu, minors: collections.abc.Mapping[str, int]) -> Gpu:
 def _from_proc() -> tuple[Gpu, ...]:
     found: list[Gpu] = []
     nvidia = gpu_pci.PROC / "driver/nvidia"
-    for directory in sorted((nvidia / "gpus").glob("*"), key=lambda path: gpu_pci.bus_key(path.name)):
+    for directory in sorted(
+        (nvidia / "gpus").glob("*"), key=lambda path: gpu_pci.bus_key(path.name)
+    ):
         try:
             text = (directory / "information").read_text(errors="replace")
         except OSError:

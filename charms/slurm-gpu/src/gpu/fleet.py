@@ -17,11 +17,15 @@ _COUNT = re.compile(r"(?<!Xid )(?<!exited )\b\d+\b")
 
 def kinds(reason: str) -> frozenset[str]:
     """Return the complaints in a drain's reason, without the cards and counts, which differ between nodes."""
-    complaints = (_COUNT.sub("N", _BUS_ID.sub("", part)) for part in reason.partition(": ")[2].split("; "))
+    complaints = (
+        _COUNT.sub("N", _BUS_ID.sub("", part)) for part in reason.partition(": ")[2].split("; ")
+    )
     return frozenset(" ".join(complaint.split()) for complaint in complaints) - {""}
 
 
-def shared(reason: str, name: str, listed: collections.abc.Collection[nodes.Node], now: float) -> frozenset[str]:
+def shared(
+    reason: str, name: str, listed: collections.abc.Collection[nodes.Node], now: float
+) -> frozenset[str]:
     """Return the kinds of a reason that other nodes were drained for just before, if with this one they are too many.
 
     Args:
@@ -33,7 +37,9 @@ def shared(reason: str, name: str, listed: collections.abc.Collection[nodes.Node
     own = next((node for node in listed if node.name == name), None)
     if own is None:
         return frozenset()
-    peers = [node for node in listed if node.fields.get("Partitions") == own.fields.get("Partitions")]
+    peers = [
+        node for node in listed if node.fields.get("Partitions") == own.fields.get("Partitions")
+    ]
     prefix = reason.partition(": ")[0] + ": "
     is_drained = own.is_drained and (own.reason or "").startswith(prefix)
     turn = (own.reason_time or now, name) if is_drained else (now + WINDOW_S, name)
@@ -43,4 +49,6 @@ def shared(reason: str, name: str, listed: collections.abc.Collection[nodes.Node
         is_before = node.name != name and now - WINDOW_S <= at and (at, node.name) < turn
         if is_before and node.is_drained and (node.reason or "").startswith(prefix):
             found += kinds(node.reason or "")
-    return frozenset(kind for kind in kinds(reason) if kind in found and 3 * (found.count(kind) + 1) > len(peers))
+    return frozenset(
+        kind for kind in kinds(reason) if kind in found and 3 * (found.count(kind) + 1) > len(peers)
+    )

@@ -17,13 +17,17 @@ _NOT_IN_TYPES = re.compile(r"[^a-z0-9_.+-]")
 
 # Why a node's GPUs cannot be registered, and what Slurm's lines lack
 _NO_MODEL = "GPU {card}: {source} gives no model"
-_MIG_UNSEEN = "GPU {card} is in MIG mode, whose instances only NVML reports: install libnvidia-ml.so.1"
+_MIG_UNSEEN = (
+    "GPU {card} is in MIG mode, whose instances only NVML reports: install libnvidia-ml.so.1"
+)
 _MIG_EMPTY = (
     "GPU {card} is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run "
     "nvidia-smi -i {card} -mig 0"
 )
 _MIG_SHARED = "no shards are available: GPU {card} is cut into MIG instances, which have none"
-_OTHER_SOCKETS = "no Cores: the node's --conf describes other sockets and cores than this machine has"
+_OTHER_SOCKETS = (
+    "no Cores: the node's --conf describes other sockets and cores than this machine has"
+)
 _CUT_SOCKET = (
     "no Cores: {card} sits beside cores {cores}, which are no whole socket; slurmd --parameters numa_node_as_socket "
     "would make them one"
@@ -42,7 +46,9 @@ class Plan:
     """A node's GPUs as Slurm takes them."""
 
     gres: str  # "gpu:h100:8"
-    lines: tuple[str, ...]  # all gres.conf records in device order, for AutoDetect=off and without NodeName
+    lines: tuple[
+        str, ...
+    ]  # all gres.conf records in device order, for AutoDetect=off and without NodeName
     device_files: tuple[pathlib.Path, ...]
     is_detected: bool = False  # whether Slurm's nvidia detection yields the same without lines
     notes: tuple[str, ...] = ()  # what was left out, and why
@@ -80,10 +86,17 @@ def plan(
     lines: list[str] = []
     for device in devices:
         files = ",".join(str(file) for file in device.files)
-        words = ["Name=gpu", f"Type={device.kind}", f"{'MultipleFiles' if len(device.files) > 1 else 'File'}={files}"]
+        words = [
+            "Name=gpu",
+            f"Type={device.kind}",
+            f"{'MultipleFiles' if len(device.files) > 1 else 'File'}={files}",
+        ]
         words += [f"Cores={cores[device.gpu]}"] if cores else []
         lines.append(" ".join((*words, f"Flags={_FLAGS}")))
-    items = [f"gpu:{kind}:{count}" for kind, count in collections.Counter(device.kind for device in devices).items()]
+    items = [
+        f"gpu:{kind}:{count}"
+        for kind, count in collections.Counter(device.kind for device in devices).items()
+    ]
     if shards:
         lines += [f"Name={SHARD} Count={shards} File={device.files[0]}" for device in devices]
         items.append(f"{SHARD}:{shards * len(devices)}")
@@ -103,13 +116,19 @@ def node_lines(node: str, lines: collections.abc.Iterable[str]) -> list[str]:
 
 def fields(line: str) -> dict[str, str]:
     """Return the `Key=Value` words of a gres.conf record."""
-    return {key: value for key, equals, value in (word.partition("=") for word in line.split()) if equals}
+    return {
+        key: value
+        for key, equals, value in (word.partition("=") for word in line.split())
+        if equals
+    }
 
 
 def device_files(line: str) -> list[str]:
     """Return the device files of a gres.conf record."""
     record = fields(line)
-    return [file for file in (record.get("File") or record.get("MultipleFiles", "")).split(",") if file]
+    return [
+        file for file in (record.get("File") or record.get("MultipleFiles", "")).split(",") if file
+    ]
 
 
 def slurm_type(name: str) -> str:
@@ -123,7 +142,9 @@ def read_topology() -> Topology | None:
     for directory in (pci.SYS / "devices/system/cpu").glob("cpu[0-9]*"):
         try:
             package = int((directory / "topology/physical_package_id").read_text())
-            siblings = detect.parse_cpu_list((directory / "topology/thread_siblings_list").read_text().strip())
+            siblings = detect.parse_cpu_list(
+                (directory / "topology/thread_siblings_list").read_text().strip()
+            )
         except (OSError, ValueError):
             continue  # an offline CPU has no topology
         if siblings:
@@ -178,7 +199,9 @@ def _devices(index: int, gpu: detect.Gpu, dev: pathlib.Path) -> list[_Device]:
 
 
 def _cores(
-    gpus: collections.abc.Sequence[detect.Gpu], settings: collections.abc.Mapping[str, str], topology: Topology | None
+    gpus: collections.abc.Sequence[detect.Gpu],
+    settings: collections.abc.Mapping[str, str],
+    topology: Topology | None,
 ) -> tuple[list[str] | None, list[str], bool]:
     """Return the Cores of each GPU, or None and the reason why no line gets any; and whether one's cut a socket."""
     if topology is None or any(not gpu.cpus for gpu in gpus):
@@ -188,7 +211,9 @@ def _cores(
         return None, [_OTHER_SOCKETS], False
     numbered = [core for socket in topology for core in socket]
     firsts = [sum(shape[:i]) for i in range(len(shape))]
-    whole = {frozenset(range(first, first + size)) for first, size in zip(firsts, shape, strict=True)}
+    whole = {
+        frozenset(range(first, first + size)) for first, size in zip(firsts, shape, strict=True)
+    }
     whole.add(frozenset(range(len(numbered))))
     found: list[str] = []
     for gpu in gpus:
@@ -199,7 +224,9 @@ def _cores(
     return found, [], False
 
 
-def _configured_shape(settings: collections.abc.Mapping[str, str], default: list[int]) -> list[int] | None:
+def _configured_shape(
+    settings: collections.abc.Mapping[str, str], default: list[int]
+) -> list[int] | None:
     """Return the cores of each socket as `--conf` has them."""
     try:
         if "socketsperboard" in settings:

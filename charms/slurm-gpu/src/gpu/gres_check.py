@@ -25,7 +25,9 @@ _RECORD = re.compile(r"Gres (?P<fields>Name=(?:gpu|shard|mps)\b.*)")
 _FAILURE = re.compile(r"(?:error|fatal|warning): (?P<text>.*(?:gres|gpu|/dev/).*)", re.IGNORECASE)
 _INVALID = re.compile(r"error: (?P<text>Invalid GRES data.*)")  # it prints the device all the same
 
-_Records = dict[tuple[str, str], dict[str, str]]  # the compared fields of each device, by its Gres' name and its file
+_Records = dict[
+    tuple[str, str], dict[str, str]
+]  # the compared fields of each device, by its Gres' name and its file
 
 
 def difference(
@@ -41,7 +43,9 @@ def difference(
     or does not answer, is no difference.
     """
     try:
-        printed = _print_gres(node, plan.gres, settings, [f"AutoDetect={autodetect}", *gres.node_lines(node, lines)])
+        printed = _print_gres(
+            node, plan.gres, settings, [f"AutoDetect={autodetect}", *gres.node_lines(node, lines)]
+        )
     except CommandError as e:
         logger.warning("the lines of %s are not checked: %s", node, e)
         return None
@@ -57,7 +61,9 @@ def difference(
     return f"slurmd -G: {invalid['text'].strip()[:160]}" if invalid else None
 
 
-def _print_gres(node: str, gres_text: str, settings: collections.abc.Mapping[str, str], rows: list[str]) -> str:
+def _print_gres(
+    node: str, gres_text: str, settings: collections.abc.Mapping[str, str], rows: list[str]
+) -> str:
     """Return the output of `slurmd -G` with these rows in gres.conf, both streams."""
     with tempfile.TemporaryDirectory(prefix="slurmd-") as name:
         directory = pathlib.Path(name)
@@ -75,7 +81,9 @@ def _print_gres(node: str, gres_text: str, settings: collections.abc.Mapping[str
         (directory / "slurm.conf").write_text(conf)
         (directory / "gres.conf").write_text("".join(f"{row}\n" for row in rows))
         (directory / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
-        done = run(SLURMD, "-G", "-f", str(directory / "slurm.conf"), check=False, timeout=_TIMEOUT_S)
+        done = run(
+            SLURMD, "-G", "-f", str(directory / "slurm.conf"), check=False, timeout=_TIMEOUT_S
+        )
     return f"{done.stdout}\n{done.stderr}"
 
 
@@ -90,7 +98,9 @@ def _records(lines: collections.abc.Iterable[str]) -> _Records:
     return records
 
 
-def _compare(wanted: _Records, found: _Records, optional: collections.abc.Collection[str]) -> str | None:
+def _compare(
+    wanted: _Records, found: _Records, optional: collections.abc.Collection[str]
+) -> str | None:
     for (name, file), fields in wanted.items():
         which = file if name == "gpu" else f"{name} of {file}"
         if (name, file) not in found:

@@ -23,7 +23,9 @@ _UNPAIRED = "the lines '# BEGIN slurm-gpu' and '# END slurm-gpu' do not pair up:
 
 _BEGIN = re.compile(r"^# BEGIN slurm-gpu\b.*$", re.MULTILINE)
 _END = re.compile(r"^# END slurm-gpu[ \t]*$", re.MULTILINE)
-_HEADER = re.compile(r"# (?P<unit>\S+/\d+) (?P<node>\S+) (?P<digest>[0-9a-f]{12})(?P<marks>(?: [a-z]+)*)")
+_HEADER = re.compile(
+    r"# (?P<unit>\S+/\d+) (?P<node>\S+) (?P<digest>[0-9a-f]{12})(?P<marks>(?: [a-z]+)*)"
+)
 _AUTODETECT = re.compile(r"^\s*AutoDetect=(?P<value>\w+)\s*(?:#.*)?$", re.IGNORECASE | re.MULTILINE)
 
 
@@ -40,12 +42,20 @@ class Entry:
     digest: str
     lines: tuple[str, ...] = ()  # without NodeName and AutoDetect
     awaited: bool = False  # the node registers only when these lines are live
-    left: bool = False  # the unit was removed, and Slurm still has its node with GPUs by these lines
+    left: bool = (
+        False  # the unit was removed, and Slurm still has its node with GPUs by these lines
+    )
 
     @classmethod
     def of(cls, unit: str, published: slurm_gres.NodeGres) -> "Entry":
         """Return the entry for what a unit published; its node must be named."""
-        return cls(unit, published.node or "", published.digest, published.lines or (), awaited=bool(published.awaits))
+        return cls(
+            unit,
+            published.node or "",
+            published.digest,
+            published.lines or (),
+            awaited=bool(published.awaits),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +69,9 @@ class GresConf:
     @property
     def autodetect(self) -> str:
         """The detection of nodes without lines, by the part of the file outside the block: "nvidia", ... or "off"."""
-        values = [match["value"].lower() for match in _AUTODETECT.finditer(f"{self.before}\n{self.after}")]
+        values = [
+            match["value"].lower() for match in _AUTODETECT.finditer(f"{self.before}\n{self.after}")
+        ]
         return values[-1] if values else "off"
 
     @functools.cached_property
@@ -69,19 +81,25 @@ class GresConf:
         for entry in self.entries.values():
             if not entry.left:
                 units.setdefault(entry.node, []).append(entry.unit)
-        return {node: sorted(names, key=unit_key) for node, names in units.items() if len(names) > 1}
+        return {
+            node: sorted(names, key=unit_key) for node, names in units.items() if len(names) > 1
+        }
 
     def text(self) -> str:
         """Return the whole file."""
         if not self.entries:
             return self.before + self.after
-        before = self.before if not self.before or self.before.endswith("\n") else f"{self.before}\n"
+        before = (
+            self.before if not self.before or self.before.endswith("\n") else f"{self.before}\n"
+        )
         return before + "\n".join((BEGIN, *self._rows, END)) + "\n" + self.after
 
     @functools.cached_property
     def digest(self) -> str:
         """A fingerprint of what slurmctld reads of the block, which is that of an empty one when there is none."""
-        return hashlib.sha256("\n".join(row for row in self._rows if not row.startswith("#")).encode()).hexdigest()
+        return hashlib.sha256(
+            "\n".join(row for row in self._rows if not row.startswith("#")).encode()
+        ).hexdigest()
 
     @functools.cached_property
     def _rows(self) -> list[str]:
@@ -90,9 +108,17 @@ class GresConf:
         for entry in sorted(self.entries.values(), key=lambda entry: unit_key(entry.unit)):
             clash = entry.node in self.clashes
             marks = {"awaited": entry.awaited, "clash": clash, "left": entry.left}
-            header = ("#", entry.unit, entry.node, entry.digest, *(mark for mark, is_set in marks.items() if is_set))
+            header = (
+                "#",
+                entry.unit,
+                entry.node,
+                entry.digest,
+                *(mark for mark, is_set in marks.items() if is_set),
+            )
             rows.append(" ".join(header))
-            rows += [f"#{line}" if clash else line for line in gres.node_lines(entry.node, entry.lines)]
+            rows += [
+                f"#{line}" if clash else line for line in gres.node_lines(entry.node, entry.lines)
+            ]
         return rows
 
 
@@ -116,7 +142,9 @@ def parse(text: str) -> GresConf:
         raise GresConfError(_UNPAIRED)
     after = text[ends[0].end() :]
     block = text[begins[0].end() : ends[0].start()]
-    return GresConf(text[: begins[0].start()], after.removeprefix("\n"), _entries(block.splitlines()))
+    return GresConf(
+        text[: begins[0].start()], after.removeprefix("\n"), _entries(block.splitlines())
+    )
 
 
 def write(conf: GresConf) -> bool:
@@ -140,13 +168,20 @@ def unit_key(unit: str) -> tuple[str, int]:
 def _entries(rows: list[str]) -> dict[str, Entry]:
     headers = [(i, match) for i, row in enumerate(rows) if (match := _HEADER.fullmatch(row))]
     ends = [*(i for i, _ in headers[1:]), len(rows)]
-    found = [_entry(header, rows[i + 1 : end]) for (i, header), end in zip(headers, ends, strict=False)]
+    found = [
+        _entry(header, rows[i + 1 : end]) for (i, header), end in zip(headers, ends, strict=False)
+    ]
     return {entry.unit: entry for entry in found if entry is not None}
 
 
 def _entry(header: re.Match[str], rows: list[str]) -> Entry | None:
     """Return the entry, or None when its records are not those that were written: its unit is then read again."""
-    unit, node, digest, marks = header["unit"], header["node"], header["digest"], header["marks"].split()
+    unit, node, digest, marks = (
+        header["unit"],
+        header["node"],
+        header["digest"],
+        header["marks"].split(),
+    )
     records = [row.removeprefix("#").removeprefix(f"NodeName={node} ") for row in rows if row]
     lines = tuple(record.removeprefix("AutoDetect=off ") for record in records)
     if slurm_gres.digest(node, lines) != digest:

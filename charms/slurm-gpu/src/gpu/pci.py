@@ -6,7 +6,11 @@ import re
 
 from slurm_ddp import files
 
-PROC, SYS, DEV = pathlib.Path("/proc"), pathlib.Path("/sys"), pathlib.Path("/dev")  # tests put others here
+PROC, SYS, DEV = (
+    pathlib.Path("/proc"),
+    pathlib.Path("/sys"),
+    pathlib.Path("/dev"),
+)  # tests put others here
 DEVICES = "bus/pci/devices"  # in sysfs: a folder for each device, named by its bus id
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; 0x0403 is a card's audio
@@ -25,7 +29,9 @@ class Card:
 
 def cards() -> tuple[Card, ...]:
     """List the GPUs in the order of their bus ids."""
-    return tuple(Card(path.name, _device(path), _bound_to(path)) for path in _of_class(_GPU_CLASSES))
+    return tuple(
+        Card(path.name, _device(path), _bound_to(path)) for path in _of_class(_GPU_CLASSES)
+    )
 
 
 def switches() -> tuple[int, ...]:
@@ -39,7 +45,9 @@ def bus_id(text: str) -> str | None:
     NVML has eight digits of domain and capitals, the kernel's log leaves out the function.
     """
     match = _BUS_ID.fullmatch(text.strip())
-    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4] or 0}".lower() if match else None
+    return (
+        f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4] or 0}".lower() if match else None
+    )
 
 
 def spell(text: str | None) -> str:

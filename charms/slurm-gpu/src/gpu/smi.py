@@ -20,7 +20,9 @@ _COUNT = re.compile(r"<attached_gpus>\s*(\d+)\s*</attached_gpus>")
 _CARD = re.compile(r'(?:^[ \t]*|</(?:gpu|attached_gpus)>\s*)<gpu id="([^"<&]*)">', re.MULTILINE)
 _NAME = re.compile(r"<process_name>.*?</process_name>(?=\s*<used_memory>)", re.DOTALL)
 # To the last end of a card, since a name may close each of them (nvsmi_device_v12.dtd has them behind all values)
-_PROCESSES = re.compile(r"<processes>.*</processes>|<accounted_processes>.*</accounted_processes>", re.DOTALL)
+_PROCESSES = re.compile(
+    r"<processes>.*</processes>|<accounted_processes>.*</accounted_processes>", re.DOTALL
+)
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -52,7 +54,9 @@ class Card(typing.NamedTuple):
 
     bus_id: str  # as sysfs spells it
     values: dict[str, str]  # by the paths of `RULES`
-    num_devices: int | None = None  # its MIG devices, 1 for a whole card; None if that is not reported
+    num_devices: int | None = (
+        None  # its MIG devices, 1 for a whole card; None if that is not reported
+    )
 
 
 class Rule(typing.NamedTuple):
@@ -73,9 +77,27 @@ _SINGLE = "retired_pages/multiple_single_bit_retirement/retired_count"
 # volatile uncorrectable error asks for a reset). Correctable errors are repaired; Azure's node checks count so many.
 RULES = (
     Rule("recovery", "gpu_recovery_action", DRAIN, "recovery action {}", "None"),
-    Rule("row-remap", "remapped_rows/remapped_row_failure", DRAIN, "row remapping failed: replace it", "No"),
-    Rule("row-remap", "remapped_rows/remapped_row_pending", DRAIN, "row remapping pending: reset it", "No"),
-    Rule("retired", "retired_pages/pending_retirement", DRAIN, "page retirement pending: reset it", "No"),
+    Rule(
+        "row-remap",
+        "remapped_rows/remapped_row_failure",
+        DRAIN,
+        "row remapping failed: replace it",
+        "No",
+    ),
+    Rule(
+        "row-remap",
+        "remapped_rows/remapped_row_pending",
+        DRAIN,
+        "row remapping pending: reset it",
+        "No",
+    ),
+    Rule(
+        "retired",
+        "retired_pages/pending_retirement",
+        DRAIN,
+        "page retirement pending: reset it",
+        "No",
+    ),
     Rule("retired", _DOUBLE, DRAIN, "{} pages retired for double-bit errors: replace it", 60),
     Rule("retired", _SINGLE, DRAIN, "{} pages retired for single-bit errors: replace it", 60),
     Rule("ecc", f"{_ECC}dram_correctable", WARN, "{} correctable DRAM errors", 20_000_000),
@@ -84,13 +106,43 @@ RULES = (
     Rule("ecc", f"{_ECC}sram_uncorrectable", DRAIN, "{} uncorrectable SRAM errors: reset it", 0),
     Rule("ecc", f"{_ECC}sram_uncorrectable_parity", DRAIN, "{} SRAM parity errors: reset it", 0),
     Rule("ecc", f"{_ECC}sram_uncorrectable_secded", DRAIN, "{} SRAM SEC-DED errors: reset it", 0),
-    Rule("sram", "ecc_errors/aggregate/sram_threshold_exceeded", DRAIN, "SRAM error threshold: replace it", "No"),
-    Rule("repair", "ecc_errors/channel_repair_pending", DRAIN, "channel repair pending: reset it", "No"),
+    Rule(
+        "sram",
+        "ecc_errors/aggregate/sram_threshold_exceeded",
+        DRAIN,
+        "SRAM error threshold: replace it",
+        "No",
+    ),
+    Rule(
+        "repair",
+        "ecc_errors/channel_repair_pending",
+        DRAIN,
+        "channel repair pending: reset it",
+        "No",
+    ),
     Rule("repair", "ecc_errors/tpc_repair_pending", DRAIN, "TPC repair pending: reset it", "No"),
     Rule("thermal", f"{_SLOW}thermal_slowdown", WARN, "slowed down by heat", "Not Active"),
-    Rule("power", f"{_SLOW}power_brake_slowdown", WARN, "slowed down by the power supply", "Not Active"),
-    Rule("fabric", "fabric/state", DRAIN, "fabric/state {}: is nvidia-fabricmanager running?", "Completed"),
-    Rule("fabric", "fabric/status", DRAIN, "fabric/status {}: is nvidia-fabricmanager running?", "Success"),
+    Rule(
+        "power",
+        f"{_SLOW}power_brake_slowdown",
+        WARN,
+        "slowed down by the power supply",
+        "Not Active",
+    ),
+    Rule(
+        "fabric",
+        "fabric/state",
+        DRAIN,
+        "fabric/state {}: is nvidia-fabricmanager running?",
+        "Completed",
+    ),
+    Rule(
+        "fabric",
+        "fabric/status",
+        DRAIN,
+        "fabric/status {}: is nvidia-fabricmanager running?",
+        "Success",
+    ),
 )
 # The fields of `nvidia-smi --query-gpu` by which NVML reports the same without XML
 FIELDS = {
@@ -103,7 +155,9 @@ FIELDS = {
     f"{_ECC}dram_uncorrectable": "ecc.errors.uncorrected.volatile.dram",
     f"{_ECC}sram_uncorrectable": "ecc.errors.uncorrected.volatile.sram",
 }
-_READ = tuple(dict.fromkeys([*(rule.path.split("/")[0] for rule in RULES), "mig_devices"]))  # elements below <gpu>
+_READ = tuple(
+    dict.fromkeys([*(rule.path.split("/")[0] for rule in RULES), "mig_devices"])
+)  # elements below <gpu>
 QUERY = (f"--query-gpu={','.join(('pci.bus_id', *FIELDS.values()))}", "--format=csv,noheader")
 
 

@@ -55,7 +55,9 @@ def parse(text: str) -> dict[int, str]:
     for word in text.replace(",", " ").split():
         match = re.fullmatch(r"([+-])([0-9]{1,3})", word)
         if match is None:
-            raise ValueError(f"write +XID (drain for it) or -XID (ignore it), such as +109 or -74, not {word!r:.25}")
+            raise ValueError(
+                f"write +XID (drain for it) or -XID (ignore it), such as +109 or -74, not {word!r:.25}"
+            )
         code, level = int(match[2]), DRAIN if match[1] == "+" else ""
         if levels.setdefault(code, level) != level:
             raise ValueError(f"Xid {code} is both to drain for and to ignore")

@@ -44,7 +44,11 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
     if hold is None:
         is_left = (found.reason or "").startswith(_KINDS)  # by a hold whose journal is lost
         Hold(name, () if is_left else found.states, None if is_left else found.reason, kind).save()
-    elif node.is_drained and registration.is_anothers(node, hold.reason) and not (node.reason or "").startswith(_KINDS):
+    elif (
+        node.is_drained
+        and registration.is_anothers(node, hold.reason)
+        and not (node.reason or "").startswith(_KINDS)
+    ):
         # drained by another meanwhile, which is now what to restore
         dataclasses.replace(hold, states=found.states, reason=found.reason).save()
     reason = f"{kind}: {why}"[: node_hold.MOST_REASON]

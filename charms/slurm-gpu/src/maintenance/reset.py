@@ -48,7 +48,9 @@ def known(gpu: str, cards: tuple[str, ...]) -> str:
     """Return the bus id of a card, in sysfs' spelling."""
     bus_id = pci.bus_id(gpu)
     if bus_id is None or gpu != gpu.strip():
-        raise ActionError(f"gpu: {gpu!r:.60} is not a bus id such as 0000:1b:00.0; the action detect shows them")
+        raise ActionError(
+            f"gpu: {gpu!r:.60} is not a bus id such as 0000:1b:00.0; the action detect shows them"
+        )
     if bus_id not in cards:
         raise ActionError(f"gpu: no card at {bus_id}; there is {', '.join(cards) or 'none'}")
     return bus_id
@@ -60,7 +62,9 @@ def check_smi() -> None:
         raise ActionError(health_check.NO_SMI)
 
 
-def free(kind: str, node: str | None, why: str, wait_s: float, log: Log, *, drain: bool = True) -> None:
+def free(
+    kind: str, node: str | None, why: str, wait_s: float, log: Log, *, drain: bool = True
+) -> None:
     """Hold the node and wait until it is free of jobs; release it if they stay. Without `drain` none may run."""
     if node is None:
         return
@@ -72,7 +76,9 @@ def free(kind: str, node: str | None, why: str, wait_s: float, log: Log, *, drai
     while (jobs := hold.jobs_on(found)) is not None:
         if time.monotonic() >= end:
             hold.release()
-            raise ActionError(f"{node} still had {jobs} after {wait_s:g} s, so nothing was done: try later")
+            raise ActionError(
+                f"{node} still had {jobs} after {wait_s:g} s, so nothing was done: try later"
+            )
         if jobs != reported:
             log(f"{node} is drained: waiting for {jobs}")
             reported = jobs
@@ -80,4 +86,6 @@ def free(kind: str, node: str | None, why: str, wait_s: float, log: Log, *, drai
         found = nodes.show(node)
         if found is not None and not hold.is_ours(found, kind):  # a job may start at any time
             hold.forget()
-            raise ActionError(f"another changed the state of {node} before it was free, so nothing was done")
+            raise ActionError(
+                f"another changed the state of {node} before it was free, so nothing was done"
+            )

@@ -33,7 +33,9 @@ HOLDERS = (
 def stop_holders() -> None:
     """Stop what keeps the driver's devices open. Jobs are not among it: check first. Raises `DriverError`."""
     active = [unit for unit in HOLDERS if systemd.is_active(unit)]
-    recorded = sorted({*active, *files.read(STOPPED).split()})  # first: they run again whatever happens
+    recorded = sorted(
+        {*active, *files.read(STOPPED).split()}
+    )  # first: they run again whatever happens
     files.ensure_file(STOPPED, "".join(f"{unit}\n" for unit in recorded))
     for unit in active:
         try:
@@ -57,7 +59,9 @@ def ensure_persistence(*, on: bool) -> None:
     """Keep the driver's state on idle cards: Ubuntu's unit stops when nothing needs it, and without that mode."""
     if on and PERSISTENCED_PROGRAM.exists():
         changed = systemd.ensure_dropin(
-            PERSISTENCED, _DROPIN, template.fill("nvidia-persistenced.conf", program=PERSISTENCED_PROGRAM)
+            PERSISTENCED,
+            _DROPIN,
+            template.fill("nvidia-persistenced.conf", program=PERSISTENCED_PROGRAM),
         )
     else:
         changed = systemd.ensure_no_dropin(PERSISTENCED, _DROPIN)

@@ -31,10 +31,16 @@ def upgrade(wanted: Spec, node: str | None, wait_s: float, log: Log, *, drain: b
     """
     here = state.look()
     if not here.cards:
-        raise DriverError("this machine shows no NVIDIA GPU on its PCI bus, so there is no driver to install")
+        raise DriverError(
+            "this machine shows no NVIDIA GPU on its PCI bus, so there is no driver to install"
+        )
     apt.repair()
     packages = plan.resolve(here, wanted)
-    if install.is_installed(packages) and here.loaded == packages.version and state.diagnose(state.look()) is None:
+    if (
+        install.is_installed(packages)
+        and here.loaded == packages.version
+        and state.diagnose(state.look()) is None
+    ):
         return {"result": "up-to-date", "driver": packages.version}
     reset.free(hold.DRIVER, node, f"driver {packages.version}", wait_s, log, drain=drain)
     log(f"installing driver {packages.version}")
@@ -125,7 +131,9 @@ def _install(packages: Plan) -> bool:
     install.install(packages)
     after = state.look()
     if after.next_module is None or after.next_module.version != packages.version:
-        raise DriverError(f"kernel {after.next_kernel}, which boots next, has no module of it: see dkms status")
+        raise DriverError(
+            f"kernel {after.next_kernel}, which boots next, has no module of it: see dkms status"
+        )
     return install.load(packages.version, after)
 
 

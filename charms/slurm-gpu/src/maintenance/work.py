@@ -37,7 +37,9 @@ def prepare(options: Options) -> bool:
         return True
     if held.boot_id == readiness.boot_id():
         return _is_given_up(held)
-    with contextlib.suppress(layouts.MigError):  # what an interrupted one left; the registration sees the rest
+    with contextlib.suppress(
+        layouts.MigError
+    ):  # what an interrupted one left; the registration sees the rest
         layouts.apply_all()
     services.ensure_running()
     return True
@@ -47,7 +49,9 @@ def complete(machine: Machine, options: Options, progress: registration.Progress
     """Release a held node that is registered, and keep the driver's settings."""
     if machine.node is not None and machine.config.problem is None:  # else the status shows it
         try:
-            node_watch.ensure(node_watch.Config(node=machine.node, **dataclasses.asdict(machine.config)))
+            node_watch.ensure(
+                node_watch.Config(node=machine.node, **dataclasses.asdict(machine.config))
+            )
         except CommandError as e:
             logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)
     if hold.Hold.load() is None:
@@ -84,7 +88,10 @@ def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -
     status = otherwise()
     if held is None or status.level != Level.ACTIVE:
         return status
-    return Status(Level.WAITING, f"{held.node} is drained for {held.kind}: its state is restored with the next event")
+    return Status(
+        Level.WAITING,
+        f"{held.node} is drained for {held.kind}: its state is restored with the next event",
+    )
 
 
 def _is_given_up(held: hold.Hold) -> bool:

@@ -25,13 +25,22 @@ _TEXTS = {
     Stage.REGISTERED: (Level.ACTIVE, "{gres} on {node} ({how})"),
     Stage.KEPT: (Level.WAITING, "{node} {detail}"),
     Stage.UNREGISTERED: (Level.WAITING, "waiting for slurmd to register {node}"),
-    Stage.AWAITS_LINES: (Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines"),
-    Stage.AWAITS_JOBS: (Level.WAITING, "{node} is drained: waiting for {detail} before its GPUs are registered"),
+    Stage.AWAITS_LINES: (
+        Level.WAITING,
+        "waiting for slurm-gpu on slurmctld to hand out this node's lines",
+    ),
+    Stage.AWAITS_JOBS: (
+        Level.WAITING,
+        "{node} is drained: waiting for {detail} before its GPUs are registered",
+    ),
     Stage.RESERVED: (Level.BLOCKED, "{detail}: it holds {node}"),
     Stage.STOPPED: (Level.WAITING, "waiting for slurmd to run on {node}"),
     Stage.SILENT: (Level.WAITING, "waiting for slurmctld ({detail})"),
     Stage.DIFFERS: (Level.WAITING, "{node} has Gres={detail}; {gres} follows with the next event"),
-    Stage.KEPT_AWAY: (Level.BLOCKED, "scontrol update nodename={node} state=resume, since it takes no jobs: {detail}"),
+    Stage.KEPT_AWAY: (
+        Level.BLOCKED,
+        "scontrol update nodename={node} state=resume, since it takes no jobs: {detail}",
+    ),
     Stage.INVALID: (Level.BLOCKED, "Slurm refuses {node}: {detail}"),
     Stage.STATIC: (Level.BLOCKED, "set Gres={gres} for {node} in slurm.conf: it has {detail}"),
     Stage.FAILED: (Level.BLOCKED, "see journalctl -u slurmd: {detail}"),
@@ -42,7 +51,8 @@ _DIFFERS_WITHOUT_GPUS = (
 )
 _NO_GPU = "no NVIDIA GPU on this machine"
 _NO_CONTROLLER = Status(
-    Level.BLOCKED, "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld"
+    Level.BLOCKED,
+    "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld",
 )
 
 
@@ -63,7 +73,9 @@ def offer(machine: Machine) -> slurm_gres.NodeGres | None:
     if machine.problem:
         return None
     if not set(before) <= set(lines) and not _is_registered(machine):
-        wanted = lines or (machine.plan.lines if machine.plan else ())  # all: one line ends the detection
+        wanted = lines or (
+            machine.plan.lines if machine.plan else ()
+        )  # all: one line ends the detection
         both = {_key(line): line for line in _with_files(before) if wanted}
         lines = tuple((both | {_key(line): line for line in wanted}).values()) if both else lines
     awaits = bool(lines or machines.pushed_lines(node))
@@ -72,7 +84,11 @@ def offer(machine: Machine) -> slurm_gres.NodeGres | None:
 
 def awaits_drain(machine: Machine, progress: Progress | None) -> bool:
     """Whether jobs are to be kept off a node that lost cards as soon as its controller answers."""
-    return lost(machine) is not None and progress is not None and progress.stage in {Stage.SILENT, Stage.FAILED}
+    return (
+        lost(machine) is not None
+        and progress is not None
+        and progress.stage in {Stage.SILENT, Stage.FAILED}
+    )
 
 
 def accept(machine: Machine) -> None:
@@ -93,9 +109,13 @@ def lines_live(machine: Machine) -> bool:
     offered = offer(machine)
     if offered is None:
         return False
-    if machines.pushed_lines(machine.node) == gres.node_lines(offered.node or "", offered.lines or ()):
+    if machines.pushed_lines(machine.node) == gres.node_lines(
+        offered.node or "", offered.lines or ()
+    ):
         return True
-    return bool(machine.answer and machine.answer.applied and offered.digest in machine.answer.applied)
+    return bool(
+        machine.answer and machine.answer.applied and offered.digest in machine.answer.applied
+    )
 
 
 def ensure(machine: Machine, *, owner: str) -> Progress | None:
@@ -117,7 +137,9 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
             return None
     except CommandError as e:
         return Progress(Stage.FAILED, str(e))
-    target = registration.Target(node, machine.wanted, machine.options, lines_live=lines_live(machine))
+    target = registration.Target(
+        node, machine.wanted, machine.options, lines_live=lines_live(machine)
+    )
     progress = registration.advance(target)
     if progress.stage is Stage.REGISTERED:
         cards = {gpu.bus_id: gpu.name for gpu in machine.detection.gpus if gpu.bus_id}
@@ -130,7 +152,9 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
 
     Where slurmd finds the GPUs by itself they stay registered. May be called again.
     """
-    if not OWNER.exists():  # no GPU was ever registered here; the health check may have been set up all the same
+    if (
+        not OWNER.exists()
+    ):  # no GPU was ever registered here; the health check may have been set up all the same
         if health_check.PROGRAM.exists():
             _end_drain(machines.look(config))
         health_check.ensure_absent()
@@ -142,7 +166,11 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
     _end_drain(machine)
     health_check.ensure_absent()
     slurmd_unit.ensure_no_dropin()
-    for journal in (node_state.ORDER, node_state.CARDS, node_state.SERVED):  # to leave may write the last again
+    for journal in (
+        node_state.ORDER,
+        node_state.CARDS,
+        node_state.SERVED,
+    ):  # to leave may write the last again
         node_state.clear(journal)
     for path in (slurmd_unit.DRAINED_ENV, OWNER):
         files.ensure_absent(path)
@@ -201,7 +229,10 @@ def status(machine: Machine, *, related: bool, progress: Progress | None) -> Sta
     """Return the status of the node, asking the controller again unless this hook's `progress` is an obstacle."""
     node, plan, loss = machine.node, machine.plan, lost(machine)
     if machine.problem or loss:
-        return Status(Level.BLOCKED, machine.problem or f"bring back what is missing, or run accept-gpus: {loss}")
+        return Status(
+            Level.BLOCKED,
+            machine.problem or f"bring back what is missing, or run accept-gpus: {loss}",
+        )
     if plan is None:
         return _status_without_gpus(machine, progress)
     if node is None:
@@ -224,14 +255,18 @@ def status(machine: Machine, *, related: bool, progress: Progress | None) -> Sta
         if stage is not Stage.KEPT_AWAY:
             stage = Stage.AWAITS_LINES
     level, text = _TEXTS[stage]
-    return Status(level, text.format(node=node, detail=progress.detail, gres=plan.gres, how=_how(machine)))
+    return Status(
+        level, text.format(node=node, detail=progress.detail, gres=plan.gres, how=_how(machine))
+    )
 
 
 def _status_without_gpus(machine: Machine, progress: Progress | None) -> Status:
     node = machine.node
     if machine.registers_gpus:
         had = nodes.plain_gres(machine.configured)
-        return Status(Level.BLOCKED, f"{node} registers {had}, but this machine shows no NVIDIA GPU")
+        return Status(
+            Level.BLOCKED, f"{node} registers {had}, but this machine shows no NVIDIA GPU"
+        )
     has_joined = machine.options is not None and machine.options.conf_server is not None
     if (progress is None or progress.stage is Stage.REGISTERED) and node is not None and has_joined:
         progress = registration.inspect(node, machine.configured, machine.config)
@@ -240,7 +275,9 @@ def _status_without_gpus(machine: Machine, progress: Progress | None) -> Status:
     level, text = _TEXTS[progress.stage]
     if progress.stage is Stage.DIFFERS:  # which the charm changes only for GPUs
         level, text = _DIFFERS_WITHOUT_GPUS
-    return Status(level, text.format(node=node, detail=progress.detail, gres=machine.configured or "(none)"))
+    return Status(
+        level, text.format(node=node, detail=progress.detail, gres=machine.configured or "(none)")
+    )
 
 
 def _is_registered(machine: Machine) -> bool:
@@ -255,7 +292,11 @@ def _is_registered(machine: Machine) -> bool:
 
 def _with_files(lines: tuple[str, ...]) -> tuple[str, ...]:
     """Return the lines whose device files are there."""
-    return tuple(line for line in lines if all(pathlib.Path(file).exists() for file in gres.device_files(line)))
+    return tuple(
+        line
+        for line in lines
+        if all(pathlib.Path(file).exists() for file in gres.device_files(line))
+    )
 
 
 def _key(line: str) -> tuple[object, ...]:
@@ -279,7 +320,11 @@ def _leave_registration(machine: Machine) -> None:
     """Register the node without GPUs where slurmd will not find them without lines; end a registration in progress."""
     if machine.options is None or machine.node is None:
         return
-    lines_go = bool(machine.lines) if machine.plan else machine.registers_gpus and machine.autodetect == "off"
+    lines_go = (
+        bool(machine.lines)
+        if machine.plan
+        else machine.registers_gpus and machine.autodetect == "off"
+    )
     if lines_go:  # without which slurmd does not find the GPUs
         left = slurmd_options.merged_gres(machine.options.gres, None)
     elif node_state.NodeSnapshot.load() is not None:  # in the middle of a registration

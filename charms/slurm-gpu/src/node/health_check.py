@@ -22,9 +22,17 @@ def ensure(node: str | None, xids: str = "") -> None:
     if node is None or not can_look():
         ensure_absent()
         return
-    words = " ".join(xids.replace(",", " ").split())  # checked, so that no quoting is needed in a unit file
+    words = " ".join(
+        xids.replace(",", " ").split()
+    )  # checked, so that no quoting is needed in a unit file
     changed = files.ensure_file(PROGRAM, watchdog.pack(pathlib.Path(health.__file__)), mode=0o755)
-    text = template.fill(SERVICE, python=PYTHON, program=PROGRAM, node=node, more=f' "--xids={words}"' if words else "")
+    text = template.fill(
+        SERVICE,
+        python=PYTHON,
+        program=PROGRAM,
+        node=node,
+        more=f' "--xids={words}"' if words else "",
+    )
     changed |= bool(systemd.ensure_units({SERVICE: text, TIMER: template.fill(TIMER)}))
     if changed or not systemd.is_active(TIMER):
         systemd.enable_now(TIMER)
@@ -53,7 +61,11 @@ def unfit(node: str | None, *, xids: str = "") -> list[str]:
     """Check now; return the findings to drain for, none without nvidia-smi."""
     if not can_look():
         return []
-    return [str(one) for one in health.check(node, gpu_xids.parse(xids)).findings if one.level == health.DRAIN]
+    return [
+        str(one)
+        for one in health.check(node, gpu_xids.parse(xids)).findings
+        if one.level == health.DRAIN
+    ]
 
 
 def check(node: str | None, *, xids: str = "") -> dict[str, str]:

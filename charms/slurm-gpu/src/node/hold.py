@@ -29,7 +29,9 @@ WATCH = "slurm-gpu-node.service"  # which runs node.watch
 MOST_REASON = 200  # characters of a drain's reason
 LASTS_S = 3600  # the reservation, unless it is prolonged: longer than a boot takes
 _SHOWS_S = 30.0  # a node shows its reservation only after some seconds
-_OBEYED_S = 600  # an end of the reservation alone: Juju's next update-status comes within five minutes
+_OBEYED_S = (
+    600  # an end of the reservation alone: Juju's next update-status comes within five minutes
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,9 @@ def begin(kind: str, node: str, reason: str) -> None:
 def note(kind: str, node: str, reason: str) -> bool:
     """Record a hold, for `node.watch` to reserve the node; return whether anything changed."""
     with lock():
-        changed = files.ensure_file(_record(kind), records.text(Hold(kind, node, reason)), mode=0o600)
+        changed = files.ensure_file(
+            _record(kind), records.text(Hold(kind, node, reason)), mode=0o600
+        )
     if changed:
         wake()
     return changed
@@ -145,7 +149,9 @@ def lock() -> collections.abc.Generator[None]:
 
 def wake() -> None:
     """Have the service look now at the holds, and whether the node may take jobs."""
-    with contextlib.suppress(CommandError):  # where the unit is not set up yet, the hook does that at its end
+    with contextlib.suppress(
+        CommandError
+    ):  # where the unit is not set up yet, the hook does that at its end
         systemd.start_later(WATCH)
 
 
@@ -160,18 +166,32 @@ def _keep(hold: Hold) -> None:
     if node is None:
         return  # it is being registered again
     if not node.is_drained and not node.is_down and is_administrators():
-        logger.info("%s was resumed by an administrator: it is held no longer for: %s", hold.node, hold.reason)
+        logger.info(
+            "%s was resumed by an administrator: it is held no longer for: %s",
+            hold.node,
+            hold.reason,
+        )
         for one in held():
             files.ensure_absent(_record(one.kind))
         _end_reservation()
         return
-    if not node.is_drained or node.reason in {None, resume.NEW}:  # none: as slurmd registers a node that was held
+    if not node.is_drained or node.reason in {
+        None,
+        resume.NEW,
+    }:  # none: as slurmd registers a node that was held
         nodes.drain(hold.node, hold.reason)
         logger.info("%s is drained again: %s", hold.node, hold.reason)
     last = _last()
     left = last.until - time.time()
-    if node.is_drained and 0 < left <= LASTS_S - _SHOWS_S and not last.ended and not _is_reserved(node):
-        logger.info("the reservation of %s was ended: it is made again in %d s", hold.node, _OBEYED_S)
+    if (
+        node.is_drained
+        and 0 < left <= LASTS_S - _SHOWS_S
+        and not last.ended
+        and not _is_reserved(node)
+    ):
+        logger.info(
+            "the reservation of %s was ended: it is made again in %d s", hold.node, _OBEYED_S
+        )
         _write(hold.node, time.time() + LASTS_S / 2 + _OBEYED_S, was_ended=True)
     elif not (node.is_drained and LASTS_S / 2 <= left <= LASTS_S):
         _reserve(hold.node)

@@ -14,7 +14,10 @@ from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
 
-PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
+PLUGIN_DIRS = (
+    pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"),
+    pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,9 @@ class Machine:
     options: slurmd_options.Options | None = None  # None while slurmd's charm has not written them
     node: str | None = None
     plan: gres.Plan | None = None  # None without usable GPUs
-    lines: tuple[str, ...] = ()  # what gres.conf must hold for them; none where slurmd finds them by itself
+    lines: tuple[
+        str, ...
+    ] = ()  # what gres.conf must hold for them; none where slurmd finds them by itself
     problem: str | None = None  # what the operator must fix before anything is changed
 
     @property
@@ -82,7 +87,11 @@ def lost(machine: Machine) -> str | None:
 
 def pushed_lines(node: str | None) -> list[str]:
     """Return the node's records in the gres.conf that its slurmd fetched last."""
-    return [row for row in files.read(slurmd_unit.PUSHED).splitlines() if row.startswith(f"NodeName={node} ")]
+    return [
+        row
+        for row in files.read(slurmd_unit.PUSHED).splitlines()
+        if row.startswith(f"NodeName={node} ")
+    ]
 
 
 def _with_node(machine: Machine) -> Machine:
@@ -116,7 +125,11 @@ def _with_lines(machine: Machine) -> Machine:
     conf = machine.options.settings if machine.options else {}
     can_check = all(file.exists() for file in plan.device_files)
     if plan.is_detected and _can_detect(machine):
-        problem = gres_check.difference(node, plan, (), conf, machine.autodetect) if node and can_check else None
+        problem = (
+            gres_check.difference(node, plan, (), conf, machine.autodetect)
+            if node and can_check
+            else None
+        )
         if problem is None:
             return machine
         logger.info("slurmd's own detection does not yield these GPUs: %s", problem)
@@ -140,7 +153,9 @@ def _check_gres_types(wanted: dict[str, str]) -> None:
     for name, option in wanted.items():
         if name not in types:
             kinds = ",".join(sorted({*wanted, *types}))
-            raise ValueError(f"{option}set GresTypes={kinds} in slurm.conf (docs/howto/gpus.md): it has no {name}")
+            raise ValueError(
+                f"{option}set GresTypes={kinds} in slurm.conf (docs/howto/gpus.md): it has no {name}"
+            )
 
 
 def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
@@ -148,6 +163,10 @@ def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
     if answer and answer.autodetect:
         return answer.autodetect
     try:
-        return gres_conf.read(slurmd_unit.PUSHED).autodetect if slurmd_unit.PUSHED.exists() else "nvidia"
+        return (
+            gres_conf.read(slurmd_unit.PUSHED).autodetect
+            if slurmd_unit.PUSHED.exists()
+            else "nvidia"
+        )
     except gres_conf.GresConfError:
         return "off"

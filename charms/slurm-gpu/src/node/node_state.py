@@ -25,7 +25,9 @@ class NodeSnapshot:
     """A Slurm node before this charm changed it."""
 
     node: str
-    states: tuple[str, ...] = ()  # of "drain", "down", "fail": what to restore; empty for a node in service
+    states: tuple[
+        str, ...
+    ] = ()  # of "drain", "down", "fail": what to restore; empty for a node in service
     reason: str | None = None
 
     JOURNAL: typing.ClassVar[str] = REGISTRATION

@@ -53,7 +53,9 @@ class Stage(enum.Enum):
 
     REGISTERED = "registered"  # the controller has the Gres and accepts it
     UNREGISTERED = "unregistered"  # the options are right; slurmd has not registered yet
-    AWAITS_LINES = "awaits-lines"  # the controller does not hand out this node's gres.conf lines yet
+    AWAITS_LINES = (
+        "awaits-lines"  # the controller does not hand out this node's gres.conf lines yet
+    )
     AWAITS_JOBS = "awaits-jobs"  # drained by this charm; jobs hold the node
     RESERVED = "reserved"  # the controller must not forget the node: it is in a reservation
     STOPPED = "stopped"  # the controller has the Gres, but slurmd does not run
@@ -82,7 +84,9 @@ class Target:
     node: str
     gres: str | None
     options: slurmd_options.Options  # what slurmd starts with
-    lines_live: bool = True  # whether slurmd will find the devices of this Gres; until then nothing changes
+    lines_live: bool = (
+        True  # whether slurmd will find the devices of this Gres; until then nothing changes
+    )
 
 
 def advance(target: Target) -> Progress:
@@ -91,13 +95,18 @@ def advance(target: Target) -> Progress:
     try:
         try:
             progress = _advance(target)
-            if progress.stage is Stage.REGISTERED and (systemd.active_for(slurmd_unit.SLURMD) or _FRESH_S) < _FRESH_S:
+            if (
+                progress.stage is Stage.REGISTERED
+                and (systemd.active_for(slurmd_unit.SLURMD) or _FRESH_S) < _FRESH_S
+            ):
                 time.sleep(_HANDOVER_S)
                 progress = _advance(target)
             return progress
         except nodes.ControllerSilent as e:
             if target.lines_live and target.options.conf is not None:
-                slurmd_options.ensure_gres(target.gres)  # so that slurmd registers right the first time
+                slurmd_options.ensure_gres(
+                    target.gres
+                )  # so that slurmd registers right the first time
                 refresh_drained_start()
             return Progress(Stage.SILENT, str(e))
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
@@ -132,7 +141,9 @@ def drain_for_loss(name: str, loss: str) -> Progress:
                 nodes.drain(name, reason)
                 hold.begin(_LOSS, name, reason)
             if resume.is_stale(node):  # when slurmd registers, Slurm's reason replaces this one
-                return Progress(Stage.SILENT, f"slurmd has not registered {name} since this machine booted")
+                return Progress(
+                    Stage.SILENT, f"slurmd has not registered {name} since this machine booted"
+                )
     except nodes.NodeError as e:
         return _failure(e)
     return Progress(Stage.LOST, loss)
@@ -155,18 +166,32 @@ def leave(target: Target) -> None:
     try:
         node = nodes.show(name)
         snapshot = NodeSnapshot.load()
-        if node is None and (snapshot is None or snapshot.node != name):  # others deleted it: the unit is being removed
+        if node is None and (
+            snapshot is None or snapshot.node != name
+        ):  # others deleted it: the unit is being removed
             slurmd_options.ensure_gres(target.gres)
         elif node is not None and (node.is_busy or not node.is_dynamic):
             if snapshot is not None and not is_anothers(node, snapshot.reason):
                 put_back(node, snapshot)
-            logger.warning("%s keeps Gres=%s and its lines: it cannot be registered again now", name, node.gres or "")
+            logger.warning(
+                "%s keeps Gres=%s and its lines: it cannot be registered again now",
+                name,
+                node.gres or "",
+            )
         else:
             progress = _advance(target)
-            if progress.stage in {Stage.AWAITS_JOBS, Stage.RESERVED}:  # since `show`; the record is still there
+            if progress.stage in {
+                Stage.AWAITS_JOBS,
+                Stage.RESERVED,
+            }:  # since `show`; the record is still there
                 slurmd_options.ensure_gres(target.options.gres)
             if progress.stage is not Stage.REGISTERED:
-                logger.warning("the GPUs of %s stay in Slurm: %s %s", name, progress.stage.value, progress.detail)
+                logger.warning(
+                    "the GPUs of %s stay in Slurm: %s %s",
+                    name,
+                    progress.stage.value,
+                    progress.detail,
+                )
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         logger.warning("the GPUs of %s stay in Slurm: %s", name, e)
     node_state.clear(node_state.REGISTRATION)
@@ -234,11 +259,15 @@ def is_kept_away(node: nodes.Node) -> bool:
 
 def is_ours(reason: str | None) -> bool:
     """Whether this charm drained with this reason, or Slurm did for GPUs that disagree with Gres."""
-    return reason is not None and (reason.startswith(_OUR_REASON) or _GRES_REASONS.match(reason) is not None)
+    return reason is not None and (
+        reason.startswith(_OUR_REASON) or _GRES_REASONS.match(reason) is not None
+    )
 
 
 def _failure(error: nodes.NodeError | CommandError) -> Progress:
-    return Progress(Stage.SILENT if isinstance(error, nodes.ControllerSilent) else Stage.FAILED, str(error))
+    return Progress(
+        Stage.SILENT if isinstance(error, nodes.ControllerSilent) else Stage.FAILED, str(error)
+    )
 
 
 def _inspect(name: str, gres: str | None, config: settings.Config | None) -> Progress:
@@ -269,7 +298,9 @@ def _advance(target: Target) -> Progress:
     snapshot = _snapshot(target.node, node)
     if node is not None or snapshot is None:  # no start of slurmd is to register a drained node
         files.ensure_absent(slurmd_unit.DRAINED_ENV)
-    if node is not None and (nodes.same_gres(node.gres, target.gres) or _reports_less(node, target.gres)):
+    if node is not None and (
+        nodes.same_gres(node.gres, target.gres) or _reports_less(node, target.gres)
+    ):
         return _settle(target, node, snapshot)
     if not target.lines_live:
         return Progress(Stage.AWAITS_LINES)
@@ -306,7 +337,9 @@ def _register_again(target: Target, node: nodes.Node, snapshot: NodeSnapshot | N
     if node.is_busy:
         return _awaits_jobs(name)
     if jobs := _shard_jobs(node, target.gres):
-        return Progress(Stage.AWAITS_JOBS, f"Slurm to forget job {jobs[0]}, which asked for shards (MinJobAge),")
+        return Progress(
+            Stage.AWAITS_JOBS, f"Slurm to forget job {jobs[0]}, which asked for shards (MinJobAge),"
+        )
     slurmd_options.ensure_gres(target.gres)
     if snapshot.states:  # first, since after a reboot right behind the deletion slurmd registers before any hook runs
         slurmd_unit.drain_at_start()
@@ -323,8 +356,12 @@ def _register(target: Target, snapshot: NodeSnapshot | None) -> Progress:
     """Make slurmd register a node that the controller does not know."""
     name, gres = target.node, target.gres
     changed = target.options.conf is not None and slurmd_options.ensure_gres(gres)
-    if not systemd.is_active(slurmd_unit.SLURMD) and (snapshot is None or target.options.conf_server is None):
-        return Progress(Stage.UNREGISTERED)  # its charm starts it, and stops it when slurmctld is removed
+    if not systemd.is_active(slurmd_unit.SLURMD) and (
+        snapshot is None or target.options.conf_server is None
+    ):
+        return Progress(
+            Stage.UNREGISTERED
+        )  # its charm starts it, and stops it when slurmctld is removed
     if changed or snapshot is not None:
         _restart(snapshot)
     node = nodes.wait(name, lambda n: n is not None, timeout=_REGISTER_S if snapshot else _SETTLE_S)
@@ -332,14 +369,20 @@ def _register(target: Target, snapshot: NodeSnapshot | None) -> Progress:
     if node is None:
         if snapshot is None:
             return Progress(Stage.UNREGISTERED)
-        return Progress(Stage.FAILED, f"slurmd did not register {name} again within {_REGISTER_S:.0f} s")
+        return Progress(
+            Stage.FAILED, f"slurmd did not register {name} again within {_REGISTER_S:.0f} s"
+        )
     if not nodes.same_gres(node.gres, gres) and not _reports_less(node, gres):
         registered = node.gres or "(none)"
-        return Progress(Stage.FAILED, f"{name} registered with Gres={registered}, not {gres or '(none)'}")
+        return Progress(
+            Stage.FAILED, f"{name} registered with Gres={registered}, not {gres or '(none)'}"
+        )
     return _settle(target, node, snapshot, is_fresh=True)
 
 
-def _settle(target: Target, node: nodes.Node, snapshot: NodeSnapshot | None, *, is_fresh: bool = False) -> Progress:
+def _settle(
+    target: Target, node: nodes.Node, snapshot: NodeSnapshot | None, *, is_fresh: bool = False
+) -> Progress:
     """Check a node whose Gres is right, clear what Slurm's GPU check or this charm did to its state, restore the rest.
 
     `is_fresh`: its record was made just now.
@@ -351,7 +394,9 @@ def _settle(target: Target, node: nodes.Node, snapshot: NodeSnapshot | None, *, 
     can_retry = not node.is_valid and target.lines_live and not node.is_busy and not is_stale
     if can_retry and (is_ours(node.reason) or snapshot is not None):
         _restart(snapshot)
-        node = nodes.wait(node.name, lambda n: n is not None and n.is_valid, timeout=_SETTLE_S) or node
+        node = (
+            nodes.wait(node.name, lambda n: n is not None and n.is_valid, timeout=_SETTLE_S) or node
+        )
         files.ensure_absent(slurmd_unit.DRAINED_ENV)
     if not node.is_valid:
         if not target.lines_live:
@@ -387,8 +432,14 @@ def _is_stale(node: nodes.Node, gres: str | None) -> bool:
 def _reports_less(node: nodes.Node, gres: str | None) -> bool:
     """Whether the record has the Gres, and slurmd reported fewer of it when it registered last."""
     count = _recorded(node)
-    one_each = (re.sub(r":\d+(?=,|$)", ":1", nodes.plain_gres(text) or "") for text in (node.gres, gres))
-    return count is not None and count[1] == nodes.count_gres(gres, count[0]) and nodes.same_gres(*one_each)
+    one_each = (
+        re.sub(r":\d+(?=,|$)", ":1", nodes.plain_gres(text) or "") for text in (node.gres, gres)
+    )
+    return (
+        count is not None
+        and count[1] == nodes.count_gres(gres, count[0])
+        and nodes.same_gres(*one_each)
+    )
 
 
 def _recorded(node: nodes.Node) -> tuple[str, int] | None:
@@ -401,7 +452,11 @@ def _recorded(node: nodes.Node) -> tuple[str, int] | None:
 
 def _why_away(node: nodes.Node) -> str:
     """Describe the state and reason that keep jobs away: "drained (bad fan)"."""
-    flags = (("down", node.is_down), ("drained", node.is_drained), ("failing", "FAIL" in node.flags))
+    flags = (
+        ("down", node.is_down),
+        ("drained", node.is_drained),
+        ("failing", "FAIL" in node.flags),
+    )
     state = " and ".join(word for word, is_set in flags if is_set)
     return f"{state} ({node.reason or 'no reason given'})"
 

@@ -39,7 +39,9 @@ def ensure_no_dropin() -> bool:
 
 def drain_at_start() -> None:
     """Make slurmd register its node drained whenever it starts next. Raises `OptionsError`."""
-    files.ensure_file(DRAINED_ENV, slurmd_options.drained(slurmd_options.PATH.read_text()), mode=0o600)
+    files.ensure_file(
+        DRAINED_ENV, slurmd_options.drained(slurmd_options.PATH.read_text()), mode=0o600
+    )
 
 
 def _devices() -> pathlib.Path:

@@ -120,7 +120,11 @@ class Watch:
             return _SLURM_S
         self._missing = readiness.missing()
         lacks = self._missing or self._lacks(config, node)
-        held = dataclasses.replace(held, lacks=tuple(lacks)) if lacks else resume.ensure(node.name, config, held)
+        held = (
+            dataclasses.replace(held, lacks=tuple(lacks))
+            if lacks
+            else resume.ensure(node.name, config, held)
+        )
         if held is None:
             return None
         logger.info("%s %s and waits for %s", config.node, held.why, ", ".join(held.lacks))
@@ -130,7 +134,11 @@ class Watch:
 
     def _lacks(self, config: Config, node: nodes.Node) -> list[str]:
         places = (pci.SYS / pci.DEVICES, pci.PROC / "driver/nvidia/gpus")
-        lacks = [f"GPU {card}" for card in sorted(node_state.cards()) if not any((at / card).exists() for at in places)]
+        lacks = [
+            f"GPU {card}"
+            for card in sorted(node_state.cards())
+            if not any((at / card).exists() for at in places)
+        ]
         options = slurmd_options.read()
         wanted = options.gres if options else None
         if not nodes.same_gres(node.gres, wanted):

@@ -11,7 +11,11 @@ COMPUTE, CONTROLLER, NODE_GRES, GRES = "compute", "controller", "node-gres", "gr
 def relations(model: ops.Model, endpoint: str) -> list[ops.Relation]:
     """Return the relations that are not being removed, without those of other machines' principals."""
     found = [relation for relation in model.relations[endpoint] if relation.active]
-    return [relation for relation in found if endpoint in (NODE_GRES, GRES) or charm.is_principal(relation.app.name)]
+    return [
+        relation
+        for relation in found
+        if endpoint in (NODE_GRES, GRES) or charm.is_principal(relation.app.name)
+    ]
 
 
 def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:

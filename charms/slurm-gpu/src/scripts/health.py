@@ -47,7 +47,10 @@ EXIT_STATUS = {"ok": 0, DRAIN: 1, WARN: 2}
 _UNKNOWN = frozenset(  # tables have them in brackets
     {"", "N/A", "Unknown Error", "Not Supported", "Unknown", "ERR!", "Insufficient Permissions"}
 )
-_NO_ANSWER = {"GPU is lost": "reboot", "GPU requires reset": "reset it"}  # nvmlErrorString of nvml.h
+_NO_ANSWER = {
+    "GPU is lost": "reboot",
+    "GPU requires reset": "reset it",
+}  # nvmlErrorString of nvml.h
 _OPPOSITE = {"No": "Yes", "Not Active": "Active"}
 
 
@@ -59,7 +62,9 @@ class State:
     passes: int = 0  # checks in a row without a finding to drain for
     drained: bool = False  # by this program
     reason: str = ""  # why jobs must stay away, as of the last check
-    resets: dict[str, float] = dataclasses.field(default_factory=dict[str, float])  # as `since`, of one card
+    resets: dict[str, float] = dataclasses.field(
+        default_factory=dict[str, float]
+    )  # as `since`, of one card
     began: str = ""  # SlurmdStartTime of the node, as of the last check
     spared: tuple[str, ...] = ()  # kinds of findings that are the fleet's
 
@@ -104,22 +109,32 @@ def check(name: str | None, levels: dict[int, str], *, acts: bool = False) -> An
         was_ended = _began(node) == state.began or not hold.is_held(KIND)
         if acts and was_ended:
             hold.end(KIND)
-        state = dataclasses.replace(state, since=started if was_ended else state.since, drained=False)
+        state = dataclasses.replace(
+            state, since=started if was_ended else state.since, drained=False
+        )
     findings = examine(node, levels, state)
     spared = fleet.kinds(_reason(findings)) & set(state.spared)
     if acts and node is not None and not node.is_drained:
         spared |= _shared(_reason(_demoted(findings, spared)), node)
     findings = _demoted(findings, spared)
-    did = act(name, node, findings, dataclasses.replace(state, spared=tuple(sorted(spared))), started) if acts else ""
+    did = (
+        act(name, node, findings, dataclasses.replace(state, spared=tuple(sorted(spared))), started)
+        if acts
+        else ""
+    )
     level = max((finding.level for finding in findings), key=LEVELS.index, default="ok")
     return Answer(level, findings, did, round(time.time() - started, 1), silent)
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, dict[int, str]]:
-    parser = argparse.ArgumentParser(prog="gpu-health", description="Check this machine's NVIDIA GPUs.")
+    parser = argparse.ArgumentParser(
+        prog="gpu-health", description="Check this machine's NVIDIA GPUs."
+    )
     parser.add_argument("--act", action="store_true", help="drain or resume the node")
     parser.add_argument("--node", help="this machine's node name in Slurm")
-    parser.add_argument("--xids", default="", help="Xids to drain for and to ignore besides the table: '+109 -74'")
+    parser.add_argument(
+        "--xids", default="", help="Xids to drain for and to ignore besides the table: '+109 -74'"
+    )
     options = parser.parse_args(words)
     try:
         return options, xids.parse(options.xids)
@@ -152,19 +167,29 @@ def judge(card: smi.Card) -> list[Finding]:
         value = card.values.get(rule.path, "").strip(" \t\r\n[]")
         if value in _NO_ANSWER:
             return [Finding(DRAIN, "query", f"{value}: {_NO_ANSWER[value]}", card.bus_id)]
-        is_bad = value.isdigit() and int(value) > rule.good if isinstance(rule.good, int) else value != rule.good
+        is_bad = (
+            value.isdigit() and int(value) > rule.good
+            if isinstance(rule.good, int)
+            else value != rule.good
+        )
         if value in _UNKNOWN or not is_bad:
             continue
-        if rule.check == "fabric" and (_is_settling() or "fabric" in (finding.check for finding in findings)):
+        if rule.check == "fabric" and (
+            _is_settling() or "fabric" in (finding.check for finding in findings)
+        ):
             continue
         if value != _OPPOSITE.get(str(rule.good), value):  # a later driver's word
-            findings.append(Finding(WARN, "query", f"{rule.path} cannot be read: {value!r:.60}", card.bus_id))
+            findings.append(
+                Finding(WARN, "query", f"{rule.path} cannot be read: {value!r:.60}", card.bus_id)
+            )
             continue
         findings.append(Finding(rule.level, rule.check, rule.text.format(value), card.bus_id))
     return findings
 
 
-def act(name: str | None, node: nodes.Node | None, findings: list[Finding], state: State, now: float) -> str:
+def act(
+    name: str | None, node: nodes.Node | None, findings: list[Finding], state: State, now: float
+) -> str:
     """Drain or resume the node as the findings ask for, save the state, return what was done.
 
     A drain with another reason is left alone.
@@ -211,7 +236,10 @@ def _demoted(findings: list[Finding], spared: collections.abc.Collection[str]) -
     """Return the findings, those of the fleet as warnings."""
     is_fleets = [bool(fleet.kinds(f"{REASON}{finding}") & set(spared)) for finding in findings]
     pairs = zip(findings, is_fleets, strict=True)
-    return [dataclasses.replace(one, level=WARN, text=f"{one.text} ({_SPARED})") if its else one for one, its in pairs]
+    return [
+        dataclasses.replace(one, level=WARN, text=f"{one.text} ({_SPARED})") if its else one
+        for one, its in pairs
+    ]
 
 
 def _shared(reason: str, node: nodes.Node) -> frozenset[str]:
@@ -219,7 +247,9 @@ def _shared(reason: str, node: nodes.Node) -> frozenset[str]:
     if not reason or "Partitions" not in node.fields:  # no job can come to it
         return frozenset()
     with contextlib.suppress(CommandError):
-        listed = watchdog.show_nodes(timeout=_left(watchdog.SCONTROL_S, spare=2 * watchdog.SCONTROL_S))
+        listed = watchdog.show_nodes(
+            timeout=_left(watchdog.SCONTROL_S, spare=2 * watchdog.SCONTROL_S)
+        )
         return fleet.shared(reason, node.name, listed, time.time())
     return frozenset()
 
@@ -229,10 +259,18 @@ def _counts(cards: list[smi.Card], on_bus: list[str], num_gpus: int) -> list[Fin
     findings: list[Finding] = []
     if len(cards) < len(on_bus):
         missing = " ".join(sorted(set(on_bus) - {card.bus_id for card in cards}))
-        findings.append(Finding(DRAIN, "count", f"the driver has {len(cards)} of {len(on_bus)} GPUs without {missing}"))
+        findings.append(
+            Finding(
+                DRAIN,
+                "count",
+                f"the driver has {len(cards)} of {len(on_bus)} GPUs without {missing}",
+            )
+        )
     devices = sum(num_gpus if card.num_devices is None else card.num_devices for card in cards)
     if devices < num_gpus:
-        findings.append(Finding(DRAIN, "count", f"the driver has {devices} of the {num_gpus} GPUs in Slurm"))
+        findings.append(
+            Finding(DRAIN, "count", f"the driver has {devices} of the {num_gpus} GPUs in Slurm")
+        )
     return findings
 
 
@@ -246,7 +284,9 @@ def _ask_driver() -> tuple[list[smi.Card], list[Finding]]:
             hang, does not end.
     """
     if stuck := _killed(pathlib.Path(NVIDIA_SMI).name):
-        raise CommandError(f"nvidia-smi (pid {', '.join(stuck)}) hangs in the driver since it was killed: reboot")
+        raise CommandError(
+            f"nvidia-smi (pid {', '.join(stuck)}) hangs in the driver since it was killed: reboot"
+        )
     printed, findings = _query("-q", "-x")
     try:
         return smi.read(printed), findings
@@ -296,7 +336,11 @@ def _xids(levels: dict[int, str], state: State) -> list[Finding]:
     for line in lines:
         stamp = re.match(r"\d+(\.\d+)?(?= )", line)
         finding = xids.judge(line, levels)
-        if stamp and finding and float(stamp[0]) > max(state.since, state.resets.get(finding.gpu, 0.0)):
+        if (
+            stamp
+            and finding
+            and float(stamp[0]) > max(state.since, state.resets.get(finding.gpu, 0.0))
+        ):
             found[finding] = None
     return list(found)
 

@@ -48,7 +48,10 @@ class Card:
     def has(self, layout: collections.abc.Iterable[str]) -> bool:
         """Whether the card has this layout."""
         wanted = sorted(layout)
-        return bool(self.enabled) == bool(self.pending) == bool(wanted) and sorted(self.instances) == wanted
+        return (
+            bool(self.enabled) == bool(self.pending) == bool(wanted)
+            and sorted(self.instances) == wanted
+        )
 
 
 def parse(text: str) -> tuple[str, ...]:
@@ -59,7 +62,9 @@ def parse(text: str) -> tuple[str, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\S+?)\s*(?:[x*]\s*([1-9]))?\s*", part)
         if match is None or not _PROFILE.fullmatch(match[1]):
-            raise MigError(f"profiles: {part.strip()!r:.60} is not a profile such as 3g.20gb or 1g.5gb x7, nor none")
+            raise MigError(
+                f"profiles: {part.strip()!r:.60} is not a profile such as 3g.20gb or 1g.5gb x7, nor none"
+            )
         layout += [match[1]] * int(match[2] or 1)
     if len(layout) > _MOST:
         raise MigError(f"profiles: {len(layout)} instances are more than a card can have")
@@ -68,7 +73,9 @@ def parse(text: str) -> tuple[str, ...]:
 
 def cards() -> list[Card]:
     """Return the cards."""
-    printed = _smi("--query-gpu=pci.bus_id,name,mig.mode.current,mig.mode.pending", "--format=csv,noheader")
+    printed = _smi(
+        "--query-gpu=pci.bus_id,name,mig.mode.current,mig.mode.pending", "--format=csv,noheader"
+    )
     rows = ([field.strip() for field in line.split(",")] for line in printed.splitlines())
     modes = {"Enabled": True, "Disabled": False}
     found = [
@@ -76,7 +83,10 @@ def cards() -> list[Card]:
         for r in rows
         if len(r) >= 4
     ]
-    return [dataclasses.replace(card, instances=_instances(card.bus_id)) if card.enabled else card for card in found]
+    return [
+        dataclasses.replace(card, instances=_instances(card.bus_id)) if card.enabled else card
+        for card in found
+    ]
 
 
 def card_at(bus_id: str) -> Card:
@@ -99,7 +109,9 @@ def apply(card: Card, layout: collections.abc.Sequence[str]) -> None:
     if card.enabled is not bool(layout) or card.pending is not bool(layout):
         _switch(card, on=bool(layout))
     if layout:
-        largest_first = sorted(layout, key=lambda profile: -int(profile[0]))  # the driver places them in this order
+        largest_first = sorted(
+            layout, key=lambda profile: -int(profile[0])
+        )  # the driver places them in this order
         _smi("mig", "-i", card.bus_id, "-cgi", ",".join(largest_first), "-C")
     after = card_at(card.bus_id)
     if not after.has(layout):
@@ -111,7 +123,10 @@ def load() -> dict[str, tuple[str, ...]]:
     """Return the layouts that the cards should have, by bus id; an empty one for a card to be whole."""
     try:
         layouts = typing.cast("dict[str, list[str]]", json.loads(LAYOUTS.read_text()))
-        return {bus_id: parse(",".join(profiles)) if profiles else () for bus_id, profiles in layouts.items()}
+        return {
+            bus_id: parse(",".join(profiles)) if profiles else ()
+            for bus_id, profiles in layouts.items()
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as e:
@@ -169,8 +184,12 @@ def _smi(*arguments: str, timeout: float = _TIMEOUT_S, empty_ok: bool = False) -
     except CommandError as e:
         raise MigError(f"{what}: {e}") from e
     printed = f"{done.stdout}\n{done.stderr}"
-    if done.returncode != 0 and not (empty_ok and re.search(r"No (GPU|compute) instances found", printed)):
-        raise MigError(f"{what}: {last_line(printed, 200) or f'exited {done.returncode} with no output'}")
+    if done.returncode != 0 and not (
+        empty_ok and re.search(r"No (GPU|compute) instances found", printed)
+    ):
+        raise MigError(
+            f"{what}: {last_line(printed, 200) or f'exited {done.returncode} with no output'}"
+        )
     return done.stdout
 
 

@@ -60,7 +60,8 @@ def _gpu(device: object) -> dict[str, typing.Any]:
         "minor": pynvml.nvmlDeviceGetMinorNumber(device),
         "bus_id": bus_id.decode() if isinstance(bus_id, bytes) else bus_id,
         "uuid": _ask(pynvml.nvmlDeviceGetUUID, device),
-        "cpus": words and [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1],
+        "cpus": words
+        and [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1],
         "mig": has_mig,
         "instances": list(_instances(device)) if has_mig else [],
     }
@@ -72,7 +73,9 @@ def _instances(device: object) -> collections.abc.Iterator[dict[str, typing.Any]
         instance = _ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, i)
         if instance is not None:
             yield {
-                "profile": str(_ask(pynvml.nvmlDeviceGetName, instance)).rpartition("MIG ")[2].strip(),
+                "profile": str(_ask(pynvml.nvmlDeviceGetName, instance))
+                .rpartition("MIG ")[2]
+                .strip(),
                 "gpu_instance": _ask(pynvml.nvmlDeviceGetGpuInstanceId, instance),
                 "compute_instance": _ask(pynvml.nvmlDeviceGetComputeInstanceId, instance),
             }

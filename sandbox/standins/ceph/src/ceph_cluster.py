@@ -34,7 +34,12 @@ _ACCOUNTS = {
     "client.admin": {"mon": "allow *", "mgr": "allow *", "osd": "allow *", "mds": "allow *"},
     "mgr.a": {"mon": "allow profile mgr", "osd": "allow *", "mds": "allow *"},
     "osd.0": {"mon": "allow profile osd", "mgr": "allow profile osd", "osd": "allow *"},
-    "mds.a": {"mon": "allow profile mds", "mgr": "allow profile mds", "osd": "allow rwx", "mds": "allow"},
+    "mds.a": {
+        "mon": "allow profile mds",
+        "mgr": "allow profile mds",
+        "osd": "allow rwx",
+        "mds": "allow",
+    },
 }
 
 
@@ -53,9 +58,13 @@ def create(address: str) -> None:
         for name, caps in _ACCOUNTS.items()
     ]
     files.ensure_file(_KEYRING, "".join(accounts), mode=0o600, owner="ceph")
-    files.ensure_file(_ETC / "ceph.conf", _CONF.format(fsid=fsid, address=address, keyring=_KEYRING))
+    files.ensure_file(
+        _ETC / "ceph.conf", _CONF.format(fsid=fsid, address=address, keyring=_KEYRING)
+    )
     hosts = f"[v2:{address}:3300,v1:{address}:6789]"
-    run("/usr/bin/monmaptool", "--create", "--clobber", "--addv", "a", hosts, "--fsid", fsid, monmap)
+    run(
+        "/usr/bin/monmaptool", "--create", "--clobber", "--addv", "a", hosts, "--fsid", fsid, monmap
+    )
     for folder in ("mon/ceph-a", "osd/ceph-0", "mgr/ceph-a", "mds/ceph-a"):
         run("/usr/bin/install", "-d", "-o", "ceph", "-g", "ceph", _VAR / folder)
     as_ceph = ("--setuser", "ceph", "--setgroup", "ceph", "--mkfs")

@@ -40,7 +40,11 @@ class MySQLCharm(ops.CharmBase):
     def _on_database_requested(self, event: ops.RelationChangedEvent) -> None:
         """Make the database and the account once; the credentials are in a secret."""
         asked, given = event.relation.data[event.relation.app], event.relation.data[self.app]
-        if not self.unit.is_leader() or not {"database", "requested-secrets"} <= asked.keys() or "endpoints" in given:
+        if (
+            not self.unit.is_leader()
+            or not {"database", "requested-secrets"} <= asked.keys()
+            or "endpoints" in given
+        ):
             return
         user, password = f"relation-{event.relation.id}", secrets.token_hex(12)
         _create(asked["database"], user, password)
@@ -57,7 +61,9 @@ class MySQLCharm(ops.CharmBase):
 
     def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
         if not self.unit.is_leader():
-            event.add_status(ops.BlockedStatus("the sandbox plays one mysql unit only: remove this one"))
+            event.add_status(
+                ops.BlockedStatus("the sandbox plays one mysql unit only: remove this one")
+            )
         if not systemd.is_active(_SERVICE):
             event.add_status(ops.WaitingStatus("waiting for MariaDB to start"))
         event.add_status(ops.ActiveStatus("Primary"))
@@ -80,7 +86,9 @@ def _create(database: str, user: str, password: str) -> None:
 
 def _sql(statements: str, *hidden: str) -> str:
     """Run SQL as root over the server's socket and return the rows. Raises CommandError."""
-    return run("/usr/bin/mariadb", "--batch", "--skip-column-names", stdin=statements, secrets=hidden).stdout
+    return run(
+        "/usr/bin/mariadb", "--batch", "--skip-column-names", stdin=statements, secrets=hidden
+    ).stdout
 
 
 if __name__ == "__main__":

@@ -83,10 +83,16 @@ class CollectorCharm(charm.Standin):
         departing = event.departing_unit if isinstance(event, ops.RelationDepartedEvent) else None
         published: list[Published] = []
         for relation in self.model.relations[_ENDPOINT]:
-            units = [unit for unit in relation.units if unit != departing] if relation.active else []
+            units = (
+                [unit for unit in relation.units if unit != departing] if relation.active else []
+            )
             if len(units) > 1:
-                raise ValueError(f"unexpected error: subordinate relation {relation} should have exactly one unit")
-            published += [found for unit in units if (found := self._read(relation, unit)) is not None]
+                raise ValueError(
+                    f"unexpected error: subordinate relation {relation} should have exactly one unit"
+                )
+            published += [
+                found for unit in units if (found := self._read(relation, unit)) is not None
+            ]
         try:
             _apply(sorted(published, key=lambda one: one.unit))
         except CommandError as e:
@@ -111,11 +117,15 @@ class CollectorCharm(charm.Standin):
             for name, kind in _FIELDS.items():
                 if not isinstance(config[name], kind):
                     raise TypeError(f"{name} is no {kind.__name__}")
-            dashboards = [json.loads(lzma.decompress(base64.b64decode(text))) for text in config["dashboards"]]
+            dashboards = [
+                json.loads(lzma.decompress(base64.b64decode(text))) for text in config["dashboards"]
+            ]
             for dashboard in dashboards:
                 dashboard["title"]
         except (ValueError, KeyError, TypeError, lzma.LZMAError) as e:
-            raise charm.Stop(ops.BlockedStatus(f"{unit.name} published an invalid config: {e!r:.200}")) from e
+            raise charm.Stop(
+                ops.BlockedStatus(f"{unit.name} published an invalid config: {e!r:.200}")
+            ) from e
         labels = {
             "juju_model": self.model.name,
             "juju_model_uuid": self.model.uuid,
@@ -126,13 +136,20 @@ class CollectorCharm(charm.Standin):
             for target in job.get("static_configs", []):
                 target["labels"] = target.get("labels", {}) | labels
         return Published(
-            unit.name, config["metrics_scrape_jobs"], config["metrics_alert_rules"] or {"groups": []}, dashboards
+            unit.name,
+            config["metrics_scrape_jobs"],
+            config["metrics_alert_rules"] or {"groups": []},
+            dashboards,
         )
 
 
 def _apply(published: collections.abc.Sequence[Published]) -> None:
     """Scrape, evaluate and keep exactly what these units published. Raises CommandError."""
-    wanted = {_RULES / f"{_file(one.unit)}.yaml": yaml.safe_dump(one.rules) for one in published if one.rules["groups"]}
+    wanted = {
+        _RULES / f"{_file(one.unit)}.yaml": yaml.safe_dump(one.rules)
+        for one in published
+        if one.rules["groups"]
+    }
     shown = {
         _DASHBOARDS / f"{_file(one.unit)}-{number}.json": json.dumps(dashboard)
         for one in published

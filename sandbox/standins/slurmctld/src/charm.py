@@ -76,7 +76,9 @@ class SlurmctldCharm(daemons.Daemon):
         if not _SERVICE.auth_key_path.exists():
             _SERVICE.set_auth_key(auth["key"], auth["keyid"])
 
-    def _secret_content(self, label: str, new: collections.abc.Callable[[], dict[str, str]]) -> dict[str, str]:
+    def _secret_content(
+        self, label: str, new: collections.abc.Callable[[], dict[str, str]]
+    ) -> dict[str, str]:
         try:
             return self.model.get_secret(label=label).get_content(refresh=True)
         except ops.SecretNotFoundError:
@@ -99,7 +101,11 @@ class SlurmctldCharm(daemons.Daemon):
             slurm_controller.write_once(self._cluster_name(), self._hosts)
         else:
             self._wait_for_config(event)
-            charm.wait_unless(event, self._host in slurm_controller.hosts(), f"waiting for {self._host} in slurm.conf")
+            charm.wait_unless(
+                event,
+                self._host in slurm_controller.hosts(),
+                f"waiting for {self._host} in slurm.conf",
+            )
         _SERVICE.enable_and_restart()
 
     @charm.refreshes
@@ -125,7 +131,11 @@ class SlurmctldCharm(daemons.Daemon):
             self.on.controllers_changed.emit()
 
     def _on_peer_departed(self, event: ops.RelationDepartedEvent) -> None:
-        if self.unit.is_leader() and self._sees_all(event.relation) and event.departing_unit != self.unit:
+        if (
+            self.unit.is_leader()
+            and self._sees_all(event.relation)
+            and event.departing_unit != self.unit
+        ):
             self.on.controllers_changed.emit()
 
     @charm.refreshes
@@ -162,7 +172,9 @@ class SlurmctldCharm(daemons.Daemon):
         named = [relation for relation in partitions if "partition" in relation.data[relation.app]]
         charm.wait_unless(event, len(named) == len(partitions), "waiting for a partition")
         self._wait_for_daemon(event)
-        slurm_controller.set_partition(_partition(event.relation), str(self.config["default-partition"]))
+        slurm_controller.set_partition(
+            _partition(event.relation), str(self.config["default-partition"])
+        )
         self._publish(event.relation, wire.ControllerData(controllers=self._controllers))
         self._reconfigure()
 
@@ -175,7 +187,9 @@ class SlurmctldCharm(daemons.Daemon):
 
     @charm.refreshes_on_leader
     def _on_slurmdbd_created(self, event: ops.RelationCreatedEvent) -> None:
-        self._publish(event.relation, wire.ControllerData(jwt_secret_id=self._secret_id(wire.JWT_LABEL)))
+        self._publish(
+            event.relation, wire.ControllerData(jwt_secret_id=self._secret_id(wire.JWT_LABEL))
+        )
 
     @charm.refreshes_on_leader
     def _on_slurmdbd_changed(self, event: ops.RelationChangedEvent) -> None:
@@ -183,7 +197,9 @@ class SlurmctldCharm(daemons.Daemon):
             return
         self._wait_for_database(event)
         self._wait_for_config(event)
-        slurm_controller.set_accounting(json.loads(event.relation.data[event.relation.app]["hostname"]))
+        slurm_controller.set_accounting(
+            json.loads(event.relation.data[event.relation.app]["hostname"])
+        )
         self._reconfigure()
 
     @charm.refreshes_on_leader
@@ -198,7 +214,9 @@ class SlurmctldCharm(daemons.Daemon):
         self._wait_for_config(event)
         self._wait_for_database(event)
         self._wait_for_daemon(event)
-        self._publish(event.relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
+        self._publish(
+            event.relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings())
+        )
 
     # --- what the handlers share --------------------------------------------------------------------------------------
 
@@ -226,7 +244,9 @@ class SlurmctldCharm(daemons.Daemon):
             raise self.failed("reconfigured", e) from e
         if self.unit.is_leader():
             for relation in self.model.relations["slurmrestd"]:
-                self._publish(relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
+                self._publish(
+                    relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings())
+                )
 
     def _signal_restart(self) -> None:
         """Make the other controllers restart: `scontrol reconfigure` reads no SlurmctldHost again."""
@@ -258,7 +278,9 @@ class SlurmctldCharm(daemons.Daemon):
 
     def _has_state(self) -> bool:
         """Check whether slurmctld finds its state: only a leader without `mount` keeps it on its own disk."""
-        return (self.unit.is_leader() and not self.model.relations["mount"]) or slurm_controller.SHARED.is_mount()
+        return (
+            self.unit.is_leader() and not self.model.relations["mount"]
+        ) or slurm_controller.SHARED.is_mount()
 
     def _sees_all(self, peer: ops.Relation) -> bool:
         return len(peer.units) == self.app.planned_units() - 1
@@ -285,14 +307,18 @@ class SlurmctldCharm(daemons.Daemon):
         return [f"{address}:{wire.SLURMCTLD_PORT}" for address in addresses]
 
     def _wait_for_config(self, event: ops.EventBase) -> None:
-        charm.wait_unless(event, slurm_controller.slurm_conf().path.exists(), "waiting for slurm.conf")
+        charm.wait_unless(
+            event, slurm_controller.slurm_conf().path.exists(), "waiting for slurm.conf"
+        )
 
     def _wait_for_daemon(self, event: ops.EventBase) -> None:
         charm.wait_unless(event, _SERVICE.is_active(), "waiting for slurmctld to start")
 
     def _wait_for_database(self, event: ops.EventBase) -> None:
         relations = [relation for relation in self.model.relations["slurmdbd"] if relation.active]
-        ready = bool(relations) and all("hostname" in relation.data[relation.app] for relation in relations)
+        ready = bool(relations) and all(
+            "hostname" in relation.data[relation.app] for relation in relations
+        )
         charm.wait_unless(event, ready, "waiting for slurmdbd")
 
 

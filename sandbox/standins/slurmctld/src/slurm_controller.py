@@ -51,7 +51,9 @@ def write_once(cluster_name: str, hosts: list[str]) -> None:
     """
     main = slurm_conf()
     if not main.path.exists():
-        config = slurmutils.SlurmConfig.from_str((pathlib.Path(__file__).parent / "slurm.conf").read_text())
+        config = slurmutils.SlurmConfig.from_str(
+            (pathlib.Path(__file__).parent / "slurm.conf").read_text()
+        )
         config.cluster_name = cluster_name
         config.slurmctld_host = hosts
         config.auth_alt_parameters = {"jwt_key": str(SERVICE.jwt_key_path)}
@@ -60,7 +62,9 @@ def write_once(cluster_name: str, hosts: list[str]) -> None:
         for suffix in _BESIDE:  # each as it is, empty if it is missing
             with main.beside(suffix).edit():
                 pass
-    gres = conf.ConfigFile[slurmutils.GresConfig](slurmutils.GresConfigEditor(), service.ETC / "gres.conf", "slurm")
+    gres = conf.ConfigFile[slurmutils.GresConfig](
+        slurmutils.GresConfigEditor(), service.ETC / "gres.conf", "slurm"
+    )
     if not gres.path.exists():
         with gres.edit() as config:
             config.auto_detect = "nvidia"
@@ -167,4 +171,6 @@ def controller_status(host: str) -> str:
         pings = json.loads(service.scontrol("ping", "--json"))["pings"]
     except (service.SlurmError, ValueError, KeyError):
         return ""
-    return next((f"{ping['mode']} - {ping['pinged']}" for ping in pings if ping["hostname"] == host), "")
+    return next(
+        (f"{ping['mode']} - {ping['pinged']}" for ping in pings if ping["hostname"] == host), ""
+    )

@@ -39,8 +39,12 @@ class SlurmdCharm(daemons.Client):
     @charm.refreshes
     def _on_install(self, event: ops.InstallEvent) -> None:
         self.install(event, wire.SLURMD_PORT)
-        slurmd_node.set_node(slurmd_node.describe(self.unit.name, slurmd_node.gpus()))  # upstream's driver comes later
-        _SERVICE.set_options(_SERVICE.options() | {"-Z": True, "-N": self.unit.name.replace("/", "-")})
+        slurmd_node.set_node(
+            slurmd_node.describe(self.unit.name, slurmd_node.gpus())
+        )  # upstream's driver comes later
+        _SERVICE.set_options(
+            _SERVICE.options() | {"-Z": True, "-N": self.unit.name.replace("/", "-")}
+        )
 
     @charm.refreshes
     def _on_config_changed(self, _: ops.ConfigChangedEvent) -> None:
@@ -83,9 +87,19 @@ class SlurmdCharm(daemons.Client):
         except (slurmutils.ModelError, ValueError) as e:
             self._refuse(event, f"parameters {text!r} failed validation: {e}")
             return
-        fixed = (custom.node_name, custom.node_addr, custom.node_hostname, custom.state, custom.reason, custom.port)
+        fixed = (
+            custom.node_name,
+            custom.node_addr,
+            custom.node_hostname,
+            custom.state,
+            custom.reason,
+            custom.port,
+        )
         if any(value is not None for value in fixed):
-            self._refuse(event, f"parameters {text!r} set what the charm sets: a name, address, state, reason or port")
+            self._refuse(
+                event,
+                f"parameters {text!r} set what the charm sets: a name, address, state, reason or port",
+            )
             return
         if event.params.get("reset", False):
             slurmd_node.set_node(slurmd_node.describe(self.unit.name, slurmd_node.gpus()))
@@ -96,7 +110,9 @@ class SlurmdCharm(daemons.Client):
             try:
                 record = slurmd_node.show()
                 slurmd_node.delete()
-                slurmd_node.reconfigure(record["state"][0].lower(), record["reason"])  # a drain is another word there
+                slurmd_node.reconfigure(
+                    record["state"][0].lower(), record["reason"]
+                )  # a drain is another word there
             except service.SlurmError as e:
                 logger.error("%s", e)
                 self._refuse(event, f"the node was not registered again: {e}")

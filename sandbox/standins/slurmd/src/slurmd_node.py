@@ -60,7 +60,9 @@ def describe(unit: str, gpus: list[str]) -> slurmutils.Node:
     odd numbers leave the first half of them to those with even numbers, which leave the second half (CpuSpecList).
     Raises CommandError, slurmutils.ModelError.
     """
-    node = slurmutils.Node.from_str(run("/usr/sbin/slurmd", "-C").stdout.strip().splitlines()[:-1][0])
+    node = slurmutils.Node.from_str(
+        run("/usr/sbin/slurmd", "-C").stdout.strip().splitlines()[:-1][0]
+    )
     assert node.real_memory is not None
     node.mem_spec_limit = min(1024, node.real_memory // 2)
     node.gres = gpus
@@ -75,7 +77,9 @@ def describe(unit: str, gpus: list[str]) -> slurmutils.Node:
 
 def gpus() -> list[str]:
     """Return the cards that NVML reports as Gres, one word for each model; none where it does not load."""
-    nvml: typing.Any = importlib.import_module("pynvml")  # it has no types; slurm-gpu brings it to every host
+    nvml: typing.Any = importlib.import_module(
+        "pynvml"
+    )  # it has no types; slurm-gpu brings it to every host
     counts: dict[str, int] = {}
     try:
         nvml.nvmlInit()

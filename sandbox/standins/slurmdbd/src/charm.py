@@ -64,7 +64,9 @@ class SlurmdbdCharm(daemons.Daemon):
         """Ask for the database, with its credentials in a secret, as the data platform's library does."""
         if self.unit.is_leader():
             secrets = ["username", "password", "tls", "tls-ca", "uris"]
-            event.relation.data[self.app].update({"database": _DATABASE_NAME, "requested-secrets": json.dumps(secrets)})
+            event.relation.data[self.app].update(
+                {"database": _DATABASE_NAME, "requested-secrets": json.dumps(secrets)}
+            )
 
     @charm.refreshes_on_leader
     def _on_database_changed(self, event: ops.RelationChangedEvent) -> None:
@@ -91,14 +93,20 @@ class SlurmdbdCharm(daemons.Daemon):
 
     def lacks_relations(self) -> str:
         """Return which relations are missing."""
-        missing = [endpoint for endpoint in (_CONTROLLER, _DATABASE) if not self.model.relations[endpoint]]
+        missing = [
+            endpoint for endpoint in (_CONTROLLER, _DATABASE) if not self.model.relations[endpoint]
+        ]
         return f"waiting for relations: {', '.join(missing)}" if missing else ""
 
     def _reconfigure(self) -> None:
         """Start slurmdbd with what is known and publish its address to slurmctld. Raises `Stop`."""
-        has_database = any(self._credentials(relation) for relation in self.model.relations[_DATABASE])
+        has_database = any(
+            self._credentials(relation) for relation in self.model.relations[_DATABASE]
+        )
         has_keys = _SERVICE.auth_key_path.exists() and _SERVICE.jwt_key_path.exists()
-        if not (wire.controller_ready(self.model, _CONTROLLER, *_KEYS) and has_database and has_keys):
+        if not (
+            wire.controller_ready(self.model, _CONTROLLER, *_KEYS) and has_database and has_keys
+        ):
             return
         try:
             _SERVICE.reconfigure()
@@ -125,7 +133,9 @@ class SlurmdbdCharm(daemons.Daemon):
 
 def _slurmdbd_conf() -> conf.ConfigFile[slurmutils.SlurmdbdConfig]:
     """Return slurmdbd.conf, which only slurmdbd's account reads: it holds the database's password."""
-    return conf.ConfigFile(slurmutils.SlurmdbdConfigEditor(), service.ETC / "slurmdbd.conf", "slurm", mode=0o600)
+    return conf.ConfigFile(
+        slurmutils.SlurmdbdConfigEditor(), service.ETC / "slurmdbd.conf", "slurm", mode=0o600
+    )
 
 
 if __name__ == "__main__":

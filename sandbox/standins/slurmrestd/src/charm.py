@@ -11,7 +11,9 @@ from slurm_ddp.run import run
 
 _ACCOUNT = "slurmrestd"
 _IDENTIFIER = "64031"
-_SERVICE = service.Service("slurmrestd", owner=_ACCOUNT, packages=("slurm-wlm-basic-plugins", "slurm-wlm-jwt-plugin"))
+_SERVICE = service.Service(
+    "slurmrestd", owner=_ACCOUNT, packages=("slurm-wlm-basic-plugins", "slurm-wlm-jwt-plugin")
+)
 _UNIT = pathlib.Path("/usr/lib/systemd/system/slurmrestd.service")
 
 
@@ -37,7 +39,9 @@ class SlurmrestdCharm(daemons.Client):
         if data is None:
             return
         for name, settings in data.slurmconfig.items():
-            file = conf.ConfigFile[slurmutils.SlurmConfig](slurmutils.SlurmConfigEditor(), service.ETC / name, _ACCOUNT)
+            file = conf.ConfigFile[slurmutils.SlurmConfig](
+                slurmutils.SlurmConfigEditor(), service.ETC / name, _ACCOUNT
+            )
             file.dump(slurmutils.SlurmConfig.from_dict(settings))
         _SERVICE.enable_and_restart()
 

@@ -28,7 +28,9 @@ def main(commit: str, name: str, *flags: str) -> None:
     """Make the folder `name`."""
     with tempfile.TemporaryDirectory() as scratch:
         place = pathlib.Path(scratch)
-        archive = subprocess.run(["git", "archive", commit, "payload"], check=True, capture_output=True, cwd=HERE)
+        archive = subprocess.run(
+            ["git", "archive", commit, "payload"], check=True, capture_output=True, cwd=HERE
+        )
         subprocess.run(["tar", "-x", "-C", place], input=archive.stdout, check=True)
         _write_text(place / "text")
 
@@ -57,10 +59,16 @@ def _keep(place: pathlib.Path, output: pathlib.Path) -> None:
     (run / "latest").symlink_to(KEPT)
     shutil.copyfile(place / "run" / "config.json", run / "config.json")
 
-    records = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     before = [json.dumps(record) for record in records if record.get("step", 0) <= 10]
     (run / "metrics.jsonl").write_text("\n".join(before) + "\n")
-    after = {record["step"]: record["loss"] for record in records if record["kind"] == "step" and record["step"] > 10}
+    after = {
+        record["step"]: record["loss"]
+        for record in records
+        if record["kind"] == "step" and record["step"] > 10
+    }
     (output / "next.json").write_text(json.dumps(after, indent=1) + "\n")
 
 
