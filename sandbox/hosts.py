@@ -32,7 +32,7 @@ from sandbox.gpus import Gpu
 from sandbox.guest import juju_exec
 from sandbox.store import SandboxError
 from slurm_ddp import files
-from slurm_ddp.run import CommandError, CommandTimeout, Completed, clean_env, last_line, run
+from slurm_ddp.commands import CommandError, CommandTimeout, Completed, clean_env, last_line, run
 
 Progress = collections.abc.Callable[[str], None]
 

@@ -31,7 +31,7 @@ from sandbox import store
 from sandbox.store import SandboxError
 from scripts import uv
 from slurm_ddp import files
-from slurm_ddp.run import CommandError, clean_env, last_line, run
+from slurm_ddp.commands import CommandError, clean_env, last_line, run
 
 CACHE = pathlib.Path("/var/cache/slurm-ddp")
 PIP_CACHE = CACHE / "pip"

@@ -16,7 +16,7 @@ import time
 
 from sandbox.store import SandboxError
 from slurm_ddp import files, mounts, systemd
-from slurm_ddp.run import CommandError, last_line, run
+from slurm_ddp.commands import CommandError, last_line, run
 
 NSPAWN = "/usr/bin/systemd-nspawn"
 

@@ -13,7 +13,7 @@ import pydantic
 
 from sandbox.store import SandboxError
 from slurm_ddp import files
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 RUN = pathlib.Path("/run/slurm-ddp")  # what all models on this machine share, until it restarts
 

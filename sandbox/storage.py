@@ -9,7 +9,7 @@ import pathlib
 import shutil
 
 from sandbox.store import Application, Model, SandboxError, Storage, Store, Unit
-from slurm_ddp.run import run
+from slurm_ddp.commands import run
 
 _COPY_S = 600.0
 _GUEST = pathlib.PurePosixPath(

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from slurm_ddp import apt, systemd
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 
 Answer = collections.abc.Callable[[tuple[str, ...], str | None], "str | Completed | None"]
 Modules = collections.abc.Iterable[object]
@@ -53,7 +53,7 @@ class Machine:
         user: str | None = None,
         secrets: collections.abc.Iterable[str] = (),
     ) -> Completed:
-        """Answer one command as slurm_ddp.run.run does."""
+        """Answer one command as slurm_ddp.commands.run does."""
         words = tuple(str(word) for word in argv)
         assert timeout > 0
         assert words[0].startswith("/"), f"{words[0]} depends on PATH"

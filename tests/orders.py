@@ -27,7 +27,7 @@ from ops import testing
 from scenario import _ops_main_mock, _runtime
 
 from slurm_ddp import files
-from slurm_ddp.run import CommandError, CommandTimeout, Completed
+from slurm_ddp.commands import CommandError, CommandTimeout, Completed
 
 ORDERS = int(os.environ.get("SLURM_DDP_ORDERS", "25"))
 LONGEST = 12  # steps of an order
@@ -101,7 +101,7 @@ class Calls:
     def watch_run(
         self, run: collections.abc.Callable[..., Completed]
     ) -> collections.abc.Callable[..., Completed]:
-        """Watch a double of `slurm_ddp.run.run`."""
+        """Watch a double of `slurm_ddp.commands.run`."""
 
         @functools.wraps(run)
         def watched(*argv: typing.Any, check: bool = True, **named: typing.Any) -> Completed:

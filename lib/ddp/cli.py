@@ -149,7 +149,7 @@ def perform(
 ) -> int:
     """Do a verb with flags as click parsed them; return the exit status."""
     from ddp.host import files  # noqa: PLC0415 - `ddp --help` starts without them
-    from slurm_ddp import run  # noqa: PLC0415
+    from slurm_ddp import commands  # noqa: PLC0415
 
     params = _parsed(session, verb, given, arguments)
     to = screen.Screen(is_json=session.is_json)
@@ -167,7 +167,7 @@ def perform(
             _write(session, to, verb, answer)
     except Problem as e:
         to.fail(_as_flag(verb, e), e.results)
-    except (files.RefusedError, run.CommandError) as e:
+    except (files.RefusedError, commands.CommandError) as e:
         to.fail(str(e), {})
     else:
         return OK

@@ -29,7 +29,7 @@ from ddp.settings import Settings
 from ddp.slurm import jobs
 from ddp.submit import tokens
 from ddp.workspace import folders, operations
-from slurm_ddp import backports, run
+from slurm_ddp import backports, commands
 from slurm_ddp.slurm import advice
 
 Json = dict[str, typing.Any]
@@ -83,7 +83,7 @@ def answer(request: Json, log: Log) -> Json:
         return {"results": _do(settings, request, log)}
     except Problem as e:
         return {"error": e.text(render), "results": e.results}
-    except (files.RefusedError, run.CommandError, jobs.SlurmError) as e:
+    except (files.RefusedError, commands.CommandError, jobs.SlurmError) as e:
         return {"error": str(e), "results": {}}
 
 

@@ -11,7 +11,7 @@ import re
 import tempfile
 import time
 
-from slurm_ddp.run import CommandError, last_line, run
+from slurm_ddp.commands import CommandError, last_line, run
 
 _LOCK_S, _LOCK_POLL_S = 600, 2.0  # how long another process may hold one of apt's locks
 _APT_GET = ("/usr/bin/apt-get", "-o", f"DPkg::Lock::Timeout={_LOCK_S}", "-y")

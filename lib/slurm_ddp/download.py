@@ -7,7 +7,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from slurm_ddp.run import last_line
+from slurm_ddp.commands import last_line
 
 
 class DownloadError(Exception):

@@ -23,8 +23,8 @@ from prometheus_client import core, registry
 
 from slurm_ddp import files, systemd
 from slurm_ddp.charm import StatusError
+from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import cos_agent
-from slurm_ddp.run import CommandError
 
 STATE = pathlib.Path("/var/lib/slurm-ddp-exporter")
 PREFIX = "slurm_ddp_"

@@ -19,7 +19,7 @@ import urllib.parse
 
 from slurm_ddp import download, juicefs_access, mounts
 from slurm_ddp.charm import Level, StatusError
-from slurm_ddp.run import CommandError, CommandTimeout, Completed, last_line, run
+from slurm_ddp.commands import CommandError, CommandTimeout, Completed, last_line, run
 
 RELEASE = "1.3.1"  # what is installed when the charm has no resource
 _RELEASE_URL = "https://github.com/juicedata/juicefs/releases/download/v{version}/juicefs-{version}-linux-{arch}.tar.gz"

@@ -5,7 +5,7 @@ import pathlib
 import time
 
 from slurm_ddp import files
-from slurm_ddp.run import Completed, run
+from slurm_ddp.commands import Completed, run
 
 UNIT_DIR = pathlib.Path("/etc/systemd/system")
 

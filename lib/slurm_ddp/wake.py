@@ -8,7 +8,7 @@ import logging
 import pathlib
 import time
 
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 JUJU_EXEC = pathlib.Path("/usr/bin/juju-exec")
 

@@ -13,7 +13,7 @@ import pathlib
 import typing
 import zipfile
 
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 from slurm_ddp.slurm import nodes
 
 SCONTROL_S = 6.0

@@ -6,7 +6,7 @@ import pathlib
 import re
 
 from ddp.node import spec
-from slurm_ddp.run import CommandError, CommandTimeout, Completed
+from slurm_ddp.commands import CommandError, CommandTimeout, Completed
 
 QUEUE_FORMAT = (
     "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
@@ -166,7 +166,7 @@ class Cluster:
         check: bool = True,
         env: dict[str, str] | None = None,
     ) -> Completed:
-        """Stand in for slurm_ddp.run.run."""
+        """Stand in for slurm_ddp.commands.run."""
         assert timeout > 0
         assert argv[0].startswith("/usr/bin/")
         call = (argv[0].removeprefix("/usr/bin/"), *argv[1:])

@@ -7,7 +7,7 @@ import typing
 from cluster import Cluster
 
 from ddp.doctor import probe
-from slurm_ddp.run import Completed
+from slurm_ddp.commands import Completed
 
 Json = dict[str, typing.Any]
 NAMES = ("slurmd-0", "slurmd-1")

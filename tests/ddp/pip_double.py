@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 
 ZSTD = """#!/bin/sh
 # like zstd as far as it is called here, without compressing anything
@@ -38,7 +38,7 @@ class Pip:
         cwd: str | None = None,
         env: dict[str, str] | None = None,
     ) -> Completed:
-        """Stand in for slurm_ddp.run.run."""
+        """Stand in for slurm_ddp.commands.run."""
         assert timeout > 0
         assert cwd == "/"
         call = tuple(str(word) for word in argv)

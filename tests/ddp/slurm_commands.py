@@ -1,6 +1,6 @@
 """A double of Slurm's commands, and the texts that they print."""
 
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 
 # Captured from 24.11.5.
 PARTITION = (

@@ -4,7 +4,7 @@ import pytest
 from slurm_commands import ASKED, Commands, node, partition
 
 from ddp.slurm import jobs, submissions
-from slurm_ddp.run import CommandError, CommandTimeout
+from slurm_ddp.commands import CommandError, CommandTimeout
 from slurm_ddp.slurm import times
 
 # Captured from 24.11.5.

@@ -19,7 +19,7 @@ from ddp.slurm import jobs
 from ddp.submit import precheck
 from ddp.workspace import folders
 from slurm_ddp import mounts
-from slurm_ddp.run import Completed
+from slurm_ddp.commands import Completed
 
 PACKAGE = pathlib.Path(ddp.__file__).parent
 TORCH = """\

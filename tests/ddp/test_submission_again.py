@@ -25,7 +25,7 @@ from ddp.results.result import texts_of
 from ddp.run import catalog, folder
 from ddp.settings import Settings
 from ddp.slurm import jobs, submissions
-from slurm_ddp.run import Completed
+from slurm_ddp.commands import Completed
 
 REFUSAL = "sbatch: error: Batch job submission failed: QOSMaxSubmitJobPerUserLimit"
 

@@ -17,7 +17,7 @@ from ddp.host import locks
 from ddp.settings import Settings
 from ddp.slurm import jobs
 from ddp.submit import control
-from slurm_ddp import run
+from slurm_ddp import commands
 from slurm_ddp.slurm import nodes
 
 PAYLOAD = pathlib.Path(__file__).parents[2] / "payload"
@@ -100,12 +100,12 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     double = Pip()
     monkeypatch.setattr(uv, "run", double.run)
     monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "zstd").write_text(ZSTD)
-    (commands / "zstd").chmod(0o700)
-    monkeypatch.setattr(run, "PATH", f"{commands}:{run.PATH}")
-    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "zstd").write_text(ZSTD)
+    (folder / "zstd").chmod(0o700)
+    monkeypatch.setattr(commands, "PATH", f"{folder}:{commands.PATH}")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return double
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slurm_ddp import apt
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 

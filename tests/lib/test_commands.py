@@ -1,33 +1,26 @@
-"""Where Slurm's commands are looked for."""
+"""The environment in which commands run."""
 
+import os
 import pathlib
+import pwd
+import sys
 
 import pytest
 
-from slurm_ddp.slurm import commands
+from slurm_ddp import commands
+
+CODE = "import os; print(sorted(os.environ), os.getcwd(), os.environ['HOME'])"
 
 
-@pytest.fixture
-def built(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A folder of PATH with a command that /usr/bin lacks, and one that it has."""
-    for name in ("sbatch-of-a-test", "true"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"/usr/bin:/bin:{tmp_path}")
-    return tmp_path
-
-
-def test_a_slurm_that_an_administrator_built_is_found_in_path(built: pathlib.Path):
-    found = commands.find("sbatch-of-a-test")
-    assert found == f"{built}/sbatch-of-a-test"
-    assert commands.variables(found)["PATH"].split(":")[:2] == [str(built), "/usr/local/sbin"]
-
-
-def test_the_packages_commands_go_before_path(built: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", f"{built}:/usr/bin")
-    assert commands.find("true") == "/usr/bin/true"
-    assert commands.variables("/usr/bin/true") == {}
-
-
-def test_a_command_that_is_nowhere_is_that_of_the_package(built: pathlib.Path):
-    assert commands.find("scontrol-of-nobody") == "/usr/bin/scontrol-of-nobody"
+def test_nothing_of_this_process_is_inherited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
+    monkeypatch.setenv("JUJU_SECRET", "x")
+    monkeypatch.setenv("SLURM_CONF", "/opt/slurm/slurm.conf")
+    monkeypatch.setenv("http_proxy", "http://proxy")
+    monkeypatch.setenv("HOME", "/somewhere")
+    found = commands.run(sys.executable, "-I", "-c", CODE, cwd=tmp_path).stdout
+    assert "JUJU" not in found
+    assert "'SLURM_CONF'" in found
+    assert "'http_proxy'" in found
+    assert found.split()[-2:] == [os.path.realpath(tmp_path), pwd.getpwuid(os.geteuid()).pw_dir]

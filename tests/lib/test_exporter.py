@@ -11,8 +11,8 @@ from prometheus_client import core, exposition, registry
 
 from machine import Machine
 from slurm_ddp import exporter
+from slurm_ddp.commands import CommandError
 from slurm_ddp.exporter import Source, gauge
-from slurm_ddp.run import CommandError
 
 UNIT, NAME = "trainer/0", "slurm-ddp-exporter-trainer-0.service"
 SETTINGS = "trainer-0.json"

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from slurm_ddp import download, juicefs, juicefs_access
+from slurm_ddp.commands import CommandError, Completed
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError, Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 

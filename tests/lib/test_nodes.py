@@ -7,7 +7,7 @@ import pathlib
 import pytest
 import yaml
 
-from slurm_ddp.run import CommandError, CommandTimeout, Completed
+from slurm_ddp.commands import CommandError, CommandTimeout, Completed
 from slurm_ddp.slurm import nodes
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from slurm_ddp import wake
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 
 CHARM = pathlib.Path("/var/lib/juju/agents/unit-client-0/charm")
 HOOK = f"JUJU_DISPATCH_PATH=hooks/update-status {CHARM}/dispatch"

@@ -108,7 +108,7 @@ def test_it_holds_the_sources_and_nothing_else(packed: Packed, tmp_path: pathlib
     ]
     assert changed == [], "the sources changed since the charm was packed"
     assert "src/charm.py" in expected
-    assert "lib/slurm_ddp/run.py" in expected
+    assert "lib/slurm_ddp/commands.py" in expected
 
 
 def test_no_tests_caches_bundle_or_secrets_inside(packed: Packed):

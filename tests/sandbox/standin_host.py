@@ -17,7 +17,7 @@ import yaml
 from common import service, wire
 from ops import testing
 
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 
 STANDINS = pathlib.Path(__file__).resolve().parents[2] / "sandbox" / "standins"
 NAMES = ("cephfs-server-proxy", "slurmctld", "slurmd", "sackd", "slurmdbd", "slurmrestd", "mysql")

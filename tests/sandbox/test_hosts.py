@@ -13,7 +13,7 @@ import pytest
 from sandbox import image, network
 from sandbox.store import SandboxError
 from scripts import uv
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from ddp.problem import ParameterError
 from ddp.settings import USERS
 from ddp.workspace import operations
 from slurm_ddp import apt, files, mounts
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 
 PACKAGES = ("python3-venv", "zstd")
 WHEELHOUSE = pathlib.Path(

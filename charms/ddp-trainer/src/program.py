@@ -16,7 +16,7 @@ import subprocess
 import threading
 import typing
 
-from slurm_ddp import files, run
+from slurm_ddp import commands, files
 
 COMMAND = pathlib.Path("/usr/local/bin/ddp")
 LIBRARY = pathlib.Path(
@@ -90,7 +90,7 @@ def install(charm_dir: pathlib.Path) -> bool:
         path.chmod(0o755)
     for path in (LIBRARY.parent, LIBRARY):
         path.chmod(0o755)
-    run.run(
+    commands.run(
         PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300
     )  # only root can write the source
     if not home.is_dir():
@@ -133,7 +133,7 @@ def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -
             text=True,
             errors="replace",
             cwd="/",
-            env=run.clean_env(given),
+            env=commands.clean_env(given),
             start_new_session=True,
             user=account.pw_uid,
             group=account.pw_gid,
@@ -157,7 +157,7 @@ def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -
                 log(str(reply["log"]))
             else:
                 return Answer(reply["results"], str(reply.get("error", "")))
-        words = run.last_line(process.stderr.read()) or f"exit status {process.wait()}"
+        words = commands.last_line(process.stderr.read()) or f"exit status {process.wait()}"
     raise ProgramError(f"ddp ended without an answer: {words}")
 
 

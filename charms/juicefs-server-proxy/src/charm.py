@@ -14,8 +14,8 @@ from relations.peers import PEERS
 from relations.sources import CLIENTS, ENGINES, STORE
 from slurm_ddp import exporter, juicefs, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action, shown
+from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import cos_agent
-from slurm_ddp.run import CommandError
 from volume import actions, formatting
 
 _log = logging.getLogger(__name__)

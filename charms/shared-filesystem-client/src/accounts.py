@@ -10,7 +10,7 @@ import pathlib
 import mount_plan
 from slurm_ddp import apt, files, systemd
 from slurm_ddp.charm import naming
-from slurm_ddp.run import run
+from slurm_ddp.commands import run
 
 OPTION = "separate-accounts"
 _NFT = pathlib.Path("/usr/sbin/nft")

@@ -23,9 +23,9 @@ from slurm_ddp.charm import (
     run_action,
     shown,
 )
+from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
-from slurm_ddp.run import CommandError
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 60  # where no event of Juju's announces the end of what the unit waits for

@@ -12,9 +12,9 @@ import mount_plan
 from mount import states
 from scripts import keeper
 from slurm_ddp import exporter, records
+from slurm_ddp.commands import CommandError, run
 from slurm_ddp.exporter import counter, gauge
 from slurm_ddp.interfaces import cos_agent
-from slurm_ddp.run import CommandError, run
 
 _STAT_S = 3.0
 _KINDS = {"fuse.juicefs": "juicefs", "nfs4": "nfs", "ceph": "cephfs", "fuse.ceph-fuse": "cephfs"}

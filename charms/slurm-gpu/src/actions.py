@@ -14,7 +14,7 @@ from node import compute, health_check, registration
 from node.machine import Machine
 from slurm_ddp import apt
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 from slurm_ddp.slurm import nodes
 
 # What fails an action with one line and no traceback.

@@ -19,8 +19,8 @@ from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp import exporter, wake
 from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action, shown
+from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import cos_agent
-from slurm_ddp.run import CommandError
 
 logger = logging.getLogger(__name__)
 

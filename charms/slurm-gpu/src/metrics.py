@@ -17,9 +17,9 @@ from node import hold as node_hold
 from node import registration, slurmd_options
 from scripts import health
 from slurm_ddp import exporter, records, systemd
+from slurm_ddp.commands import CommandError
 from slurm_ddp.exporter import counter, gauge
 from slurm_ddp.interfaces import cos_agent
-from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 _LOG_S = 6.0

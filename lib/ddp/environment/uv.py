@@ -12,7 +12,7 @@ import pathlib
 import re
 
 from ddp.problem import Problem, Step
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 TORCH = "2.13.0"
 PINNED = pathlib.Path(__file__).with_name("requirements.txt")  # uv itself, by its hashes

@@ -13,8 +13,8 @@ import typing
 
 from ddp.problem import Problem
 from ddp.slurm import policy
-from slurm_ddp.run import CommandError, CommandTimeout, run
-from slurm_ddp.slurm import commands, nodes, show, times
+from slurm_ddp.commands import CommandError, CommandTimeout, run
+from slurm_ddp.slurm import binaries, nodes, show, times
 
 ACTIVE = frozenset(
     "PENDING CONFIGURING RUNNING COMPLETING SUSPENDED STOPPED REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING "
@@ -172,7 +172,7 @@ class Job:
 def is_installed() -> bool:
     """Return whether Slurm's client commands are on this host."""
     return all(
-        os.access(commands.find(name), os.X_OK)
+        os.access(binaries.find(name), os.X_OK)
         for name in ("sbatch", "squeue", "scontrol", "scancel", "srun")
     )
 
@@ -180,7 +180,7 @@ def is_installed() -> bool:
 def ping() -> None:
     """Return when the controller answers. Raises NotAnsweringError."""
     try:
-        answer = run(commands.find("scontrol"), "ping", timeout=10, check=False)
+        answer = run(binaries.find("scontrol"), "ping", timeout=10, check=False)
     except CommandError as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     if answer.returncode != 0 or " UP" not in answer.stdout:
@@ -326,7 +326,7 @@ def run_everywhere(
 ) -> tuple[str, str]:
     """Run a command through srun; return the tasks' output, and srun's complaint if any. Raises NotAnsweringError."""
     try:
-        line = (commands.find("srun"), "--quiet", *options, *argv)
+        line = (binaries.find("srun"), "--quiet", *options, *argv)
         done = run(*line, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
@@ -345,9 +345,9 @@ def ask(
     name: str, *argv: str, stdin: str | None = None, timeout: float = 60, answer: str = "stdout"
 ) -> str:
     """Run one of Slurm's commands in `/`: a job must not inherit a hook's folder. Raises SlurmError."""
-    command = commands.find(name)
+    command = binaries.find(name)
     try:
-        env = commands.variables(command)
+        env = binaries.variables(command)
         if name in ("squeue", "sacct"):  # sbatch and srun hand theirs on to the job
             env["TZ"] = "UTC"
         done = run(command, *argv, stdin=stdin, timeout=timeout, cwd="/", env=env or None)

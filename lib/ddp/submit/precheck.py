@@ -10,7 +10,7 @@ from ddp.problem import ParameterError, Problem
 from ddp.settings import Settings
 from ddp.slurm import remedies
 from ddp.workspace import folders
-from slurm_ddp.run import CommandError, CommandTimeout, run
+from slurm_ddp.commands import CommandError, CommandTimeout, run
 
 Choices = collections.abc.Sequence[collections.abc.Mapping[str, str]]
 _LIMIT_S = 30.0

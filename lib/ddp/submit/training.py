@@ -29,7 +29,7 @@ from ddp.submit import (
     tuning,
 )
 from ddp.workspace import checks, folders
-from slurm_ddp.run import run as run_command
+from slurm_ddp.commands import run as run_command
 
 DEFAULT_PROFILED_STEPS = "10-12"  # after the first ones, which compile and allocate
 

@@ -10,12 +10,12 @@ import dataclasses
 import re
 import time
 
-from slurm_ddp.run import CommandError, Completed, last_line, run
-from slurm_ddp.slurm import commands
+from slurm_ddp.commands import CommandError, Completed, last_line, run
+from slurm_ddp.slurm import binaries
 from slurm_ddp.slurm import show as show_text
 
-SCONTROL = commands.find("scontrol")
-SQUEUE = commands.find("squeue")
+SCONTROL = binaries.find("scontrol")
+SQUEUE = binaries.find("squeue")
 _TIMEOUT_S = 30.0  # MessageTimeout is 10 s; clients try a second controller before they give up
 _POLL_S = 0.2
 

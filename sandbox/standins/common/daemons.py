@@ -8,7 +8,7 @@ import typing
 import ops
 
 from common import charm, service, wire
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import uuid
 import dotenv
 
 from slurm_ddp import apt, files, systemd
-from slurm_ddp.run import CommandError, Completed, run
+from slurm_ddp.commands import CommandError, Completed, run
 
 ETC = pathlib.Path("/etc/slurm")
 VAR = pathlib.Path("/var/lib/slurm")

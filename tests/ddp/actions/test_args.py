@@ -9,7 +9,7 @@ from ddp.options import fields, models
 from ddp.problem import Problem
 from ddp.settings import Settings
 from ddp.submit import precheck
-from slurm_ddp.run import CommandTimeout
+from slurm_ddp.commands import CommandTimeout
 
 
 def refused(

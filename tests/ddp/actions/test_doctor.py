@@ -22,7 +22,7 @@ from ddp.doctor.facts import Facts
 from ddp.run import telemetry
 from ddp.settings import Settings
 from ddp.slurm import jobs
-from slurm_ddp.run import Completed
+from slurm_ddp.commands import Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 

@@ -17,7 +17,7 @@ from ddp import problem
 from ddp.actions import readiness, verbs
 from ddp.options import fields
 from slurm_ddp import mounts
-from slurm_ddp.run import Completed
+from slurm_ddp.commands import Completed
 from slurm_ddp.slurm import nodes
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())

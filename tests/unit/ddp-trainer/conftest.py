@@ -20,7 +20,7 @@ from ddp import service
 from ddp.options import config
 from ddp.results.progress import Log
 from slurm_ddp import mounts
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 
 Json = dict[str, typing.Any]
 __all__ = ["charm_dir", "claims", "cluster", "node", "pip", "ready", "settings", "workspace"]

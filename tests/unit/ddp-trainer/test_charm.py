@@ -16,7 +16,7 @@ import messages
 from ddp.slurm import jobs
 from ddp.workspace import operations
 from slurm_ddp import mounts
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 

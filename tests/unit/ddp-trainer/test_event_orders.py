@@ -16,7 +16,7 @@ import host as host_module
 import orders
 from ddp.slurm import jobs
 from slurm_ddp import mounts
-from slurm_ddp.run import CommandError, CommandTimeout
+from slurm_ddp.commands import CommandError, CommandTimeout
 from slurm_ddp.slurm import nodes
 
 SECRET = testing.Secret({"token": "hf_first"})

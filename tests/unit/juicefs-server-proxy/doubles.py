@@ -10,8 +10,8 @@ import typing
 
 import embedded.store
 from slurm_ddp import juicefs, juicefs_access
+from slurm_ddp.commands import CommandError, Completed
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError, Completed
 from volume.target import Target
 
 UUID = "11111111-2222-3333-4444-555555555555"

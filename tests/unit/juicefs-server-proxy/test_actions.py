@@ -12,7 +12,7 @@ from ops import testing
 from rig import Config, Rig, peers
 
 import charm
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 from volume import actions
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())

@@ -11,8 +11,8 @@ from rig import Rig, clients, peers
 
 import embedded.store
 from slurm_ddp import juicefs, wake
+from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError
 from volume import target
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())

@@ -16,8 +16,8 @@ import embedded.store
 import orders
 from embedded.users import RemovalRefusedError
 from slurm_ddp import juicefs
+from slurm_ddp.commands import CommandError, CommandTimeout
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError, CommandTimeout
 
 HOST = "192.0.2.0:6379"  # Scenario's default network
 USERS_SECRET = testing.Secret(

@@ -13,8 +13,8 @@ from rig import Rig, clients, peers
 import embedded.store
 import embedded.takeover
 from slurm_ddp import juicefs
+from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError
 
 URL = "redis://192.0.2.0:6379/1"  # at Scenario's default network
 MARKER = "juicefs-server-proxy"

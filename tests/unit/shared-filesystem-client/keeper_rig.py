@@ -10,7 +10,7 @@ from machine_mounts import MachineMounts
 from machine import Machine
 from scripts import keeper
 from slurm_ddp import mounts, readiness, records, watchdog
-from slurm_ddp.run import Completed
+from slurm_ddp.commands import Completed
 
 MP, UNIT, SOURCE = "/mnt/shared", "juicefs-client.service", "JuiceFS:shared"
 

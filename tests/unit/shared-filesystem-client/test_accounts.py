@@ -8,7 +8,7 @@ import pytest
 import accounts
 import mount_plan
 from machine import Machine
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 
 UNIT = "separate-accounts-client-a.service"
 

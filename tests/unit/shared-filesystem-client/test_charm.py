@@ -14,8 +14,8 @@ import mount_plan
 from kinds import cephfs, kernel
 from scripts import keeper
 from slurm_ddp import juicefs, mounts, readiness, records, wake
+from slurm_ddp.commands import CommandError, Completed
 from slurm_ddp.interfaces import mount_info
-from slurm_ddp.run import CommandError, Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 WHERE_TO_MOUNT = {"mountpoint": "/mnt/shared"}

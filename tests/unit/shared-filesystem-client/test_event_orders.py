@@ -13,8 +13,8 @@ import mount_plan
 import orders
 from mount import mounter
 from slurm_ddp import juicefs, mounts
+from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError
 
 SECRET = testing.Secret({"meta-password": "one", "access-key": "two", "secret-key": "three"})
 FAULTS: dict[str, tuple[str, object]] = {

@@ -16,8 +16,8 @@ import mount_plan
 from kinds import cephfs, fuse, kernel, lustre, nfs, presets
 from machine import Machine
 from slurm_ddp import apt, mounts
+from slurm_ddp.commands import Completed
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 

@@ -15,7 +15,7 @@ from fake_exporter import FakeExporter
 from mount import states
 from scripts import keeper
 from slurm_ddp import records
-from slurm_ddp.run import Completed
+from slurm_ddp.commands import Completed
 
 APP, UNIT = "shared-filesystem-client", "shared-filesystem-client/0"
 HEALTH = keeper.Health(

@@ -28,7 +28,7 @@ from node import watch as node_watch
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
 from slurm_ddp import apt, files, readiness, systemd, wake
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
 REAL = {"sleep": time.sleep, "monotonic": time.monotonic}

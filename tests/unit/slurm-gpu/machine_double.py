@@ -17,7 +17,7 @@ from slurm_double import Killed, SlurmDouble, checked
 
 from driver import state as driver_state
 from slurm_ddp import apt
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 
 _REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)
 _INSTALLED = re.compile(r"^Inst (\S+)(?: \[[^]]*\])? \((\S+)", re.MULTILINE)

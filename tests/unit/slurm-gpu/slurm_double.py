@@ -15,7 +15,7 @@ import re
 import shlex
 import time
 
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.commands import CommandError, Completed
 
 SHORT_OF_GPUS = "gres/gpu count reported lower than configured ({found} < {wanted})"
 
@@ -36,7 +36,7 @@ class Record:
 
 
 def checked(program: object, answer: Completed) -> Completed:
-    """Return the answer, or raise what `slurm_ddp.run` does for a command that failed."""
+    """Return the answer, or raise what `slurm_ddp.commands` does for a command that failed."""
     if answer.returncode:
         text = f"{program} exited {answer.returncode}: {answer.stderr.strip() or answer.stdout.strip()}"
         raise CommandError(

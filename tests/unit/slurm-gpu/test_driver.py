@@ -20,7 +20,7 @@ from maintenance import hold, reset, services, upgrade
 from node import hold as node_hold
 from node import registration, slurmd_options
 from slurm_ddp.charm import ActionError
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 
 KERNEL, NEXT = "6.8.0-134-generic", "6.8.0-139-generic"
 CARD = Card("0000:1b:00.0", 0x2330)

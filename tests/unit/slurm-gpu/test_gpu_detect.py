@@ -11,7 +11,7 @@ from machines import Card, add_driver, add_pci, numbers
 from gpu import detect as gpu_detect
 from gpu.detect import Detection, NvmlAnswer
 from scripts import nvml as gpu_nvml
-from slurm_ddp.run import CommandError, CommandTimeout, Completed
+from slurm_ddp.commands import CommandError, CommandTimeout, Completed
 
 H100 = "NVIDIA H100 80GB HBM3"
 

@@ -19,9 +19,8 @@ from gpu import smi, xids
 from node import hold as node_hold
 from scripts import health as gpu_health
 from scripts.health import DRAIN, WARN
-from slurm_ddp import run as commands
-from slurm_ddp import watchdog
-from slurm_ddp.run import CommandTimeout, Completed
+from slurm_ddp import commands, watchdog
+from slurm_ddp.commands import CommandTimeout, Completed
 
 OURS = "gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
 

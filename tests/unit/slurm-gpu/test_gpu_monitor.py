@@ -17,7 +17,7 @@ from node import compute, health_check, slurmd_options
 from node.machine import Machine, look
 from scripts import health as gpu_health
 from slurm_ddp import systemd
-from slurm_ddp.run import Completed
+from slurm_ddp.commands import Completed
 
 HOT = "clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown"
 

@@ -8,7 +8,7 @@ import yaml
 from slurm_double import SlurmDouble
 
 from gpu import gres, gres_check
-from slurm_ddp.run import CommandTimeout
+from slurm_ddp.commands import CommandTimeout
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 

@@ -12,7 +12,7 @@ from slurm_double import SlurmDouble
 
 from controller import gres_lines
 from gpu import gres_conf
-from slurm_ddp import run
+from slurm_ddp import commands
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 
 UPSTREAM = "AutoDetect=nvidia\n"
@@ -131,7 +131,7 @@ def test_while_another_machine_is_in_control_it_reads_the_file(
         base64.urlsafe_b64decode(part + "==") for part in os.environ["SLURM_JWT"].split(".")
     )
     assert (json.loads(head)["alg"], json.loads(claims)["sun"]) == ("HS256", "root")
-    assert run.clean_env()["SLURM_JWT"] == os.environ["SLURM_JWT"]
+    assert commands.clean_env()["SLURM_JWT"] == os.environ["SLURM_JWT"]
     text = os.environ["SLURM_JWT"].rpartition(".")[0].encode()
     assert signature == hmac.digest(gres_lines.KEY.read_bytes(), text, "sha256")
     slurm.answering = False

@@ -10,7 +10,7 @@ from slurm_double import Record, SlurmDouble
 
 from node import registration, slurmd_options
 from slurm_ddp import systemd
-from slurm_ddp.run import Completed
+from slurm_ddp.commands import Completed
 from slurm_ddp.slurm import nodes
 
 

@@ -21,8 +21,8 @@ from gpu import xids as gpu_xids
 from node import slurmd_options
 from scripts import health
 from slurm_ddp import records, systemd
+from slurm_ddp.commands import Completed
 from slurm_ddp.interfaces.slurm_gres import NodeGres
-from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
 
 COLLECTOR = fake_exporter.collector()

@@ -13,7 +13,7 @@ from maintenance import hold as gpu_hold
 from node import health_check, node_state, slurmd_options
 from node import watch as node_watch
 from slurm_ddp import readiness, systemd
-from slurm_ddp.run import Completed
+from slurm_ddp.commands import Completed
 from slurm_ddp.slurm import nodes
 
 NAME, CLIENT = "slurmd-0", "shared-filesystem-client/2"

@@ -15,7 +15,7 @@ from scripts import health as gpu_health
 from scripts import mig as gpu_mig
 from slurm_ddp import systemd
 from slurm_ddp.charm import ActionError
-from slurm_ddp.run import CommandTimeout
+from slurm_ddp.commands import CommandTimeout
 from slurm_ddp.slurm import nodes
 
 BUS = "0000:1b:00.0"

@@ -20,8 +20,8 @@ import socket
 import tempfile
 
 from slurm_ddp import apt, files, juicefs_access, systemd
+from slurm_ddp.commands import CommandError, last_line, run
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError, last_line, run
 from volume import format_journal, spec, target
 
 METADATA_PORT = 6379

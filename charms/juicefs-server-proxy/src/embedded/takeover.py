@@ -16,8 +16,8 @@ import typing
 import embedded.store
 from slurm_ddp import files, juicefs
 from slurm_ddp.charm import ActionError
+from slurm_ddp.commands import run
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import run
 from volume import formatting, maintenance, trial
 from volume.target import Target
 

@@ -5,7 +5,7 @@ import time
 
 import embedded.store
 from slurm_ddp import juicefs
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 from volume import spec, target
 
 _UNMOUNT_S = 30.0  # for clients that are removed together with the volume; their hooks may need this machine's lock

@@ -15,7 +15,7 @@ import pydantic
 
 from slurm_ddp import files, juicefs
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
-from slurm_ddp.run import CommandError, Completed, last_line
+from slurm_ddp.commands import CommandError, Completed, last_line
 from volume.target import Target, Unit
 
 _SHORT_S = 120.0

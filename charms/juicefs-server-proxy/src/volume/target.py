@@ -8,8 +8,8 @@ import typing
 import jinja2
 
 from slurm_ddp import juicefs, juicefs_access
+from slurm_ddp.commands import CommandError, Completed
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError, Completed
 from volume import format_journal
 from volume.spec import Volume
 

@@ -6,7 +6,7 @@ import subprocess
 import time
 
 from slurm_ddp import juicefs, mounts
-from slurm_ddp.run import clean_env, scrub
+from slurm_ddp.commands import clean_env, scrub
 from volume.target import Target
 
 RUN_DIR = pathlib.Path("/run/slurm-ddp")

@@ -12,8 +12,8 @@ import typing
 import mount_plan
 from kinds import fuse, kernel, presets
 from slurm_ddp import apt, mounts
+from slurm_ddp.commands import run
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import run
 
 KERNEL, FUSE = "mount.ceph", "ceph-fuse"
 _CHOICES = {"auto": (KERNEL, FUSE), "kernel": (KERNEL,), "fuse": (FUSE,)}

@@ -8,7 +8,7 @@ import typing
 
 import mount_plan
 from kinds import presets
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 PROC = pathlib.Path("/proc")
 

@@ -19,8 +19,8 @@ import typing
 import mount_plan
 from kinds import kernel, presets
 from slurm_ddp import download, files, mounts
+from slurm_ddp.commands import CommandError, run
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError, run
 
 SOURCES = pathlib.Path("/etc/apt/sources.list.d")
 KEYRINGS = pathlib.Path("/etc/apt/keyrings")

@@ -13,7 +13,7 @@ import mount_plan
 from mount import states, watching
 from scripts import keeper
 from slurm_ddp import apt, files, juicefs, mounts, processes, readiness, systemd
-from slurm_ddp.run import CommandError, CommandTimeout, last_line, run
+from slurm_ddp.commands import CommandError, CommandTimeout, last_line, run
 
 _SETTLE_S = 60.0  # how long a mount whose servers answer may take
 _SETTLE_LOOK_S = 2.0

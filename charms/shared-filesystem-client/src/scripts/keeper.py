@@ -25,8 +25,8 @@ import sys
 import time
 
 from slurm_ddp import mounts, processes, readiness, records, watchdog
+from slurm_ddp.commands import CommandError, run
 from slurm_ddp.mounts import State
-from slurm_ddp.run import CommandError, run
 
 SYSTEMCTL = "/usr/bin/systemctl"
 FUSE = pathlib.Path("/sys/fs/fuse/connections")

@@ -18,8 +18,8 @@ from gpu import gres, gres_conf
 from node import hold
 from slurm_ddp import files, systemd
 from slurm_ddp.charm import Level, Status
+from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import slurm_gres
-from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)

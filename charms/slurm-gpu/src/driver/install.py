@@ -7,7 +7,7 @@ from driver import state
 from driver.plan import Plan
 from driver.state import FABRIC, DriverError, Facts
 from slurm_ddp import apt, files, systemd
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 NOUVEAU = pathlib.Path("/etc/modprobe.d/slurm-gpu-nouveau.conf")
 HELD = pathlib.Path("/var/lib/slurm-gpu/held-packages")  # by this charm, and not before it

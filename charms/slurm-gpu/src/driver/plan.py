@@ -14,7 +14,7 @@ import pydantic
 from driver import state
 from driver.state import DriverError, Facts
 from slurm_ddp import apt, charm
-from slurm_ddp.run import CommandError, last_line, run
+from slurm_ddp.commands import CommandError, last_line, run
 
 _BRANCH = re.compile(r"[0-9]{3}")
 _VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){1,3}")

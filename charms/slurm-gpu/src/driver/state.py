@@ -11,7 +11,7 @@ import typing
 
 from gpu import pci
 from slurm_ddp import files
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 _TIMEOUT_S = 10.0
 _KERNEL = re.compile(r"\d+\.\d+[A-Za-z0-9.+~-]*")

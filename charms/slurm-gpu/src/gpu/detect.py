@@ -16,7 +16,7 @@ import pydantic
 from driver import state as driver_state
 from gpu import pci as gpu_pci
 from slurm_ddp import files
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 _PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never
 _PROGRAM = str(pathlib.Path(__file__).parents[1] / "scripts/nvml.py")

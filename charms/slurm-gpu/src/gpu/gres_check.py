@@ -14,7 +14,7 @@ import tempfile
 
 import template
 from gpu import gres
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import re
 
 from gpu import pci, smi
 from gpu.smi import DRAIN, WARN
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 JOURNALCTL = "/usr/bin/journalctl"
 # What an Xid asks for: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors), column "immediate action". Not listed:

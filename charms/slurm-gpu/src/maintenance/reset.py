@@ -12,7 +12,7 @@ from maintenance import hold, services
 from node import health_check
 from scripts import mig
 from slurm_ddp.charm import ActionError, Log, Results
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 from slurm_ddp.slurm import nodes
 
 _RESET_S = 180.0

@@ -7,7 +7,7 @@ import template
 from driver import state
 from driver.state import FABRIC, DriverError
 from slurm_ddp import files, systemd
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from maintenance import hold, reset, services
 from node import node_state
 from slurm_ddp import apt, files
 from slurm_ddp.charm import ActionError, Log, Results
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from node.machine import Machine
 from scripts import mig as layouts
 from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)

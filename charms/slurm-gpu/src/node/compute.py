@@ -13,8 +13,8 @@ from node.registration import Progress, Stage
 from scripts import health
 from slurm_ddp import files
 from slurm_ddp.charm import ActionError, Level, Status
+from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import slurm_gres
-from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)

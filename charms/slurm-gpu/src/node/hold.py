@@ -19,7 +19,7 @@ import time
 
 from node import node_state, resume, slurmd_unit
 from slurm_ddp import files, records, systemd
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from gpu.gres import SHARD
 from node import hold, node_state, resume, slurmd_options, slurmd_unit
 from node.node_state import NodeSnapshot
 from slurm_ddp import files, readiness, systemd
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)

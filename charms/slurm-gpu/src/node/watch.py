@@ -19,7 +19,7 @@ from gpu import pci
 from node import health_check, node_state, resume, slurmd_options
 from node import hold as node_hold
 from slurm_ddp import files, readiness, records, systemd
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from gpu import fleet, pci, smi, xids
 from gpu.smi import Finding
 from node import hold
 from slurm_ddp import files, records, watchdog
-from slurm_ddp.run import CommandError, last_line, run
+from slurm_ddp.commands import CommandError, last_line, run
 from slurm_ddp.slurm import nodes
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"

@@ -18,7 +18,7 @@ import sys
 import typing
 
 from gpu import pci
-from slurm_ddp.run import CommandError, last_line, run
+from slurm_ddp.commands import CommandError, last_line, run
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
 LAYOUTS = pathlib.Path("/var/lib/slurm-gpu/mig.json")

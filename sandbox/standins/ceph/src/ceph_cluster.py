@@ -7,7 +7,7 @@ import pathlib
 import uuid
 
 from slurm_ddp import apt, files, systemd
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 DAEMONS = ("ceph-mon@a", "ceph-osd@0", "ceph-mgr@a", "ceph-mds@a")
 _PACKAGES = ("ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-common", "attr")

@@ -6,7 +6,7 @@ import secrets
 import ops
 
 from slurm_ddp import apt, files, systemd
-from slurm_ddp.run import run
+from slurm_ddp.commands import run
 
 _ENDPOINT = "database"
 _SERVICE = "mariadb.service"

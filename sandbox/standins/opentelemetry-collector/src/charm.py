@@ -14,7 +14,7 @@ import yaml
 from common import charm
 
 from slurm_ddp import apt, files
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.commands import CommandError, run
 
 _ENDPOINT = "cos-agent"
 _KEY = "config"

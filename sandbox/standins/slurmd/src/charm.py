@@ -8,7 +8,7 @@ import slurmd_node
 import slurmutils
 from common import charm, conf, daemons, service, wire
 
-from slurm_ddp.run import CommandError
+from slurm_ddp.commands import CommandError
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import typing
 import slurmutils
 from common import conf, service
 
-from slurm_ddp.run import run
+from slurm_ddp.commands import run
 
 SERVICE = service.Service(
     "slurmd",

@@ -7,7 +7,7 @@ import slurmutils
 from common import charm, conf, daemons, service, wire
 
 from slurm_ddp import files, systemd
-from slurm_ddp.run import run
+from slurm_ddp.commands import run
 
 _ACCOUNT = "slurmrestd"
 _IDENTIFIER = "64031"

@@ -4,7 +4,7 @@ import os
 import pathlib
 import shutil
 
-from slurm_ddp.run import PATH
+from slurm_ddp.commands import PATH
 
 
 def find(name: str) -> str:
