@@ -19,8 +19,8 @@ NODE = (
 DRIVER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from ddp.node import slurm, spool, storage, supervisor
-slurm.pause = lambda seconds: spool.write(f"slept {seconds:g}") if seconds >= 1 else None
+from ddp.node import slurm_calls, spool, storage, supervisor
+slurm_calls.pause = lambda seconds: spool.write(f"slept {seconds:g}") if seconds >= 1 else None
 storage.PATIENCE_S = float(os.environ.get("PATIENCE_S", "900"))
 code = supervisor.main(sys.argv[1] + "/job.json")
 os._exit(code)

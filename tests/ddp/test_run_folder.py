@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from ddp.host.files import RefusedError
-from ddp.node import explain
+from ddp.node import small_files
 from ddp.run import folder
 from ddp.run.model import State
 
@@ -96,7 +96,8 @@ def test_a_log_is_bounded(run: pathlib.Path):
         "line 199999",
     ]
     assert (
-        sum(map(len, folder.read_log(run, 12, lines=100000, rank=None)[1])) < explain.MAX_TAIL_BYTES
+        sum(map(len, folder.read_log(run, 12, lines=100000, rank=None)[1]))
+        < small_files.MAX_TAIL_BYTES
     )
 
 

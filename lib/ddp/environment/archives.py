@@ -12,8 +12,7 @@ import time
 
 from ddp.environment import packing
 from ddp.host import files
-from ddp.node import spool
-from ddp.node.explain import Json
+from ddp.node import small_files, spool
 
 _OLD_S = 86400  # leftovers of killed commands
 _BEHIND = 'import os, site, sys; site.addsitedir(os.path.join(os.path.dirname(sys.prefix), "{base}", "{site}"))\n'
@@ -91,7 +90,7 @@ def _clean(environment: pathlib.Path) -> int:
     )
 
 
-def store_environment(build: str, folder: str, manifest: Json) -> Json:
+def store_environment(build: str, folder: str, manifest: small_files.Json) -> small_files.Json:
     """Archive a built environment into `folder` under its hash; the manifest, written last, makes it valid."""
     descriptor, name = tempfile.mkstemp(prefix=".environment-", suffix=".tmp", dir=folder)
     partial = pathlib.Path(name)

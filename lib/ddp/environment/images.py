@@ -12,8 +12,7 @@ import time
 
 from ddp.environment import archives, environments
 from ddp.host import files
-from ddp.node import spool
-from ddp.node.explain import read_object
+from ddp.node import small_files, spool
 from ddp.options import models
 from ddp.problem import Command, ParameterError, Problem, Results, Step
 from ddp.results.progress import Log, with_progress
@@ -84,9 +83,11 @@ def _unpack(build: str, source: str) -> str:
     """Copy an image to a folder, unpack it to a bundle there; return its digest. Raises Problem."""
     layout = pathlib.Path(build, "layout")
     _call("skopeo", "copy", "--quiet", source, f"oci:{layout}:image")  # which checks the digests
-    digest = str(read_object(layout / "index.json")["manifests"][0]["digest"])
-    config = read_object(layout / "blobs" / digest.replace(":", "/"))["config"]["digest"]
-    machine = read_object(layout / "blobs" / config.replace(":", "/"))["architecture"]
+    digest = str(small_files.read_object(layout / "index.json")["manifests"][0]["digest"])
+    config = small_files.read_object(layout / "blobs" / digest.replace(":", "/"))["config"][
+        "digest"
+    ]
+    machine = small_files.read_object(layout / "blobs" / config.replace(":", "/"))["architecture"]
     if machine != (mine := _MACHINES.get(platform.machine(), platform.machine())):
         raise ParameterError(
             "source", f"{source} is for {machine}, this cluster is {mine}; choose another image"

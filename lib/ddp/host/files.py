@@ -5,7 +5,7 @@ import pathlib
 import stat
 import tempfile
 
-from ddp.node import explain
+from ddp.node import small_files
 
 MAX_LISTED = 1000
 MAX_NAMED_BYTES = 4 << 20  # of a text that the user names
@@ -37,7 +37,7 @@ def read_named(
     real = pathlib.Path(os.path.realpath(path))
     if kind := special(real.stat().st_mode):
         raise RefusedError(f"{path} is {kind}, not a file")
-    with explain.opened(real) as file:
+    with small_files.opened(real) as file:
         if is_private and os.fstat(file.fileno()).st_mode & 0o077:
             raise RefusedError(f"{path} can be read by others; type: chmod 600 {path}")
         data = file.read(limit_bytes + 1)

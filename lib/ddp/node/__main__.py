@@ -6,10 +6,10 @@ import sys
 
 MODULES = {
     "job": "supervisor",
-    "prepare": "prepare",
-    "unpack": "environment",
+    "prepare": "dataset_preparation",
+    "unpack": "unpacking",
     "image": "container",
-    "node": "node",
+    "node": "task",
 }
 
 

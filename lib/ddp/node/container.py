@@ -10,7 +10,7 @@ import re
 import subprocess
 import typing
 
-from ddp.node import ending, environment, slurm, spec, spool
+from ddp.node import exit_codes, slurm_calls, spec, spool, unpacking
 
 Json = dict[str, typing.Any]
 _BOUND = "/proc /sys /dev /tmp /var/tmp /etc/hosts /etc/resolv.conf /etc/passwd /etc/group".split()
@@ -30,7 +30,7 @@ def launch(
     image, imported, names = job.container.image, job.environment, job.container.variables
     mounts = [job.workspace, *([job.cache] if imported else []), *mounts]
     bound = ",".join(f"{path}:{path}" for path in mounts)
-    if not imported and "--container-image" in slurm.call("srun", "--help").stdout:  # pyxis
+    if not imported and "--container-image" in slurm_calls.call("srun", "--help").stdout:  # pyxis
         options = [f"--container-image={image}", f"--container-mounts={bound}"]
         return [*options, f"--container-workdir={job.workdir}", f"--container-env={names}"], words
     if tool := shutil.which("apptainer") or shutil.which("singularity"):
@@ -48,7 +48,7 @@ def launch(
     if not imported:
         needs = "pyxis in Slurm, or apptainer on the nodes"
         hint += f", or import the image: ddp image import docker://{image.replace('#', '/')} NAME"
-    raise ending.FatalError(f"container-image needs {needs}, and neither is installed; {hint}")
+    raise exit_codes.FatalError(f"container-image needs {needs}, and neither is installed; {hint}")
 
 
 def main(spec_path: str) -> int:
@@ -59,21 +59,21 @@ def main(spec_path: str) -> int:
     home, bundle = _folders(job.environment, env)
     try:
         spool.ensure_private(job.cache)  # by this name alone: srun has one for all nodes
-        environment.use(job.environment, env["SLURMD_NODENAME"], f"{env['RUN_DIR']}/control")
+        unpacking.use(job.environment, env["SLURMD_NODENAME"], f"{env['RUN_DIR']}/control")
         with open(f"{home}/config.json", encoding="utf-8") as file:
             of_image = json.load(file)["process"]["env"]
         os.makedirs(bundle, exist_ok=True)
         with open(f"{bundle}/config.json", "w", encoding="utf-8") as file:
             json.dump(_config(job, f"{home}/rootfs", of_image, env.get("HOME", "")), file)
-    except (ending.FatalError, OSError) as e:
+    except (exit_codes.FatalError, OSError) as e:
         spool.write(f"[FATAL] {env['SLURMD_NODENAME']}: {e}")
-        return ending.FATAL
+        return exit_codes.FATAL
     return 0
 
 
 def _folders(image: spec.Environment, env: dict[str, str]) -> tuple[str, str]:
     """Return the folder that the image is unpacked to, and the job's bundle in it."""
-    home = environment.place(image, image.layers[0])
+    home = unpacking.place(image, image.layers[0])
     return home, f"{home}/jobs/{env['SLURM_JOB_ID']}"
 
 

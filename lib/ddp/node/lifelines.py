@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 
-from ddp.node import door, slurm
+from ddp.node import secret_port, slurm_calls
 
 IDLE_S, EVERY_S, PROBES = 5, 2, 5  # a node is lost when it does not respond for 15 s
 PROBING_S = 2.0
@@ -33,7 +33,7 @@ class Lifelines:
         self._watched: list[tuple[socket.socket, threading.Thread]] = []
         self._tasks: dict[str, socket.socket] = {}  # by node, while the task runs
         self._sending = threading.Lock()
-        self._door = door.Door(address, self._enter)
+        self._door = secret_port.Door(address, self._enter)
         self.place = f"{self._door.port} {self._door.secret}"
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Lifelines:
 
     def _probe(self, address: str) -> None:
         """Wait for the step's end. Raises OSError when the node's slurmd stops responding."""
-        failed, port = 0, slurm.slurmd_port()
+        failed, port = 0, slurm_calls.slurmd_port()
         while not self._closed.is_set():
             began = time.monotonic()
             try:

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import time
 
-from ddp.node import ending, spec
+from ddp.node import exit_codes, spec
 
 _SIOCGIFCONF, _IFREQ, _MOST_ADDRESSES = (
     0x8912,
@@ -65,16 +65,16 @@ def head_address(here: str, hosts: list[str], shown: str) -> str:
     peer = next(name for name in hosts if name != here)  # this node need not be the first by name
     given = known.get(peer)
     if given is None:
-        raise ending.FatalError(f"Slurm gave no address of {peer}")
+        raise exit_codes.FatalError(f"Slurm gave no address of {peer}")
     about = f"the address of {peer} in Slurm (NodeAddr) is {given}"
     change = f"as an administrator: scontrol update nodename={peer} nodeaddr=ADDRESS"
     try:
         address = str(socket.getaddrinfo(given, None, socket.AF_INET)[0][4][0])
     except OSError as e:
         why = f"which is no IPv4 address and does not resolve ({e.strerror})"
-        raise ending.FatalError(f"{about}, {why}; {change}") from e
+        raise exit_codes.FatalError(f"{about}, {why}; {change}") from e
     if address.startswith("127."):
-        raise ending.FatalError(f"{about}, a loopback address; {change}")
+        raise exit_codes.FatalError(f"{about}, a loopback address; {change}")
     return _route(address, peer)
 
 
@@ -84,7 +84,9 @@ def _route(address: str, name: str) -> str:
             probe.connect((address, _PROBE_PORT))
         except OSError as e:
             hint = f"see: ip route get {address}"
-            raise ending.FatalError(f"no route to {address} ({name}): {e.strerror}; {hint}") from e
+            raise exit_codes.FatalError(
+                f"no route to {address} ({name}): {e.strerror}; {hint}"
+            ) from e
         return str(probe.getsockname()[0])
 
 
@@ -121,7 +123,7 @@ def check_head(head: str, port: int, head_node: str) -> None:
         else:
             return
     where = f"cannot reach {head}:{port} ({head_node}): {reason}"
-    raise ending.FatalError(
+    raise exit_codes.FatalError(
         f"{where}; let TCP through between the nodes (firewall, security group)"
     )
 
@@ -138,7 +140,7 @@ def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: 
     for path in fabric.needs:
         if not os.path.exists(path):
             why = f"which is not on this node{' or not in the container' if job.container else ''}"
-            raise ending.FatalError(f"fabric={fabric.name} needs {path}, {why}; {fabric.hint}")
+            raise exit_codes.FatalError(f"fabric={fabric.name} needs {path}, {why}; {fabric.hint}")
     for name, value in fabric.variables:
         env.setdefault(name, value)
     if fabric.library_path:

@@ -15,7 +15,8 @@ import threading
 import time
 import typing
 
-from ddp.node import explain, processes, storage
+from ddp.node import processes, small_files, storage
+from ddp.node.diagnosis import attempt_files
 
 LEAST_S = 120.0
 STEPS, SILENCES = (
@@ -61,7 +62,7 @@ class Watch:
                 self._on_stalled(words)
 
     def _look(self) -> str:
-        lines = explain.tail(pathlib.Path(self._run_dir, "metrics.jsonl"), _TAIL_BYTES)
+        lines = small_files.tail(pathlib.Path(self._run_dir, "metrics.jsonl"), _TAIL_BYTES)
         words = judge(lines, self._began, time.time())
         return (
             words if os.path.exists(f"{self._run_dir}/latest") else ""
@@ -99,7 +100,7 @@ def behind(run_dir: str, job_id: str, hosts: list[str]) -> tuple[str, str]:
     stack.
     """
     folder = pathlib.Path(run_dir)
-    places = _places(explain.attempt_log(folder, int(job_id)))
+    places = _places(attempt_files.attempt_log(folder, int(job_id)))
     stacks = _stacks(folder, int(job_id))
     ranks = sorted({*places, *stacks.stood, *stacks.waiting})
     suspects = [rank for rank in ranks if rank in places and places[rank].letter in _HALTED]
@@ -149,8 +150,8 @@ def _places(log: list[str]) -> dict[int, _Place]:
 def _stacks(folder: pathlib.Path, job_id: int) -> _Stacks:
     """Return where the ranks were by the stacks in their logs."""
     stacks = _Stacks({}, set(), {})
-    for log in explain.rank_logs(folder, job_id):
-        lines = explain.tail(pathlib.Path(log["path"]), _TAIL_BYTES)
+    for log in attempt_files.rank_logs(folder, job_id):
+        lines = small_files.tail(pathlib.Path(log["path"]), _TAIL_BYTES)
         begins = [index for index, line in enumerate(lines) if _THREAD.match(line)]
         if not begins:
             continue

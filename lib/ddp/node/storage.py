@@ -7,7 +7,8 @@ import threading
 import time
 import typing
 
-from ddp.node import ending, evidence, spool
+from ddp.node import exit_codes, spool
+from ddp.node.diagnosis import messages
 
 CALL_S = 30.0  # for one call on a working filesystem, however busy
 PATIENCE_S = 900.0  # a mount is remounted in seconds; a server that is restarted may take minutes
@@ -64,7 +65,7 @@ class Witness:
                 lambda: os.fsync(self._descriptor), CALL_S
             )  # answered by the client or the server, not by a cache
         except OSError as e:
-            is_over = e.errno is None or e.errno in evidence.OF_FILESYSTEM
+            is_over = e.errno is None or e.errno in messages.OF_FILESYSTEM
             return reason(e) if is_over else ""
         return ""
 
@@ -111,7 +112,7 @@ class Storage:
                 reported = time.monotonic()
             if waited > PATIENCE_S or self._is_cancelled():
                 gone = f"{self.folder} has not responded for {waited:.0f} s: {found}"
-                raise ending.FatalError(f"{gone}; is the shared filesystem mounted here?")
+                raise exit_codes.FatalError(f"{gone}; is the shared filesystem mounted here?")
             time.sleep(pause_s)
             pause_s = min(5.0, pause_s * 2)
         if reported is not None:

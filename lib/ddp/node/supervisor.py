@@ -19,18 +19,18 @@ import traceback
 import zipapp
 
 from ddp.node import (
-    ending,
-    explain,
+    exit_codes,
     lifelines,
     network,
-    progress,
-    slurm,
+    slurm_calls,
     spec,
     spool,
+    srun,
     stall,
-    step,
     storage,
+    time_limit,
 )
+from ddp.node.diagnosis import verdicts
 
 LEAVING_S = 30.0  # Slurm's KillWait
 LAST_FLUSH_S = 5.0  # for output, after an earlier wait or when Slurm is about to kill this process
@@ -98,7 +98,7 @@ class Supervisor:
         self._settling = threading.Lock()
         self._is_settled = False
         self._lines: lifelines.Lifelines | None = None
-        self._mark = progress.Mark(time.time(), -1, 1)
+        self._mark = time_limit.Mark(time.time(), -1, 1)
         self._metrics = f"{self.run_dir}/metrics.jsonl"
         self._metrics_size = 0
         self.attempt_id = ""
@@ -119,9 +119,9 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         try:
             code = self._run()
-        except ending.FatalError as e:
+        except exit_codes.FatalError as e:
             spool.write(f"[FATAL] {self.host}: {e}")
-            code = ending.FATAL
+            code = exit_codes.FATAL
         except Exception:  # a bug: print it while this process still copies its output to the log
             traceback.print_exc()
             code = 1
@@ -130,7 +130,9 @@ class Supervisor:
         if self.is_ending:
             self._settle()
             ending_s = time.monotonic() - self.ending_at
-            slurm.release(self.slurm_id, self.restarts, is_ours=self.is_requeued, ending_s=ending_s)
+            slurm_calls.release(
+                self.slurm_id, self.restarts, is_ours=self.is_requeued, ending_s=ending_s
+            )
         return code
 
     def _run(self) -> int:
@@ -148,8 +150,8 @@ class Supervisor:
             if self._retry():
                 continue
             if self.is_requeued:
-                return ending.COMES_BACK
-            if self.stopping and self.code != ending.FATAL:
+                return exit_codes.COMES_BACK
+            if self.stopping and self.code != exit_codes.FATAL:
                 return self._leave()
             self._leave_outcome("failed")
             return self.code
@@ -190,11 +192,11 @@ class Supervisor:
                 self.words += self.storage.do(lambda: _text(f"{self.run_dir}/args")).splitlines()
             except OSError as e:
                 hint = f"({storage.reason(e)}); is the shared filesystem mounted here?"
-                raise ending.FatalError(f"{self.run_dir}/args cannot be read {hint}") from e
+                raise exit_codes.FatalError(f"{self.run_dir}/args cannot be read {hint}") from e
             self._write(f"{self.control}/job", f"{self.job_id}\n")
         nodelist = env["SLURM_JOB_NODELIST"]
         is_alone = self.num_nodes == 1 and nodelist == self.host
-        self._take([self.host] if is_alone else slurm.hostnames(nodelist))
+        self._take([self.host] if is_alone else slurm_calls.hostnames(nodelist))
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(self._read(f"{self.control}/{self.job_id}.retries"))
             self.retries = {name: int(found[name]) for name in self.retries}
@@ -205,7 +207,7 @@ class Supervisor:
         )  # one file, which each node reads once
         if job.environment and (spare := self.allocated[self.num_nodes :]):
             subprocess.Popen(
-                step.command(
+                srun.command(
                     self.srun, job, spare, [self.program, "unpack", self.spec_path], env=env
                 )
             )
@@ -224,10 +226,10 @@ class Supervisor:
                 return network.interface_address(name)
             except OSError as e:
                 why = f"fabric={self.fabric.name} needs the interface {name} with an address, which does not exist here"
-                raise ending.FatalError(why) from e
+                raise exit_codes.FatalError(why) from e
         if self.num_nodes == 1:
             return "127.0.0.1"
-        shown = slurm.show_nodes(self.env["SLURM_JOB_NODELIST"], self.hosts)
+        shown = slurm_calls.show_nodes(self.env["SLURM_JOB_NODELIST"], self.hosts)
         return network.head_address(self.host, self.hosts, shown)
 
     # -- signals -------------------------------------------------------------------------------------------------------
@@ -241,17 +243,17 @@ class Supervisor:
             self.is_signalled = True  # Slurm sends TERM to the ranks, too
             threading.Thread(target=self._settle, daemon=True).start()
         spool.write(
-            f"[PREEMPT] {slurm.stamp()} {name}: $STOP_FILE asks the ranks to save and leave"
+            f"[PREEMPT] {slurm_calls.stamp()} {name}: $STOP_FILE asks the ranks to save and leave"
         )
         threading.Thread(target=self._ask_to_stop, args=(name,), daemon=True).start()
 
     def _ask_to_stop(self, name: str) -> None:
         if name == "USR1" and self.job.stop_signal:
             self._signal_ranks(self.job.stop_signal)
-        if name == "TERM" and self._is_running() and not slurm.signals_every_process():
+        if name == "TERM" and self._is_running() and not slurm_calls.signals_every_process():
             self._signal_ranks(name)
         if path := self._stop_file:
-            with contextlib.suppress(OSError, ending.FatalError):
+            with contextlib.suppress(OSError, exit_codes.FatalError):
                 self.storage.do(lambda: _write(path, ""))
 
     def _signal_ranks(self, name: str) -> None:
@@ -262,11 +264,11 @@ class Supervisor:
         self.is_signalled = self.is_signalled or bool(reached)
         if reached:
             spool.write(
-                f"[PREEMPT] {slurm.stamp()} {name} was sent to the ranks on {' '.join(reached)}"
+                f"[PREEMPT] {slurm_calls.stamp()} {name} was sent to the ranks on {' '.join(reached)}"
             )
         if missed := [host for host in self.hosts if host not in reached]:
             spool.write(
-                f"[PREEMPT] {slurm.stamp()} {name} did not reach the ranks on {' '.join(missed)}"
+                f"[PREEMPT] {slurm_calls.stamp()} {name} did not reach the ranks on {' '.join(missed)}"
             )
 
     # -- the end of an attempt that was asked to stop ------------------------------------------------------------------
@@ -282,26 +284,26 @@ class Supervisor:
             return (
                 self._is_preempted()
             )  # at the start of its grace time Slurm sends TERM to the ranks alone
-        if self.lost or self.stalled or self.code == ending.FATAL:
+        if self.lost or self.stalled or self.code == exit_codes.FATAL:
             return False
         return self.is_signalled or self.code != 0
 
     def _is_preempted(self) -> bool:
-        return slurm.is_preempted(self.slurm_id)
+        return slurm_calls.is_preempted(self.slurm_id)
 
     def _leave(self) -> int:
         """Requeue the job if that is right, and return its exit code."""
         self._settle()
         if self.cause == "cancelled":
             self._leave_outcome("cancelled")
-            return ending.COMES_BACK if self.outcome == "preempted" else self.code
+            return exit_codes.COMES_BACK if self.outcome == "preempted" else self.code
         if self.is_stuck:
             self._leave_outcome("failed")
             return self.code or 1
         self._leave_outcome("preempted")
         if self.is_requeued and not self.is_ending:
             self._make_way()
-        return ending.COMES_BACK
+        return exit_codes.COMES_BACK
 
     def _settle(self) -> None:
         """Find out why the job is to stop, and requeue it where Slurm does not.
@@ -318,14 +320,16 @@ class Supervisor:
                 self._come_back()
             self._is_settled = is_ending or self.is_requeued or not self.is_ending
 
-    def _find_cause(self, *, is_ending: bool) -> slurm.Ending:
+    def _find_cause(self, *, is_ending: bool) -> slurm_calls.Ending:
         if is_ending:
-            found = slurm.ending_of(self.slurm_id, self.restarts, self.end)
-            spool.write(f"[PREEMPT] {slurm.stamp()} Slurm ends this job: {CAUSES[found.cause]}")
+            found = slurm_calls.ending_of(self.slurm_id, self.restarts, self.end)
+            spool.write(
+                f"[PREEMPT] {slurm_calls.stamp()} Slurm ends this job: {CAUSES[found.cause]}"
+            )
             return found
         if self._is_preempted():
-            return slurm.Ending("preemption")
-        return slurm.Ending("limit")  # what the warning is for
+            return slurm_calls.Ending("preemption")
+        return slurm_calls.Ending("limit")  # what the warning is for
 
     def _come_back(self) -> None:
         """Requeue the job, unless it has come back often enough or does not get on."""
@@ -341,15 +345,15 @@ class Supervisor:
         if time.time() < self.end - WARNED_S:
             return True  # an operator's warning
         path = f"{self.control}/{self.job_id}.limits"
-        places = progress.folders(
+        places = time_limit.folders(
             self.run_dir, self.job.workdir, [word or "" for word in self.words]
         )
-        before = progress.parse(self._read(path))
+        before = time_limit.parse(self._read(path))
         mark = dataclasses.replace(self._mark, step=self._first_step())
         if before is not None and not self._is_further(before, mark, places):
             mark = dataclasses.replace(before, attempts=before.attempts + 1)
-        if mark.attempts < progress.ATTEMPTS:
-            self._write(path, progress.dump(mark))
+        if mark.attempts < time_limit.ATTEMPTS:
+            self._write(path, time_limit.dump(mark))
             return True
         self.is_stuck = True
         why = f"{mark.attempts} attempts reached the time limit without progress (no file below {' or '.join(places)})"
@@ -362,16 +366,18 @@ class Supervisor:
         is_counted = self.job.metrics and "step" not in dict(self.job.metrics)
         if is_counted:  # our count of lines goes on over all attempts
             return -1
-        return progress.first_step(self._metrics, self._metrics_size)
+        return time_limit.first_step(self._metrics, self._metrics_size)
 
-    def _is_further(self, before: progress.Mark, mark: progress.Mark, places: list[str]) -> bool:
+    def _is_further(
+        self, before: time_limit.Mark, mark: time_limit.Mark, places: list[str]
+    ) -> bool:
         """Return whether this attempt began further than the one before, or either left something."""
         if mark.step > before.step >= 0:
             return True
         if self._step is not None and self.is_ending:
             with contextlib.suppress(subprocess.TimeoutExpired):  # the ranks may save now
                 self._step.wait(SAVING_S)
-        return progress.has_saved(self.run_dir, places, before.since)
+        return time_limit.has_saved(self.run_dir, places, before.since)
 
     # -- an attempt ----------------------------------------------------------------------------------------------------
 
@@ -386,8 +392,8 @@ class Supervisor:
         env["TORCH_FR_DUMP_TEMP_FILE"] = f"{self.run_dir}/logs/{self.attempt_id}.flight-"
         resumes = self.storage.do(lambda: _begin(outcome, stop, f"{self.run_dir}/latest"))
         self._stop_file = stop
-        self._mark = progress.Mark(time.time(), -1, 1)
-        self._metrics_size = self.storage.do(lambda: progress.size(self._metrics))
+        self._mark = time_limit.Mark(time.time(), -1, 1)
+        self._metrics_size = self.storage.do(lambda: time_limit.size(self._metrics))
         if self.stopping:  # the signal was received between two attempts
             self._ask_to_stop("")
         resume = (
@@ -395,7 +401,7 @@ class Supervisor:
         )  # this run's own checkpoint goes before the one it began from
         words = [resume if word is None else word for word in self.words]
         program = [self.program, "node", self.spec_path, *words]
-        argv = step.command(
+        argv = srun.command(
             self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts
         )
         self.lost, self.joined, self.stalled = [], set(), ""
@@ -405,7 +411,7 @@ class Supervisor:
         if (
             self.job.container and self.job.environment
         ):  # slurmstepd reads the bundle before the step begins
-            prepare = step.command(
+            prepare = srun.command(
                 self.srun, self.job, self.hosts, [self.program, "image", self.spec_path], env=env
             )
             self.code = subprocess.call(prepare, env=env, cwd="/")
@@ -419,10 +425,10 @@ class Supervisor:
                 f"[ENV] job={self.job_id} attempt={self.attempt_id} nodes={' '.join(self.hosts)} "
                 f"head={env['HEAD_IP']}:{port} ranks_per_node={self.job.ranks_per_node}"
             )
-            self._step = step.start(argv, env)
+            self._step = srun.start(argv, env)
             watch = stall.Watch(self.run_dir, self._on_stalled)
             spool.remove_old(self.job.cache)  # while the ranks start
-            self.code = ending.exit_code(self._step.wait())
+            self.code = exit_codes.exit_code(self._step.wait())
             watch.close()
             break
         lines.close()
@@ -442,15 +448,15 @@ class Supervisor:
         """
         self.joined.add(host)
         if self.removed and self.joined.issuperset(self.hosts):
-            slurm.keep(self.slurm_id, self.allocated)
+            slurm_calls.keep(self.slurm_id, self.allocated)
 
     def _on_lost(self, host: str) -> None:
         if self._is_running() and host in self.hosts and host not in self.lost:
-            spool.write(f"[ENV] {slurm.stamp()} {host} does not respond")
+            spool.write(f"[ENV] {slurm_calls.stamp()} {host} does not respond")
             self.lost.append(host)
             if len(self.lost) == 1 and self._step is not None:
-                slurm.pause(TOGETHER_S)
-                step.kill(self._step)  # its lifelines end the tasks
+                slurm_calls.pause(TOGETHER_S)
+                srun.kill(self._step)  # its lifelines end the tasks
 
     def _is_running(self) -> bool:
         return self._step is not None and self._step.poll() is None
@@ -459,12 +465,14 @@ class Supervisor:
         """Let the ranks print their stacks and end, at most once an hour."""
         if self._step is not None and time.monotonic() - self.stalled_at >= stall.APART_S:
             self.stalled, self.stalled_at = words, time.monotonic()
-            spool.write(f"[ENV] {slurm.stamp()} {words}: the ranks print their stacks and end")
+            spool.write(
+                f"[ENV] {slurm_calls.stamp()} {words}: the ranks print their stacks and end"
+            )
             reached = self._lines.signal(signal.SIGABRT) if self._lines else []
             for host in self.hosts:
                 if host not in reached:
                     spool.write(f"[ENV] {host}: its ranks were not reached")
-            step.end(self._step, self.job_id)
+            srun.end(self._step, self.job_id)
 
     # -- after a failure -----------------------------------------------------------------------------------------------
 
@@ -485,12 +493,14 @@ class Supervisor:
         if self.retries["faults"] < MAX_FAULTS and self._is_spare(bad):
             self._count("faults")
             if self.lost:  # else the job would be COMPLETING until Slurm notices
-                slurm.keep(self.slurm_id, [host for host in self.allocated if host not in bad])
+                slurm_calls.keep(
+                    self.slurm_id, [host for host in self.allocated if host not in bad]
+                )
             if self._requeue():
                 self._leave_out(bad)
                 self._make_way()
             return False
-        if words == explain.LOST:
+        if words == verdicts.LOST:
             return self._outwait(kind, node)
         if "is the shared filesystem mounted" in words:
             return self._outwait("filesystem", node)
@@ -504,22 +514,22 @@ class Supervisor:
         self._write(f"{self.control}/{self.job_id}.failures", line, append=True)
         spool.write(f"[FAILED] attempt={self.attempt_id} fault={kind} node={node}: {words}")
 
-    def _explain(self) -> explain.Verdict:
+    def _explain(self) -> verdicts.Verdict:
         if self.lost and 1 < len(self.lost) == len(self.hosts) - 1:
-            return explain.Verdict("network", "-", "no other node responds")
+            return verdicts.Verdict("network", "-", "no other node responds")
         if self.lost:
-            return explain.Verdict("node", self.lost[0], explain.LOST)
+            return verdicts.Verdict("node", self.lost[0], verdicts.LOST)
         if self.stalled:
             node, words = "-", ""
             with contextlib.suppress(OSError, ValueError):
                 node, words = storage.within(
                     lambda: stall.behind(self.run_dir, self.job_id, self.hosts), EXPLAINING_S
                 )
-            return explain.Verdict("program", node, "; ".join(filter(None, (self.stalled, words))))
+            return verdicts.Verdict("program", node, "; ".join(filter(None, (self.stalled, words))))
         with contextlib.suppress(OSError, ValueError):
             attempt = (self.run_dir, self.job_id, self.attempt_id, self.hosts)
-            return storage.within(lambda: explain.blame(*attempt), EXPLAINING_S)
-        return explain.Verdict("unknown", "-", "")
+            return storage.within(lambda: verdicts.blame(*attempt), EXPLAINING_S)
+        return verdicts.Verdict("unknown", "-", "")
 
     def _restart(self, remark: str = "") -> bool:
         """Count a restart after a failure of the program; return False where max-restarts is reached."""
@@ -540,7 +550,7 @@ class Supervisor:
             )
             return False
         self._count("faults")
-        if kind == "node" and not slurm.await_node(
+        if kind == "node" and not slurm_calls.await_node(
             node, lambda: bool(self.stopping), is_silent=bool(self.lost)
         ):
             return False
@@ -551,7 +561,7 @@ class Supervisor:
         spool.write(f"[RESTART] after a fault of the {kind}{where} in {pause_s:.0f} s, {count}")
         for _ in range(int(pause_s / _SLICE_S)):
             if not self.stopping:
-                slurm.pause(_SLICE_S)
+                slurm_calls.pause(_SLICE_S)
         self.again += 1
         return not self.stopping
 
@@ -571,7 +581,7 @@ class Supervisor:
         """Return whether the partition has enough nodes without these and those excluded already."""
         if set(bad) & set(self.job.nodelist):
             return False  # nodelist names it
-        usable = slurm.usable_nodes(self.env["SLURM_JOB_PARTITION"], self.job.reservation)
+        usable = slurm_calls.usable_nodes(self.env["SLURM_JOB_PARTITION"], self.job.reservation)
         return len(usable - {*bad, *self.job.exclude, *self._left_out()}) >= self.num_nodes
 
     def _left_out(self) -> list[str]:
@@ -588,7 +598,7 @@ class Supervisor:
             if self.job.nodes
             else []
         )
-        slurm.exclude(
+        slurm_calls.exclude(
             self.slurm_id, ",".join(sorted({*self.job.exclude, *self._left_out(), *bad})), fewest
         )
 
@@ -596,7 +606,7 @@ class Supervisor:
         self.comes_back = True
         is_ending = self.is_ending
         is_interrupted = (lambda: False) if is_ending else (lambda: self.is_ending)
-        self.is_requeued = slurm.requeue(
+        self.is_requeued = slurm_calls.requeue(
             self.slurm_id, self.restarts, is_interrupted, is_ending=is_ending
         )
         return self.is_requeued
@@ -606,7 +616,7 @@ class Supervisor:
         self.output.flush()
         for _ in range(int(LEAVING_S / _SLICE_S)):
             if not self.is_ending:
-                slurm.pause(_SLICE_S)
+                slurm_calls.pause(_SLICE_S)
 
     def _count(self, what: str) -> None:
         self.retries[what] += 1
@@ -631,7 +641,7 @@ class Supervisor:
             if self.job.is_sweep
             else None
         )
-        if array and not slurm.is_last_task(*array):
+        if array and not slurm_calls.is_last_task(*array):
             return  # other runs of the sweep use it
         for path in paths:
             with contextlib.suppress(OSError):
@@ -644,7 +654,7 @@ class Supervisor:
             found: dict[str, str] = json.loads(self.storage.do(lambda: _text(path))) if path else {}
         except OSError as e:
             hint = "submit the run again with env-file"
-            raise ending.FatalError(
+            raise exit_codes.FatalError(
                 f"{path}, the job's secret variables: {storage.reason(e)}; {hint}"
             ) from e
         return found

@@ -3,7 +3,7 @@
 import functools
 import re
 
-from ddp.node import evidence
+from ddp.node.diagnosis import messages
 from ddp.problem import Command, Problem, Remedy, Results, Step, one_line
 from ddp.project import copies
 from ddp.run import folder
@@ -120,7 +120,7 @@ def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
     if found is None and missing and (path := _left_out(settings, run, missing[1])):
         words = f"found at {path}, which is not in the run's copy: {_TAKE_IN}, or give its absolute path"
         return Step("copy-file", words)
-    if found is None and (known := evidence.known(lines)):
+    if found is None and (known := messages.known(lines)):
         return Step("known-fault", known[1])
     return found
 
@@ -162,7 +162,7 @@ def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:
 def _missing_package(line: str) -> Remedy | None:
     """Return how the nodes get a program, if an exception is that they lack it."""
     for pattern, (package, why) in _PACKAGES.items():
-        if re.match(pattern, evidence.RANK.sub("", line, count=1)):
+        if re.match(pattern, messages.RANK.sub("", line, count=1)):
             words = f"{why}: an administrator types on the nodes: apt-get install {package}"
             return Step("install-package", words, {"package": package, "why": why})
     return None

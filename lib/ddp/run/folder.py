@@ -14,7 +14,8 @@ import shutil
 import time
 
 from ddp.host.files import MAX_LISTED, RefusedError, replace
-from ddp.node import environment, explain, meeting
+from ddp.node import rank_connections, small_files, unpacking
+from ddp.node.diagnosis import attempt_files, verdicts
 from ddp.run import metrics, places, reading, state
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
 from ddp.run.reading import Json
@@ -271,7 +272,7 @@ def read(
 def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
     """Yield the percentages that nodes write every second; a file that is older was left by a node that failed."""
     for path in (
-        control / name for name in reading.names(control) if name.endswith(environment.UNPACKING)
+        control / name for name in reading.names(control) if name.endswith(unpacking.UNPACKING)
     ):
         if time.time() - (reading.written(path) or 0.0) < _LIVE_S:
             yield reading.number("".join(reading.tail(path, 16)), 0)
@@ -281,7 +282,9 @@ def _remark(control: pathlib.Path, attempts: list[Attempt]) -> str:
     """Read what the last attempt's first node found strange: that its ranks never connected."""
     own = [one.name for one in attempts if one.order[0] >= 0]  # a failure's name may be anything
     return (
-        " ".join(reading.tail(control / f"{own[-1]}{meeting.SUFFIX}", 2000)).strip() if own else ""
+        " ".join(reading.tail(control / f"{own[-1]}{rank_connections.SUFFIX}", 2000)).strip()
+        if own
+        else ""
     )
 
 
@@ -369,7 +372,9 @@ def _attempts(path: pathlib.Path, failed: list[Failure]) -> list[Attempt]:
     failures = {failure.attempt: failure for failure in failed}
     found: list[Attempt] = []
     for name in (
-        outcomes | failures.keys() | {name for name in logs if explain.attempt_order(name)[0] >= 0}
+        outcomes
+        | failures.keys()
+        | {name for name in logs if attempt_files.attempt_order(name)[0] >= 0}
     ):
         place = (
             control / f"{name}.outcome" if name in outcomes else None
@@ -432,7 +437,7 @@ def _outputs(path: pathlib.Path, job_id: int, rank: int | None) -> list[pathlib.
     """Return a job's merged log, or the files of one rank's output in its last attempt, the last written last."""
     if rank is None:
         return [path / "logs" / f"{job_id}.out"]
-    found = [one for one in explain.rank_logs(path, job_id) if one["rank"] == rank]
+    found = [one for one in attempt_files.rank_logs(path, job_id) if one["rank"] == rank]
     return [pathlib.Path(one["path"]) for one in sorted(found, key=lambda one: one["written"])]
 
 
@@ -445,7 +450,7 @@ def read_log(
         raise FileNotFoundError(
             errno.ENOENT, f"no output of rank {rank}", str(path / "logs" / f"{job_id}.r*")
         )
-    text = [line for place in found for line in explain.tail(place, explain.MAX_TAIL_BYTES)]
+    text = [line for place in found for line in small_files.tail(place, small_files.MAX_TAIL_BYTES)]
     where = found[0] if rank is None else found[0].parent
     return str(where), list(map(read_places(path).translate, text[-lines:]))
 
@@ -464,13 +469,15 @@ def follow_log(
 
 def new_lines(path: pathlib.Path, begin: int | None) -> tuple[list[str], int]:
     """Read the whole lines behind `begin`, at most MAX_TAIL_BYTES, and up to where; None: the last lines."""
-    with contextlib.suppress(OSError), explain.opened(path) as file:
+    with contextlib.suppress(OSError), small_files.opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        last = max(0, size - explain.MAX_TAIL_BYTES)
+        last = max(0, size - small_files.MAX_TAIL_BYTES)
         begin = last if begin is None else max(begin if 0 <= begin <= size else 0, last)
         file.seek(begin)
-        data = file.read(explain.MAX_TAIL_BYTES)
-        whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == explain.MAX_TAIL_BYTES else 0)
+        data = file.read(small_files.MAX_TAIL_BYTES)
+        whole = data.rfind(b"\n") + 1 or (
+            len(data) if len(data) == small_files.MAX_TAIL_BYTES else 0
+        )
         return data[:whole].decode(errors="replace").splitlines(), begin + whole
     return [], begin or 0
 
@@ -496,12 +503,12 @@ class FirstFailure:
 
 def find_failure(path: pathlib.Path, job_id: int, lines: int) -> FirstFailure:
     """Find why a job failed, with the user's own paths."""
-    failure = explain.first_failure(path, job_id, _MAX_FRAMES)
+    failure = verdicts.first_failure(path, job_id, _MAX_FRAMES)
     hosts = " ".join(
         reading.tail(path / "control" / f"{int(job_id)}.hosts", 1 << 20)
     ).split()  # in the ranks' order
     node: int | None = failure.node
-    ranks, nodes = explain.absentees(path, int(job_id), failure.lines, hosts)
+    ranks, nodes = verdicts.absentees(path, int(job_id), failure.lines, hosts)
     host = hosts[node] if node is not None and node < len(hosts) else ""
     known = read_places(path)
     last = list(map(known.translate, failure.lines[-lines:]))
@@ -516,7 +523,7 @@ def find_failed_elements(path: pathlib.Path, array: int) -> list[tuple[int, str]
     ]
     for number, log in sorted((int(number), log) for number, log in numbered if number.isdecimal()):
         lines = [line.strip() for line in reading.tail(log, 65536) if line.strip()]
-        errors = [line for line in lines if explain.TELLING.search(line)]
+        errors = [line for line in lines if verdicts.TELLING.search(line)]
         if errors and not any(line.startswith("[DONE]") for line in lines[-1:]):
             failed.append((number, re.sub(r"^\w+:ddptrain:\[FATAL\] ", "", errors[-1])[:500]))
     return failed[:10]
@@ -527,8 +534,8 @@ def measured_rates(runs: pathlib.Path) -> list[Json]:
     rates: list[Json] = []
     for name in names(runs)[:100]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-            config = explain.read_object(runs / name / "config.json")
-            summary = explain.read_object(runs / name / "summary.json")
+            config = small_files.read_object(runs / name / "config.json")
+            summary = small_files.read_object(runs / name / "summary.json")
             rate, world = float(summary["tokens_per_second"]), int(summary["world_size"])
             if rate > 0 and world > 0:
                 about = {

@@ -15,7 +15,7 @@ import math
 import os
 import pathlib
 
-from ddp.node import explain
+from ddp.node import small_files
 from ddp.run import reading
 
 MAX_POINTS = 1 << 16  # of one curve in memory; at least a quarter as many stay after thinning
@@ -221,7 +221,7 @@ class Reader:
 
         A last line without a newline counts once it is a whole object; until then it is read again.
         """
-        with contextlib.suppress(OSError), explain.opened(self.path) as file:
+        with contextlib.suppress(OSError), small_files.opened(self.path) as file:
             about = os.fstat(file.fileno())
             if self._file != (about.st_dev, about.st_ino) or about.st_size < self._offset:
                 self._file, self._offset = (about.st_dev, about.st_ino), 0

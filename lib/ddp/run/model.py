@@ -9,7 +9,7 @@ import enum
 import json
 import pathlib
 
-from ddp.node import explain
+from ddp.node.diagnosis import attempt_files
 from ddp.run import reading
 from ddp.run.metrics import Metrics
 from ddp.run.reading import Json
@@ -75,7 +75,7 @@ class Attempt:
     @property
     def order(self) -> tuple[int, int, int]:
         """The numbers of its job, its requeues and its restarts."""
-        return explain.attempt_order(self.name)
+        return attempt_files.attempt_order(self.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Failure:
 
     time: str
     attempt: str
-    fault: str  # as in node/explain.py
+    fault: str  # a kind of node/diagnosis/verdicts.py
     node: str
     reason: str
 

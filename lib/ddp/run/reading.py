@@ -6,7 +6,7 @@ import os
 import pathlib
 import typing
 
-from ddp.node import explain
+from ddp.node import small_files
 
 Json = dict[str, typing.Any]
 
@@ -14,14 +14,14 @@ Json = dict[str, typing.Any]
 def tail(path: pathlib.Path, limit_bytes: int) -> list[str]:
     """Read the whole lines in the last bytes of a file; none if it is unreadable."""
     with contextlib.suppress(OSError):
-        return explain.tail(path, limit_bytes)
+        return small_files.tail(path, limit_bytes)
     return []
 
 
 def json_object(path: pathlib.Path, notes: list[str] | None = None) -> Json:
     """Read the JSON object in a file; empty if there is none. What is unreadable is added to `notes`."""
     try:
-        return explain.read_object(path)
+        return small_files.read_object(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as e:

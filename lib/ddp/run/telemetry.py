@@ -26,7 +26,7 @@ KINDS = (
     "filesystem",
     "network",
     "unknown",
-)  # of failures, as in node/explain.py
+)  # of failures, the kinds of node/diagnosis/verdicts.py
 STATES = ("pending", "running", "requeued", "completed", "failed", "cancelled")
 DOCTOR = ".doctor.json"  # in the folder of baselines
 _SHOWN_S = 3600.0  # for how long a run that ended is shown

@@ -13,7 +13,7 @@ import shlex
 import jinja2
 import yaml
 
-from ddp.node import node
+from ddp.node import torchrun
 from ddp.problem import ParameterError, shown
 
 PORT = 29500  # torchrun's default
@@ -130,7 +130,7 @@ def render(run: Run) -> str:
 def _start() -> str:
     """Return the shell script that a pod runs."""
     script = (_TEMPLATES / "pod.sh").read_text()
-    return script.replace("AGENT", shlex.quote(node.AGENT)).replace("STOPPED", str(STOPPED))
+    return script.replace("AGENT", shlex.quote(torchrun.AGENT)).replace("STOPPED", str(STOPPED))
 
 
 def _variables(run: Run) -> dict[str, str]:

@@ -157,9 +157,9 @@ def preparation(
 @functools.cache
 def _program() -> dict[str, str]:
     """Read the program's files; a job runs only files in its own run's folder, which nobody else can write."""
-    texts = {
-        f"program/ddp/node/{path.name}": path.read_text() for path in sorted(_PROGRAM.glob("*.py"))
-    }
+    texts: dict[str, str] = {}
+    for path in sorted(_PROGRAM.rglob("*.py")):
+        texts[f"program/ddp/node/{path.relative_to(_PROGRAM)}"] = path.read_text()
     texts["program/ddp/__init__.py"] = (_PROGRAM.parent / "__init__.py").read_text()
     texts["program/__main__.py"] = texts.pop("program/ddp/node/__main__.py")
     return texts

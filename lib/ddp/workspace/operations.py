@@ -11,8 +11,7 @@ import time
 import typing
 
 from ddp.host.files import MAX_LISTED, RefusedError, private, replace
-from ddp.node import ownership
-from ddp.node.explain import Json, read_object, tail
+from ddp.node import ownership, small_files
 from ddp.settings import USERS
 
 HF_SUFFIX, ENV_SUFFIX = ".hf-token", ".env"
@@ -28,7 +27,7 @@ class Place:
     is_readable: bool
 
 
-def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
+def make_folders(workspace: str, names: list[str], trusted: list[int]) -> small_files.Json:
     """Make these folders of the workspace; `denied` are those that this account may not make or write."""
     denied: list[str] = []
     for name in names:
@@ -96,16 +95,16 @@ def check_own(path: str) -> None:
         )
 
 
-def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
+def look(workspace: str, names: list[str], trusted: list[int]) -> small_files.Json:
     """List the workspace: environments' manifests, datasets' names, free space, and whether it can be written.
 
     `untrusted` names a folder, of `names` or above, that other accounts own or can replace, and what to type.
     """
     top = pathlib.Path(workspace)
-    manifests: list[Json] = []
+    manifests: list[small_files.Json] = []
     for path in sorted((top / "environments").glob("*.json"))[:MAX_LISTED]:
         try:
-            manifest, archive = read_object(path), path.with_suffix(".tar.zst").lstat()
+            manifest, archive = small_files.read_object(path), path.with_suffix(".tar.zst").lstat()
             is_trusted = {archive.st_uid, path.lstat().st_uid} <= set(
                 trusted
             )  # else a node would refuse it
@@ -168,7 +167,7 @@ def drop_variables(secrets: str, owner: str, active: list[str]) -> None:
             path.unlink()
 
 
-def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) -> Json:
+def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) -> small_files.Json:
     """Write the token to each file of an owner; remove those of runs that are not active, or all without a token.
 
     With `active` None remove none of these. Keep a file of the last two minutes: its job is being submitted.
@@ -187,13 +186,13 @@ def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) 
         if not token or (is_unused and time.time() - about.st_mtime > 120):
             path.unlink()
             counts["removed"] += 1
-        elif is_ours and tail(path, 65536) != [token]:
+        elif is_ours and small_files.tail(path, 65536) != [token]:
             replace(path, f"{token}\n", mode=0o600)
             counts["replaced"] += 1
     return counts
 
 
-def measure_source(path: str, part_bytes: int) -> Json:
+def measure_source(path: str, part_bytes: int) -> small_files.Json:
     """Return the bytes below a path and the number of parts for them; a very large folder is read in part."""
     total = parts = 0
     began = time.monotonic()
@@ -219,19 +218,19 @@ def measure_source(path: str, part_bytes: int) -> Json:
     return {"bytes": total, "parts": parts}
 
 
-def read_json(path: str) -> Json:
+def read_json(path: str) -> small_files.Json:
     """Return the object in a file."""
     try:
-        return read_object(pathlib.Path(path))
+        return small_files.read_object(pathlib.Path(path))
     except ValueError as e:
         raise RefusedError(f"{path} is not a JSON object: {e}") from e
 
 
-def read_baseline(path: str) -> Json:
+def read_baseline(path: str) -> small_files.Json:
     """Return the valid entries of a baseline; none where there is no file."""
-    entries: list[Json] = []
+    entries: list[small_files.Json] = []
     with contextlib.suppress(OSError, ValueError):
-        held: typing.Any = read_object(pathlib.Path(path)).get("entries")
+        held: typing.Any = small_files.read_object(pathlib.Path(path)).get("entries")
         for entry in _objects(held):
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 points = [
@@ -249,23 +248,23 @@ def read_baseline(path: str) -> Json:
     return {"entries": entries}
 
 
-def shape(entry: Json) -> tuple[str, ...]:
+def shape(entry: small_files.Json) -> tuple[str, ...]:
     """Return the properties that comparable entries of a baseline share."""
     return tuple(str(entry.get(name)) for name in ("collective", "backend", "nodes", "world_size"))
 
 
-def store_baseline(path: str, entries: list[Json]) -> None:
+def store_baseline(path: str, entries: list[small_files.Json]) -> None:
     """Write entries to the baseline, each in place of the one of its shape."""
     file = pathlib.Path(path)
-    known: list[Json] = []
+    known: list[small_files.Json] = []
     with contextlib.suppress(OSError, ValueError):
-        known = _objects(read_object(file).get("entries"))
+        known = _objects(small_files.read_object(file).get("entries"))
     fresh = [shape(entry) for entry in entries]
     kept = [entry for entry in known if shape(entry) not in fresh]
     replace(file, json.dumps({"format": 1, "entries": [*kept, *entries][-500:]}, indent=1) + "\n")
 
 
-def open_examination(workspace: str, nonce: str) -> Json:
+def open_examination(workspace: str, nonce: str) -> small_files.Json:
     """Make the folder for the nodes' test of the shared workspace; remove leftovers of more than a day."""
     runs = pathlib.Path(workspace, "runs")
     for path in runs.glob(".doctor-*"):
@@ -295,6 +294,6 @@ def _untrusted(workspace: str, names: list[str], trusted: list[int]) -> str:
     return ""
 
 
-def _objects(value: object) -> list[Json]:
+def _objects(value: object) -> list[small_files.Json]:
     found = typing.cast(list[object], value) if isinstance(value, list) else []
-    return [typing.cast(Json, entry) for entry in found if isinstance(entry, dict)]
+    return [typing.cast(small_files.Json, entry) for entry in found if isinstance(entry, dict)]

@@ -16,7 +16,7 @@ from cluster import Cluster
 from indexes import make_wheel
 
 from ddp.environment import builder, uv
-from ddp.node import environment, spec
+from ddp.node import spec, unpacking
 from ddp.settings import Settings
 from ddp.workspace import folders
 
@@ -285,7 +285,7 @@ def test_a_layer_has_what_a_users_requirements_need_beyond_the_environment(
     layer = make(settings, mine)
     assert (layer.torch, layer.base, layer.below) == (torch, made.hash, made)
     archives = [spec.Archive(one.archive, one.sha256, 1, "", one.parts) for one in (made, layer)]
-    python, _ = environment.use(
+    python, _ = unpacking.use(
         spec.Environment(tuple(archives), str(tmp_path / "node"), made.python, ()), "n"
     )
     homes = [tmp_path / "node" / one.hash for one in (layer, made)]

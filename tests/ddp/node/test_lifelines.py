@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ddp.node import lifelines, slurm
+from ddp.node import lifelines, slurm_calls
 
 Reports = queue.Queue[str]
 
@@ -19,7 +19,7 @@ def slurmd(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[socket.s
     """A node's slurmd, on a port of its own; a probe takes no time."""
     monkeypatch.setattr(lifelines, "PROBING_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(slurm, "slurmd_port", lambda: server.getsockname()[1])
+        monkeypatch.setattr(slurm_calls, "slurmd_port", lambda: server.getsockname()[1])
         yield server
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ddp.node import ending, spool, storage
+from ddp.node import exit_codes, spool, storage
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_filesystem_that_stays_away_is_not_waited_for_for_ever(
     logged: list[str] = []
     place = storage.Storage(str(shared / "none"), logged.append)
     words = f"{shared}/none has not responded for . s: No such file or directory"
-    with pytest.raises(ending.FatalError, match=words):
+    with pytest.raises(exit_codes.FatalError, match=words):
         place.await_ready()
     assert logged == [
         f"{shared}/none does not respond (No such file or directory); waiting for it, 0 s"

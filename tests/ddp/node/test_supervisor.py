@@ -12,12 +12,11 @@ import time
 import typing
 
 import pytest
-from job_specs import make
+from job_specs import make, program
 
 from batch_host import Node
-from ddp.node import spec, step, supervisor
+from ddp.node import spec, srun, supervisor
 
-PACKAGE = pathlib.Path(spec.__file__).parent
 # An attempt whose rank leaves an error file as @record writes it.
 RAISES = (
     "d=$RUN_DIR/logs/$RUN_ATTEMPT_ID/node-0/x/attempt_0/0; mkdir -p $d; "
@@ -25,12 +24,6 @@ RAISES = (
     '  File \\\\"x.py\\\\", line 1, in main\\\\n%s\\\\n", "timestamp": "1000"}}}\' "$1" "$1" > $d/error.json; exit 1'
 )
 COUNTS = 'echo "$RUN_ATTEMPT_ID" >> "$NOTES/attempts"; n=$(wc -l < "$NOTES/attempts"); '
-
-
-def program(job: spec.JobSpec) -> dict[str, str]:
-    files = {f"program/ddp/node/{path.name}": path.read_text() for path in PACKAGE.glob("*.py")}
-    files["program/__main__.py"] = files.pop("program/ddp/node/__main__.py")
-    return {**files, "program/ddp/__init__.py": "", "program/job.json": spec.dump(job)}
 
 
 @pytest.fixture
@@ -241,9 +234,9 @@ def test_a_mistake_of_the_programs_own_reaches_the_log(node: Node):
 PREPARE = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from ddp.node import environment, prepare
-environment.use = lambda *_: (os.environ["NOTES"] + "/python", (os.open("/dev/null", os.O_RDONLY),))
-os._exit(prepare.main(sys.argv[1] + "/prepare.json"))
+from ddp.node import dataset_preparation, unpacking
+unpacking.use = lambda *_: (os.environ["NOTES"] + "/python", (os.open("/dev/null", os.O_RDONLY),))
+os._exit(dataset_preparation.main(sys.argv[1] + "/prepare.json"))
 """
 
 
@@ -275,7 +268,7 @@ def test_a_preparation_runs_its_commands_in_turn(node: Node, fails: str, element
         assert found.read_text() == "ddptrain inspect --json\n"
 
 
-@pytest.mark.parametrize(("kill", "is_sent"), [(subprocess.Popen.kill, True), (step.kill, False)])
+@pytest.mark.parametrize(("kill", "is_sent"), [(subprocess.Popen.kill, True), (srun.kill, False)])
 def test_srun_s_second_process_tells_slurmctld_nothing(
     tmp_path: pathlib.Path, kill: typing.Callable[[subprocess.Popen[bytes]], None], is_sent: bool
 ):
@@ -285,7 +278,7 @@ def test_srun_s_second_process_tells_slurmctld_nothing(
     shepherd = (
         "exec >output; (exec 3<pipe; echo ready; read word <&3; echo sent) & exec 4>pipe; sleep 60"
     )
-    process = step.start(["/bin/bash", "-c", f"cd {tmp_path}; {shepherd}"], {"PATH": os.defpath})
+    process = srun.start(["/bin/bash", "-c", f"cd {tmp_path}; {shepherd}"], {"PATH": os.defpath})
     with (tmp_path / "output").open() as output:
         assert output.readline() == "ready\n"
         kill(process)

@@ -19,13 +19,13 @@ from ddp.workspace import folders
 
 FABRIC_DRIVER = """
 import json, os, sys
-from ddp.node import ending, network, spec
+from ddp.node import exit_codes, network, spec
 job, nodes = spec.load(spec.JobSpec, sys.argv[1]), int(sys.argv[2])
 found = network.choose(job, nodes)
 env = dict(os.environ)
 try:
     network.use(found, job, env, nodes)
-except ending.FatalError as e:
+except exit_codes.FatalError as e:
     sys.exit(f"[FATAL] gpu-0: {e}")
 print(" ".join(found.name if name == "FABRIC" else env.get(name, "unset") for name in sys.argv[3:]))
 """

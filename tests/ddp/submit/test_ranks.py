@@ -18,8 +18,7 @@ import pytest
 from script_texts import MANIFEST, REQUEST, texts, wait_for
 
 from batch_host import Node
-from ddp.node import lifelines
-from ddp.node import node as agent
+from ddp.node import lifelines, torchrun
 from ddp.project import copies
 from ddp.run import metrics
 from ddp.settings import Settings
@@ -28,12 +27,12 @@ from ddp.submit import resources
 NODE_DRIVER = """
 import os, socket, sys, time
 sys.path.insert(0, sys.argv[1])
-from ddp.node import node
+from ddp.node import task
 def refuse(*_, **__): raise eval(os.environ['REFUSES'])
 if 'REFUSES' in os.environ: socket.create_connection = refuse
 slept = time.sleep
 time.sleep = lambda s: os.write(1, f"slept {s:g}\\n".encode()) if s in (1, 3) else slept(s if "QUICK" not in os.environ else 0)
-code = node.main(sys.argv[1] + "/job.json", sys.argv[2:])
+code = task.main(sys.argv[1] + "/job.json", sys.argv[2:])
 os._exit(code)
 """
 
@@ -106,7 +105,7 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
         "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo",
         "2 lo =lo",
         "-c",
-        *agent.AGENT.split("\n"),
+        *torchrun.AGENT.split("\n"),
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
         "--shutdown-timeout=120",
         "--nnodes=2",

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 
-from ddp.node import ending, environment, spec, spool
+from ddp.node import exit_codes, spec, spool, unpacking
 
 
 def main(spec_path: str) -> int:
@@ -16,14 +16,14 @@ def main(spec_path: str) -> int:
     env |= {"RUN_DIR": job.run_dir, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""}
     code = 0
     try:
-        env["PY"], locks = environment.use(job.environment, host, f"{job.run_dir}/control")
+        env["PY"], locks = unpacking.use(job.environment, host, f"{job.run_dir}/control")
         for command in job.commands:
             code = _run(job, command, env, locks)
             if code:
                 break
-    except (ending.FatalError, OSError) as e:
+    except (exit_codes.FatalError, OSError) as e:
         spool.write(f"[FATAL] {host}: {e}")
-        code = ending.FATAL
+        code = exit_codes.FATAL
     output.close()
     return code
 
@@ -53,4 +53,4 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     before = signal.signal(signal.SIGTERM, lambda _number, _frame: process.terminate())
     code = process.wait()
     signal.signal(signal.SIGTERM, before)
-    return ending.exit_code(code)
+    return exit_codes.exit_code(code)

@@ -4,28 +4,18 @@ The ranks' error files (TORCHELASTIC_ERROR_FILE, written by `@record` of torch.d
 and the payload's outcome come first; logs are searched for kills, hangs and scripts without them.
 """
 
-import collections.abc
 import contextlib
 import dataclasses
-import errno
-import io
 import itertools
-import json
 import os
 import pathlib
 import re
 import signal
-import stat
 import typing
 
-from ddp.node import ends, evidence
+from ddp.node import small_files
+from ddp.node.diagnosis import attempt_files, messages, rank_ends
 
-Json = dict[str, typing.Any]
-MAX_TAIL_BYTES = 256 * 1024
-MAX_JSON_BYTES = 4 * 1024 * 1024
-MAX_RANK_LOGS = 2048
-MAX_SEARCHED_BYTES = 64 * 1024 * 1024  # of a job's log
-MAX_LAUNCHER_LINES = 10_000
 MAX_CHAIN = 200  # lines of a rank that are searched for what led to its last error
 TELLING = re.compile(
     r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
@@ -45,10 +35,6 @@ _COMPLAINT = re.compile(
 _LEFT_EARLY = re.compile(
     r"(\d+): .*Error waiting on exit barrier"
 )  # an agent whose ranks all exited with 0
-_OF_LAUNCHER = re.compile(
-    rb"\[ENV\] (job|node)=|\[FATAL\] |srun: error: |failed \(exitcode: |Error waiting on exit |"
-    + re.escape(ends.SHORTAGE.encode())
-)
 _NEVER_JOINED = re.compile(
     r"(?:.*(?:\[FATAL\]|SharedError:|leaves:) )?(?:\d+ of \d+ ranks never joined within \d+ s: ([\d, ]*\d)"
     r"|rank 0 published no address in )"
@@ -65,7 +51,6 @@ _OURS = re.compile(
 _REASON = re.compile(
     r"(\s*\| )?[\w.]*(Error|Exception|Interrupt|Exit|InvalidCxxCompiler)\b(?! raised from )|\s*what\(\): "
 )
-_ATTEMPT = re.compile(r"(\d{1,18})\.r(\d{1,18})(?:t(\d{1,18}))?", re.ASCII)
 _CRASH = (
     "Fatal Python error: "  # of faulthandler, with the stack behind it, the innermost call first
 )
@@ -81,7 +66,7 @@ class Failure:
     at: float = 0.0  # the time, in seconds
     is_peers: bool = False  # it reports the loss of another rank
     reporting: tuple[int, ...] = ()  # numbers of the nodes with any error
-    refused: evidence.Refusal | None = None  # by its error file
+    refused: messages.Refusal | None = None  # by its error file
 
 
 class Verdict(typing.NamedTuple):
@@ -96,7 +81,7 @@ class Verdict(typing.NamedTuple):
 def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
     """Classify the failure of a job's last attempt."""
     folder = pathlib.Path(run_dir)
-    log = attempt_log(folder, int(job_id))
+    log = attempt_files.attempt_log(folder, int(job_id))
     complaints = {
         found[1]: found[2]
         for line in log
@@ -117,7 +102,7 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
     if found := _filesystem_fault(folder, log, failure, node):
         return found if found.node in hosts else found._replace(node=node)
     with contextlib.suppress(OSError, ValueError):
-        outcome = read_object(folder / "control" / f"{attempt}.outcome")
+        outcome = small_files.read_object(folder / "control" / f"{attempt}.outcome")
         if outcome.get("retry") is False:
             return Verdict("parameters", "-", str(outcome.get("error", "")), comes_again=True)
     ranks, absent = absentees(folder, int(job_id), failure.lines, hosts)
@@ -129,23 +114,23 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
             f"rank{'s' if len(ranks) > 1 else ''} {numbers} never joined the rendezvous",
         )
     words = failure.lines[-1] if failure.lines else ""
-    if evidence.proves_node(failure.lines) and node != "-":
+    if messages.proves_node(failure.lines) and node != "-":
         return Verdict("node", node, words)
     if failure.is_peers:
         missing = [host for number, host in enumerate(hosts) if number not in failure.reporting]
         if len(missing) == 1 and len(hosts) > 1:
             return Verdict("node", missing[0], f"it stopped responding; the others report: {words}")
-        if not missing and len(hosts) > 1 and evidence.CUT.search(words):
+        if not missing and len(hosts) > 1 and messages.CUT.search(words):
             return Verdict(
                 "network",
                 "-",
                 f"the nodes lost their connections, and no rank failed by itself: {words}",
             )
-    if found := evidence.known(failure.lines):
+    if found := messages.known(failure.lines):
         comes_again, remedy = found
         return Verdict("program", node, f"{words[:200]}; {remedy}", comes_again)
     return Verdict(
-        "program" if words and words != ends.words(-signal.SIGKILL, None) else "unknown",
+        "program" if words and words != rank_ends.words(-signal.SIGKILL, None) else "unknown",
         node,
         words,
     )
@@ -160,7 +145,7 @@ def _filesystem_fault(
     from the same node; a lost peer, and an error that names no number, take one as well.
     """
     words = failure.lines[-1] if failure.lines else ""
-    refused = failure.refused or evidence.refusal(failure.lines)
+    refused = failure.refused or messages.refusal(failure.lines)
     if refused and refused.node:
         node = refused.node
     paths = refused.paths if refused else ()
@@ -176,7 +161,7 @@ def _filesystem_fault(
         return None
     if failure.rank is None:
         return Verdict("filesystem", host, _about(host, gone[host], ""))
-    is_of_files = refused.may_be_of_files if refused else evidence.is_of_files(words)
+    is_of_files = refused.may_be_of_files if refused else messages.is_of_files(words)
     if failure.is_peers or is_of_files:
         return Verdict("filesystem", host, _about(host, gone[host], words))
     return None
@@ -223,10 +208,10 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     with no error, as with `sys.exit("why")`; among equals the earliest counts. Where the launcher reports that ranks
     exited, but none of those with an error, these errors did not end their ranks.
     """
-    log = attempt_log(folder, job_id)
+    log = attempt_files.attempt_log(folder, job_id)
     if noted := _noted(folder, job_id, log):
         return Failure(None, None, [noted])
-    short = ends.shortages(log)
+    short = rank_ends.shortages(log)
     suspects, quiet = _suspects(folder, job_id, lines)
     suspects = [_with_memory(one, short.get(one.node or 0)) for one in suspects]
     failed_ranks = {suspect.rank for suspect in suspects}
@@ -236,14 +221,14 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     def found(rank: int, node: int, last: list[str]) -> Failure:
         return Failure(rank, node, last, reporting=tuple(sorted({*reporting, node})))
 
-    reported = _reported_by_others(suspects, _per_node(folder), reporting)
-    ended = ends.parse(log, _per_node(folder))
+    reported = _reported_by_others(suspects, attempt_files.per_node(folder), reporting)
+    ended = rank_ends.parse(log, attempt_files.per_node(folder))
     left = [end for end in ended if end.code >= 0]
     is_clear = any(end.rank in own for end in left)
     aborted = [end for end in ended if end.code == -signal.SIGABRT]
-    aborted = [end for end in aborted if evidence.was_not_destroyed(quiet.get(end.rank, []))]
+    aborted = [end for end in aborted if messages.was_not_destroyed(quiet.get(end.rank, []))]
     if aborted and not is_clear:
-        return found(aborted[0].rank, aborted[0].node, [evidence.NOT_DESTROYED])
+        return found(aborted[0].rank, aborted[0].node, [messages.NOT_DESTROYED])
     # The agent ends the others by TERM; a rank that aborts has printed the reason before, if any.
     own_end = (-signal.SIGTERM, -signal.SIGABRT) if suspects else (-signal.SIGTERM,)
     killed = next((end for end in ended if end.code < 0 and end.code not in own_end), None)
@@ -274,7 +259,7 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
         words = (
             "exited with code 0 while others went on; do all ranks get the same number of batches?"
         )
-        return found(int(early[1]) * _per_node(folder), int(early[1]), [words])
+        return found(int(early[1]) * attempt_files.per_node(folder), int(early[1]), [words])
     if suspects:
         first = min(suspects, key=lambda suspect: (suspect.is_peers, suspect.at))
         return dataclasses.replace(first, is_peers=not own, reporting=reporting)
@@ -287,7 +272,7 @@ def _reported_by_others(
     """Return, by rank, the failures that only other ranks tell of: with its node a rank loses its own report."""
     reported: dict[int, Failure] = {}
     for suspect in suspects:
-        rank = evidence.reported_of(suspect.lines[-1]) if suspect.is_peers else None
+        rank = messages.reported_of(suspect.lines[-1]) if suspect.is_peers else None
         if rank is not None:
             of_rank = dataclasses.replace(suspect, rank=rank, node=rank // per_node)
             reported.setdefault(
@@ -298,16 +283,16 @@ def _reported_by_others(
 
 def _with_memory(failure: Failure, shortage: str | None) -> Failure:
     """Return a failure by a lost worker of DataLoader with the shortage of memory that its task was killed for."""
-    if shortage is None or not evidence.LOST_WORKER.match(failure.lines[-1]):
+    if shortage is None or not messages.LOST_WORKER.match(failure.lines[-1]):
         return failure
-    line = f"DataLoader worker {ends.words(-signal.SIGKILL, shortage)}"
+    line = f"DataLoader worker {rank_ends.words(-signal.SIGKILL, shortage)}"
     return dataclasses.replace(failure, lines=[*failure.lines[:-1], line])
 
 
 def _noted(folder: pathlib.Path, job_id: int, log: list[str]) -> str:
     """Return the fault of filesystem or network that the job itself recorded of its last attempt, or ""."""
     with contextlib.suppress(OSError):
-        last = tail(folder / "control" / f"{int(job_id)}.failures", 65536)[-1:]
+        last = small_files.tail(folder / "control" / f"{int(job_id)}.failures", 65536)[-1:]
         _, attempt, kind, _, words = (
             last[0].split("\t") if last and last[0].count("\t") == 4 else ("",) * 5
         )
@@ -326,11 +311,13 @@ def _suspects(
     """
     suspects: list[Failure] = []
     quiet: dict[int, list[str]] = {}
-    for path, rank, node in _rank_files(folder, job_id, "error.json"):
+    for path, rank, node in attempt_files.rank_files(folder, job_id, "error.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            held = read_object(path)["message"]
-            about = typing.cast(Json, held) if isinstance(held, dict) else {"message": held}
-            more: Json = about.get("extraInfo") or {}
+            held = small_files.read_object(path)["message"]
+            about = (
+                typing.cast(small_files.Json, held) if isinstance(held, dict) else {"message": held}
+            )
+            more: small_files.Json = about.get("extraInfo") or {}
             message = str(about["message"])
             text = str(more.get("py_callstack") or message).splitlines()
             text = (
@@ -341,31 +328,35 @@ def _suspects(
             gist = _gist(text, lines)
             at = float(more.get("timestamp") or path.lstat().st_mtime)
             is_peers = more.get("of_peer") is True or any(
-                map(evidence.reports_peer, (gist[-1], message))
+                map(messages.reports_peer, (gist[-1], message))
             )
             suspects.append(Failure(rank, node, gist, at, is_peers, refused=_refused(more)))
     recorded = {suspect.rank for suspect in suspects}
-    logs = [log for log in rank_logs(folder, job_id)[:MAX_RANK_LOGS] if log["rank"] not in recorded]
+    logs = [
+        log
+        for log in attempt_files.rank_logs(folder, job_id)[: attempt_files.MAX_RANK_LOGS]
+        if log["rank"] not in recorded
+    ]
     for log in sorted(
         logs, key=lambda log: log["path"].endswith("/stderr.log")
     ):  # sys.exit("why") writes there
-        text = [line for line in tail(pathlib.Path(log["path"]), 32768) if line.strip()]
+        text = [line for line in small_files.tail(pathlib.Path(log["path"]), 32768) if line.strip()]
         if any(TELLING.search(line) for line in text):
             gist = _gist(text, lines)
-            lost_a_peer = evidence.reports_peer(gist[-1]) or evidence.has_left(text[-1])
+            lost_a_peer = messages.reports_peer(gist[-1]) or messages.has_left(text[-1])
             suspects.append(Failure(log["rank"], log["node"], gist, log["written"], lost_a_peer))
         else:
             quiet.setdefault(log["rank"], []).extend(text)
     return suspects, quiet
 
 
-def _refused(more: Json) -> evidence.Refusal | None:
+def _refused(more: small_files.Json) -> messages.Refusal | None:
     """Read the refusal of the operating system from the payload's error file."""
     number, path, node = more.get("errno"), more.get("path"), more.get("node")
     if not isinstance(number, int):
         return None
     paths = (path,) if isinstance(path, str) and path else ()
-    return evidence.Refusal(number, paths, node if isinstance(node, str) else "")
+    return messages.Refusal(number, paths, node if isinstance(node, str) else "")
 
 
 def absentees(
@@ -377,12 +368,12 @@ def absentees(
     started no rank.
     """
     text = lines[-1] if lines else ""
-    per_node = _per_node(folder)
+    per_node = attempt_files.per_node(folder)
     ranks: list[int] = []
     if found := _NEVER_JOINED.match(text):
         ranks = [int(number) for number in re.findall(r"\d+", found[1] or "0")]
     elif _TIMED_OUT.search(text):
-        log = attempt_log(folder, job_id)
+        log = attempt_files.attempt_log(folder, job_id)
         started = {
             found[1] for line in log if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))
         }
@@ -394,32 +385,13 @@ def absentees(
     return ranks, [hosts[number] for number in numbers if number < len(hosts)]
 
 
-def attempt_log(folder: pathlib.Path, job_id: int) -> list[str]:
-    """Return the lines of a job's last attempt: the end of its log, after earlier lines of the job and its launcher.
-
-    A rank that prints much goes on after another one has failed, so its output lies between that and the log's end.
-    """
-    path = folder / "logs" / f"{int(job_id)}.out"
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        last = tail(path, MAX_TAIL_BYTES)
-        with opened(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            begin = file.seek(max(0, size - MAX_SEARCHED_BYTES))
-            data = file.read(max(0, size - begin - MAX_TAIL_BYTES))
-        early = itertools.islice(filter(_OF_LAUNCHER.search, data.splitlines()), MAX_LAUNCHER_LINES)
-        lines = [*(line[:4000].decode(errors="replace") for line in early), *last]
-    begins = [index for index, line in enumerate(lines) if line.startswith("[ENV] job=")]
-    return lines[begins[-1] :] if begins else lines
-
-
 def _gist(text: list[str], lines: int) -> list[str]:
     """Return the lines up to the last `[FATAL]`, exception or crash, without those after it.
 
     The last line holds the whole message: with the indented lines below it, or the place of a crash.
     """
-    text = [line for line in text if evidence.RANK.sub("", line, count=1).strip()]
-    bare = [evidence.RANK.sub("", line, count=1) for line in text]
+    text = [line for line in text if messages.RANK.sub("", line, count=1).strip()]
+    bare = [messages.RANK.sub("", line, count=1) for line in text]
     reason = crash = -1
     is_raising = is_ignored = False
     for index, line in enumerate(bare):
@@ -458,79 +430,3 @@ def _gist(text: list[str], lines: int) -> list[str]:
         more = bare[reason + 1 : reason + 3]
     last = " ".join([text[reason], *map(str.strip, more)])
     return [*text[max(0, reason + 1 - lines) : reason], last]
-
-
-def _per_node(folder: pathlib.Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        number = read_object(folder / "job.json").get("ranks_per_node")
-        return number if isinstance(number, int) and number > 0 else 1
-    return 1
-
-
-def rank_logs(folder: pathlib.Path, job_id: int) -> list[Json]:
-    """List the files with each rank's output in the job's last attempt."""
-    found: list[Json] = []
-    for path, rank, node in _rank_files(folder, job_id, "std*.log"):
-        with contextlib.suppress(OSError):
-            about = path.lstat()
-            if about.st_size and stat.S_ISREG(about.st_mode):
-                found.append(
-                    {"path": str(path), "node": node, "rank": rank, "written": about.st_mtime}
-                )
-    return sorted(found, key=lambda log: (log["rank"], log["path"]))
-
-
-def _rank_files(
-    folder: pathlib.Path, job_id: int, name: str
-) -> collections.abc.Iterator[tuple[pathlib.Path, int, int]]:
-    """Yield the ranks' files of a name in the last attempt, each with its rank and its node's number."""
-    per_node = _per_node(folder)
-    attempts = [path for path in (folder / "logs").glob(f"{int(job_id)}.r*") if path.is_dir()]
-    for attempt in sorted(attempts, key=lambda path: attempt_order(path.name))[-1:]:
-        for path in itertools.islice(
-            attempt.glob(f"node-*/*/attempt_*/*/{name}"), 2 * MAX_RANK_LOGS
-        ):
-            with contextlib.suppress(ValueError):
-                node = int(path.parents[3].name.removeprefix("node-"))
-                yield path, node * per_node + int(path.parent.name), node
-
-
-def attempt_order(name: str) -> tuple[int, int, int]:
-    """Parse job, requeues and restarts since the last, of an attempt's name such as 12.r1t2; -1 for other names."""
-    found = _ATTEMPT.fullmatch(name)
-    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (-1, -1, -1)
-
-
-def read_object(path: pathlib.Path) -> Json:
-    """Read the JSON object in a file. Raises ValueError where the file holds no object."""
-    with opened(path) as file:
-        try:
-            value: object = json.loads(file.read(MAX_JSON_BYTES))
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return typing.cast(Json, value)
-
-
-def tail(path: pathlib.Path, limit: int) -> list[str]:
-    """Return the lines in the last `limit` bytes of a file, or in more where most of those are of one long line."""
-    with opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        while True:
-            file.seek(max(0, size - limit))
-            lines = file.read(limit).decode(errors="replace").splitlines()
-            if size <= limit:
-                return lines
-            if len(lines[0]) < limit // 2 or limit >= MAX_JSON_BYTES:
-                return lines[1:] or lines
-            limit = min(4 * limit, MAX_JSON_BYTES)
-
-
-def opened(path: pathlib.Path) -> io.BufferedReader:
-    """Open a regular file: never a pipe, which would block, and never through a link."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from ddp.node import ending, ownership, spec, spool
+from ddp.node import exit_codes, ownership, spec, spool
 
 LOCK_S = 1800.0
 OLD_S = 14 * 86400.0  # an environment unused for this long is removed
@@ -35,13 +35,13 @@ def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tu
     """
     version = f"3.{sys.version_info[1]}"  # of the node's python3, which runs this and which the environment links to
     if wanted.python not in ("", version):
-        raise ending.FatalError(
+        raise exit_codes.FatalError(
             f"this node has Python {version}, the environment was made for {wanted.python}"
         )
     try:
         wanted = dataclasses.replace(wanted, cache=spool.own_cache(wanted.cache))
     except OSError as e:
-        raise ending.FatalError(str(e)) from e
+        raise exit_codes.FatalError(str(e)) from e
     locks = tuple(_use(wanted, layer, host, control) for layer in wanted.layers)
     return f"{place(wanted, wanted.layers[-1])}/bin/python", locks
 
@@ -52,7 +52,7 @@ def main(spec_path: str) -> int:
     try:
         if wanted is not None:
             use(wanted, os.environ["SLURMD_NODENAME"])
-    except ending.FatalError as e:
+    except exit_codes.FatalError as e:
         spool.write(f"[ENV] {os.environ['SLURMD_NODENAME']} is no spare node: {e}")
     return 0
 
@@ -111,7 +111,7 @@ def _acquire(lock: int, kind: int, reason: str) -> None:
             return fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise ending.FatalError(f"{reason} for {LOCK_S / 60:.0f} minutes") from None
+                raise exit_codes.FatalError(f"{reason} for {LOCK_S / 60:.0f} minutes") from None
             time.sleep(0.1)
 
 
@@ -140,7 +140,7 @@ def _unpack(wanted: spec.Environment, layer: spec.Archive, home: str, report: st
     try:
         archive = ownership.open_trusted(os.path.realpath(layer.path), trusted)
     except ownership.UntrustedError as e:
-        raise ending.FatalError(f"the environment is not used: {e}") from e
+        raise exit_codes.FatalError(f"the environment is not used: {e}") from e
     except OSError as e:
         raise _unreadable(layer.path, e) from e
     try:
@@ -153,11 +153,11 @@ def _unpack(wanted: spec.Environment, layer: spec.Archive, home: str, report: st
         free = about.f_bavail * about.f_frsize
         if free <= layer.unpacked_bytes + ROOM_BYTES:
             needs = f"the environment needs {layer.unpacked_bytes}"
-            raise ending.FatalError(f"{wanted.cache} has {free} bytes free; {needs}")
+            raise exit_codes.FatalError(f"{wanted.cache} has {free} bytes free; {needs}")
         os.mkdir(partial, 0o700)
         try:
             _extract(archive, layer, partial, report)
-        except ending.FatalError:
+        except exit_codes.FatalError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     finally:
@@ -175,8 +175,8 @@ def _complete(home: str, marker: str, took_s: int, host: str) -> None:
     spool.write(f"[ENV] {host} unpacked the environment {os.path.basename(home)} in {took_s} s")
 
 
-def _unreadable(path: str, error: OSError) -> ending.FatalError:
-    return ending.FatalError(
+def _unreadable(path: str, error: OSError) -> exit_codes.FatalError:
+    return exit_codes.FatalError(
         f"{path} cannot be read ({error.strerror}); is the shared filesystem mounted here?"
     )
 
@@ -212,9 +212,9 @@ def _extract(archive: int, layer: spec.Archive, folder: str, report: str) -> Non
     if [digest.hexdigest() for digest in digests] != [
         sha256 for _, sha256 in parts
     ] or held != ends[-1]:
-        raise ending.FatalError(f"{layer.path} is damaged; remove it, then: {layer.remedy}")
+        raise exit_codes.FatalError(f"{layer.path} is damaged; remove it, then: {layer.remedy}")
     if why := next(filter(None, failures), ""):
-        raise ending.FatalError(f"{layer.path} could not be unpacked to {folder}: {why}")
+        raise exit_codes.FatalError(f"{layer.path} could not be unpacked to {folder}: {why}")
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import math
 import pathlib
 import re
 
-from ddp.node import ends
+from ddp.node.diagnosis import rank_ends
 
 _PEAKS = ("memory.peak", "memory.max_usage_in_bytes")  # of version 2 since Linux 5.19, of version 1
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
@@ -25,7 +25,7 @@ def shortage(host: str, proc: pathlib.Path = pathlib.Path("/proc/self")) -> str:
             if (found := _kills(group / name)) is not None
         ]
         is_counted = any(counted[:1])  # the job's own counts earlier attempts, too
-        return f"{host}{ends.SHORTAGE}{_details(host, groups)}" if is_counted else ""
+        return f"{host}{rank_ends.SHORTAGE}{_details(host, groups)}" if is_counted else ""
     except (OSError, ValueError):
         return ""
 
@@ -37,11 +37,11 @@ def _details(host: str, groups: list[pathlib.Path]) -> str:
         if (limit := _number(group, _LIMITS)) and limit < _UNLIMITED
     ]
     if not limited:
-        return f"{host}{ends.OF_NODE}, and the job had no limit"
+        return f"{host}{rank_ends.OF_NODE}, and the job had no limit"
     group, limit = min(limited, key=lambda one: one[1])
     had, peak = f"had {limit // MIB} MiB", _number(group, _PEAKS)
     if peak is not None and peak < _NEARLY * limit:
-        return f"{host}{ends.OF_NODE}; the job {had}, reached {peak // MIB} MiB"
+        return f"{host}{rank_ends.OF_NODE}; the job {had}, reached {peak // MIB} MiB"
     return f"{had}, reached it on {host}: --memory {math.ceil(2 * limit / (1 << 30))}G"
 
 

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from ddp.node import memory
+from ddp.node import memory_kills
 
 GIB = 1 << 30
 HAD = "had 1024 MiB, reached it on n1: --memory 2G"
@@ -70,14 +70,16 @@ def test_a_kill_for_memory_is_described(
     words: str,
 ):
     proc = make(tmp_path, version, kills=kills, limit=limit, peak=peak, job="job_12")
-    assert memory.shortage("n1", proc) == (
+    assert memory_kills.shortage("n1", proc) == (
         f"n1: a process was killed for memory: {words}" if words else ""
     )
 
 
 def test_what_is_no_jobs_cgroup_proves_nothing(tmp_path: pathlib.Path):
     assert (
-        memory.shortage("n1", make(tmp_path, 2, kills=1, limit=GIB, peak=GIB, job="ssh.service"))
+        memory_kills.shortage(
+            "n1", make(tmp_path, 2, kills=1, limit=GIB, peak=GIB, job="ssh.service")
+        )
         == ""
     )
-    assert memory.shortage("n1", tmp_path / "none") == ""
+    assert memory_kills.shortage("n1", tmp_path / "none") == ""

@@ -16,18 +16,19 @@ import time
 
 from ddp.node import (
     caches,
-    ending,
-    environment,
+    exit_codes,
     lifelines,
-    meeting,
-    memory,
+    memory_kills,
     network,
+    output_metrics,
     processes,
-    quantities,
-    slurm,
+    rank_connections,
+    slurm_calls,
     spec,
     spool,
     storage,
+    torchrun,
+    unpacking,
 )
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
@@ -37,61 +38,6 @@ LAST_LINES_S = (
     3.0  # srun ends all tasks when one exits: the others get this long to print their errors
 )
 SAVING_S = 5.0  # for a task to exit after another one has failed
-# torch's copy of a rank's lines breaks one that is still being written, and may lose the last (2.13, tail_log.py)
-TAIL = """\
-import os
-def tail_logfile(header, file, dst, finished, interval_sec, *_, **__):
-    part, over = "", False
-    while not (over or os.path.exists(file)):
-        over = finished.wait(interval_sec)
-    with open(file if os.path.exists(file) else os.devnull, errors="replace") as lines:
-        over = False
-        while not over:
-            over = finished.wait(interval_sec)
-            for line in lines:
-                part += line
-                if part.endswith("\\n") or len(part) > 65536:
-                    dst.write(header + part.rstrip("\\n") + "\\n")
-                    part = ""
-    if part:
-        dst.write(header + part + "\\n")
-"""
-# The store listens on the job's own address; torch's own socket would listen on all of the node's (2.13)
-STORE = """\
-import socket
-from torch.distributed.elastic.rendezvous import static_tcp_rendezvous as static
-def make_store(address, port, size, is_master, timeout, *, make=static.TCPStore, **options):
-    if is_master:
-        options = {"master_listen_fd": socket.create_server((address, port), backlog=4096).detach()}
-    return make(address, port, size, is_master, timeout, **options)
-static.TCPStore = make_store
-"""
-# torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error of the program's.
-# Its imports do not look into the folder that the ranks start in. Its first two options are newer than torch 2.6
-AGENT = f"""\
-import sys
-sys.path[:] = filter(None, sys.path)
-{TAIL}
-from torch.distributed import run
-from torch.distributed.elastic.multiprocessing import tail_log
-tail_log.tail_logfile = tail_logfile
-known = run.get_args_parser().format_help()
-sys.argv[1:3] = [word for word in sys.argv[1:3] if word.partition("=")[0] in known]
-{STORE}
-from torch.distributed.elastic.multiprocessing.api import SignalException
-try:
-    run.main()
-except SignalException:
-    sys.exit(1)
-"""
-
-
-def agent(pipe: int | None = None) -> str:
-    """Return the agent's program; with a pipe, it reports there whether the ranks connect (meeting.py)."""
-    if pipe is None:
-        return AGENT
-    before, run, after = AGENT.partition("try:\n")
-    return before + meeting.AGENT.format(pipe=pipe) + run + after + meeting.AT_END
 
 
 class Node:
@@ -107,7 +53,7 @@ class Node:
         self._is_leaving = False  # the ranks were asked to save and end
         self._locks: tuple[int, ...] = ()
         self.forwarder: spool.Forwarder | None = None
-        self._meeting: meeting.Watch | None = None
+        self._meeting: rank_connections.Watch | None = None
 
     def run(self, words: list[str]) -> int:
         """Run the job's command on this node and return the exit code. Raises FatalError."""
@@ -125,7 +71,7 @@ class Node:
         self._start_agent(python, words, logs)
         scanner = self._scanner(logs)
         assert self._child is not None
-        code = ending.exit_code(self._child.wait())
+        code = exit_codes.exit_code(self._child.wait())
         self._child = None
         if self._meeting is not None:
             self._meeting.close(is_done=code == 0)
@@ -135,7 +81,7 @@ class Node:
             )
             code = 0
         if code:
-            if shortage := memory.shortage(self.host):
+            if shortage := memory_kills.shortage(self.host):
                 spool.write(f"[ENV] {shortage}")
             if lost := witness.trouble():
                 spool.write(
@@ -159,10 +105,10 @@ class Node:
             import shutil
 
             if image := self.job.environment:
-                self._locks = environment.use(image, self.host)[1]
+                self._locks = unpacking.use(image, self.host)[1]
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
-                raise ending.FatalError(
+                raise exit_codes.FatalError(
                     f"{self.job.container.image} has no python3; use an image with torch"
                 )
         else:
@@ -171,7 +117,7 @@ class Node:
                 self._use_own(found)
             else:
                 assert self.job.environment is not None
-                found, self._locks = environment.use(
+                found, self._locks = unpacking.use(
                     self.job.environment, self.host, f"{self.run_dir}/control"
                 )
                 programs = os.path.dirname(found)
@@ -179,7 +125,7 @@ class Node:
                     PATH=f"{programs}:{self.env['PATH']}" if self.env.get("PATH") else programs
                 )
         if not self.job.leaves_outcome and (
-            not self.job.gpus_per_node or environment.is_for_cpus(found, self.env)
+            not self.job.gpus_per_node or unpacking.is_for_cpus(found, self.env)
         ):
             self.env.setdefault("ACCELERATE_USE_CPU", "true")  # else its ranks on CPUs train alone
         if payload := self.job.payload:
@@ -194,7 +140,7 @@ class Node:
             )  # in a virtual environment a link to the host's own
         except OSError as e:
             hint = "each node needs this path, and the Python that it links to; or give python=none"
-            raise ending.FatalError(
+            raise exit_codes.FatalError(
                 f"{python} cannot be started ({storage.reason(e)}); {hint}"
             ) from e
         if "PATH" not in dict(self.job.variables):
@@ -238,11 +184,11 @@ class Node:
         self.forwarder.add_tree(logs, shared, below=f"{self.run_dir}/logs")
         return logs
 
-    def _scanner(self, logs: str) -> quantities.Scanner | None:
+    def _scanner(self, logs: str) -> output_metrics.Scanner | None:
         """Start to read the quantities in rank 0's output, if this node has it and the job names any."""
         if self.number != "0" or not self.job.metrics:
             return None
-        return quantities.Scanner(
+        return output_metrics.Scanner(
             logs, f"{self.run_dir}/metrics.jsonl", self.job.metrics, spool.note(self.host)
         )
 
@@ -270,7 +216,7 @@ class Node:
         argv = [
             python,
             "-c",
-            agent(self._meeting.pipe if self._meeting else None),
+            torchrun.agent(self._meeting.pipe if self._meeting else None),
             f"--signals-to-handle={_SIGNALS}",
             "--shutdown-timeout=120",
             f"--nnodes={self.env['SLURM_STEP_NUM_NODES']}",
@@ -296,20 +242,20 @@ class Node:
         )
         self._meeting.start(self._child.pid)
 
-    def _watch_meeting(self, words: list[str]) -> meeting.Watch | None:
+    def _watch_meeting(self, words: list[str]) -> rank_connections.Watch | None:
         """Watch on the first node whether a user's program connects its ranks, if it has several."""
         num_nodes = int(self.env["SLURM_STEP_NUM_NODES"])
         is_alone = num_nodes * self.job.ranks_per_node == 1
         if self.number != "0" or self.job.leaves_outcome or is_alone:
             return None
-        path = f"{self.run_dir}/control/{self.attempt}{meeting.SUFFIX}"
-        return meeting.Watch(
+        path = f"{self.run_dir}/control/{self.attempt}{rank_connections.SUFFIX}"
+        return rank_connections.Watch(
             path, num_nodes, self.job.ranks_per_node, words, int(self.env["HEAD_PORT"])
         )
 
     def _use_instances(self) -> bool:
         """Give each rank a MIG instance, if the job got some: CUDA shows a process one, and takes no number for it."""
-        listed = slurm.call("nvidia-smi", "-L").stdout if self.job.gpus_per_node > 1 else ""
+        listed = slurm_calls.call("nvidia-smi", "-L").stdout if self.job.gpus_per_node > 1 else ""
         instances = re.findall(r"\(UUID: (MIG-[^)]+)\)", listed)
         if len(instances) < self.job.ranks_per_node:
             return False
@@ -391,9 +337,9 @@ def main(spec_path: str, words: list[str]) -> int:
         if job.container is None:
             _enter(job.workdir)
         return node.run(words)
-    except ending.FatalError as e:
+    except exit_codes.FatalError as e:
         os.write(2, f"[FATAL] {node.host}: {e}\n".encode())
-        return ending.FATAL
+        return exit_codes.FATAL
 
 
 def _enter(folder: str) -> None:
@@ -401,4 +347,4 @@ def _enter(folder: str) -> None:
         os.chdir(folder)
     except OSError as e:
         hint = "is the shared filesystem mounted here?"
-        raise ending.FatalError(f"{folder} cannot be entered ({e.strerror}); {hint}") from e
+        raise exit_codes.FatalError(f"{folder} cannot be entered ({e.strerror}); {hint}") from e

@@ -9,13 +9,13 @@ import typing
 import hypothesis
 import hypothesis.strategies as st
 
-from ddp.node import node
+from ddp.node import torchrun
 
 
 @hypothesis.given(st.lists(st.text(st.sampled_from("ab \n"), max_size=9), max_size=6))
 def test_however_a_rank_writes_its_lines_are_whole(pieces: list[str]):
     made: dict[str, typing.Any] = {}
-    exec(node.TAIL, made)
+    exec(torchrun.TAIL, made)
     copied, text = io.StringIO(), "".join(pieces)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 
-from ddp.node import container, slurm, spec
+from ddp.node import container, slurm_calls, spec
 
 PYTHON = "/usr/bin/python3"
 ABORTING_S = 60.0
@@ -76,7 +76,7 @@ def end(process: subprocess.Popen[bytes], job_id: str) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(ABORTING_S)
         return
-    listed = slurm.call("squeue", "-h", "-s", "-j", job_id, "-o", "%i").stdout.split()
+    listed = slurm_calls.call("squeue", "-h", "-s", "-j", job_id, "-o", "%i").stdout.split()
     numbers = [int(number) for one in listed if (number := one.rpartition(".")[2]).isdigit()]
-    slurm.call("scancel", "--signal=KILL", "--quiet", f"{job_id}.{max(numbers, default=0)}")
+    slurm_calls.call("scancel", "--signal=KILL", "--quiet", f"{job_id}.{max(numbers, default=0)}")
     kill(process)

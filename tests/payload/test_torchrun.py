@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from ddp.node import node
+from ddp.node import torchrun
 
 WAITS = """
 import pathlib, sys, time
@@ -19,7 +19,7 @@ def test_a_cancelled_agent_prints_no_traceback(tmp_path: pathlib.Path):
     script, started = tmp_path / "train.py", tmp_path / "started"
     script.write_text(WAITS)
     options = ["--standalone", "--nproc-per-node=1", str(script), str(started)]
-    argv = [sys.executable, "-c", node.AGENT, *options]
+    argv = [sys.executable, "-c", torchrun.AGENT, *options]
     with subprocess.Popen(
         argv, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path
     ) as agent:
@@ -37,7 +37,7 @@ def test_a_cancelled_agent_prints_no_traceback(tmp_path: pathlib.Path):
 def test_a_failed_rank_is_reported_by_the_agent_as_before(tmp_path: pathlib.Path):
     script = tmp_path / "train.py"
     script.write_text("import sys; sys.exit(3)\n")
-    argv = [sys.executable, "-c", node.AGENT, "--standalone", "--nproc-per-node=1", str(script)]
+    argv = [sys.executable, "-c", torchrun.AGENT, "--standalone", "--nproc-per-node=1", str(script)]
     done = subprocess.run(
         argv, text=True, capture_output=True, check=False, cwd=tmp_path, timeout=120
     )

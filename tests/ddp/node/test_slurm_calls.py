@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from ddp.node import slurm
+from ddp.node import slurm_calls
 
 JOB = "JobId=12 Priority={priority} Restarts={restarts} JobState=COMPLETING"
 
@@ -34,8 +34,8 @@ def test_requeues_of_others_keep_slurms_delay(
         asked.append(" ".join(argv[1:]))
         return subprocess.CompletedProcess(argv, 0, texts[asked[-1]], "")
 
-    monkeypatch.setattr(slurm, "call", call)
-    slurm.release("12", 1, is_ours=is_ours)
+    monkeypatch.setattr(slurm_calls, "call", call)
+    slurm_calls.release("12", 1, is_ours=is_ours)
     assert ("update JobId=12 StartTime=now+10" in asked) == is_released
 
 
@@ -51,6 +51,6 @@ def test_a_slow_end_takes_slurmd_s_next_look_into_account(
         asked.append(" ".join(argv[1:]))
         return subprocess.CompletedProcess(argv, 0, shown, "")
 
-    monkeypatch.setattr(slurm, "call", call)
-    slurm.release("12", 1, is_ours=True, ending_s=ending_s)
+    monkeypatch.setattr(slurm_calls, "call", call)
+    slurm_calls.release("12", 1, is_ours=True, ending_s=ending_s)
     assert asked[-1] == f"update JobId=12 StartTime=now+{delay_s}"

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import re
 
-from ddp.node import ends
+from ddp.node.diagnosis import rank_ends
 
 RANK = re.compile(
     r"^\[rank\d+\]: ?"
@@ -124,7 +124,7 @@ _LASTING = {
     % (28, "(?<!>: )No space left on device"): f"remove files; {_QUOTA} show your limits",
     _OF_SYSTEM % (24, "Too many open files"): "see ulimit -n; use fewer workers, or close files",
     r"FileNotFoundError\b": "does the file exist on the nodes?",
-    f"(DataLoader worker )?{re.escape(ends.NO_MEMORY)}": "or use a smaller batch",
+    f"(DataLoader worker )?{re.escape(rank_ends.NO_MEMORY)}": "or use a smaller batch",
     r"RuntimeError: \[enforce fail at inline_container\.cc:": f"was the disk full? {_QUOTA} show your limits",
     r"RuntimeError: Parent directory .* does not exist": "does the folder exist on the nodes?",
 }

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp.node import quantities
+from ddp.node import output_metrics
 from ddp.options import fields, models
 from ddp.problem import ParameterError
 from ddp.run import metrics
@@ -35,7 +35,7 @@ def scanned(
     (rank.parent / "1").mkdir(parents=True)
     (rank.parent / "1" / "stdout.log").write_text("loss=99\n")
     rank.mkdir()
-    scanner = quantities.Scanner(
+    scanner = output_metrics.Scanner(
         str(folder / "logs"), str(folder / "metrics.jsonl"), patterns, NOTED.append
     )
     for name in ("stdout", "stderr"):
@@ -55,7 +55,7 @@ def scanned(
     noise=st.text(st.characters(exclude_characters="\r\n"), max_size=30),
 )
 def test_a_number_is_found_however_it_is_printed(value: float, text: str, noise: str):
-    lines = quantities.Lines([ISSUE], NOTED.append)
+    lines = output_metrics.Lines([ISSUE], NOTED.append)
     record = lines.record(f"{text.format(value)} {noise}")
     assert record["loss"] == pytest.approx(value, rel=1e-5, abs=1e-6)
     assert record["step"] == 1
@@ -109,7 +109,7 @@ def test_a_later_attempt_counts_on_and_a_step_of_several_lines_has_a_rate(tmp_pa
 
 
 def test_what_is_no_number_is_no_record_and_one_that_is_not_finite_shows(tmp_path: pathlib.Path):
-    lines = quantities.Lines([("loss", "loss=(.*)?"), ("broken", "(")], NOTED.append)
+    lines = output_metrics.Lines([("loss", "loss=(.*)?"), ("broken", "(")], NOTED.append)
     assert NOTED[-1].startswith("--metric broken is not read: ")
     assert [lines.record(text) for text in ("loss=none", "nothing", "loss=", "loss")] == [{}] * 4
     (tmp_path / "metrics.jsonl").write_text(json.dumps(lines.record("loss=nan")))
@@ -117,8 +117,8 @@ def test_what_is_no_number_is_no_record_and_one_that_is_not_finite_shows(tmp_pat
 
 
 def test_a_pattern_that_takes_too_long_for_a_line_is_dropped(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(quantities, "SLOW_S", 0.001)
-    lines = quantities.Lines([("slow", "(.*.*.*z)"), ISSUE], NOTED.append)
+    monkeypatch.setattr(output_metrics, "SLOW_S", 0.001)
+    lines = output_metrics.Lines([("slow", "(.*.*.*z)"), ISSUE], NOTED.append)
     assert lines.record("a" * 300 + " loss=2")["loss"] == 2
     assert NOTED[-1] == "--metric slow is no longer read: it took too long for a line"
 

@@ -9,7 +9,7 @@ import time
 import pytest
 import ranks
 
-from ddp.node import meeting, node
+from ddp.node import rank_connections, torchrun
 
 MEET = "dist.init_process_group('gloo')"
 OWN = """
@@ -50,13 +50,13 @@ class Job:
             SCRIPT.format(imports=imports, before=before, connect=connect, after=after)
         )
         port = self.port = ranks.free_port()
-        self.watch = meeting.Watch(str(self.remark), 1, 2, [str(self.script)], port)
+        self.watch = rank_connections.Watch(str(self.remark), 1, 2, [str(self.script)], port)
         place = ["--nnodes=1", "--nproc-per-node=2", "--node-rank=0", "--rdzv-backend=static"]
         place += ["--master-addr=127.0.0.1", f"--master-port={port}"]
         argv = [
             sys.executable,
             "-c",
-            node.agent(self.watch.pipe),
+            torchrun.agent(self.watch.pipe),
             *place,
             str(self.script),
             f"{folder}/started.",
@@ -85,7 +85,7 @@ class Job:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(rank_connections, "PATIENCE_S", 1.0)
 
 
 def test_ranks_that_meet_get_no_remark(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]):
@@ -142,10 +142,10 @@ def test_a_group_that_has_communicated_nothing_yet_counts(
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("connected?"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    ranks_there = list(meeting.children(job.agent.pid))
+    ranks_there = list(rank_connections.children(job.agent.pid))
     assert len(ranks_there) == 2
-    assert all(meeting.is_connected(rank, job.port) for rank in ranks_there)
-    assert not meeting.is_connected(ranks_there[0], job.port + 1)
-    assert not meeting.is_connected(os.getpid(), job.port)
+    assert all(rank_connections.is_connected(rank, job.port) for rank in ranks_there)
+    assert not rank_connections.is_connected(ranks_there[0], job.port + 1)
+    assert not rank_connections.is_connected(os.getpid(), job.port)
     looked.touch()
     assert job.end() == ""

@@ -9,13 +9,12 @@ import time
 import typing
 
 import pytest
-from job_specs import make
+from job_specs import make, program
 from script_texts import ENDS, WAITS, stop, wait_for
 
 from batch_host import Node
-from ddp.node import progress, slurm, spec
+from ddp.node import slurm_calls, spec, time_limit
 
-PACKAGE = pathlib.Path(spec.__file__).parent
 TRAINS = 'touch "$NOTES/started"; for i in $(seq 400); do [ -e "$NOTES/end" ] && break; /bin/sleep 0.05; done; '
 
 
@@ -25,13 +24,7 @@ def node(tmp_path: pathlib.Path) -> Node:
 
 
 def files(node: Node, **more: typing.Any) -> dict[str, str]:
-    found = {f"program/ddp/node/{path.name}": path.read_text() for path in PACKAGE.glob("*.py")}
-    found["program/__main__.py"] = found.pop("program/ddp/node/__main__.py")
-    return {
-        **found,
-        "program/ddp/__init__.py": "",
-        "program/job.json": spec.dump(make(node.run_dir, **more)),
-    }
+    return program(make(node.run_dir, **more))
 
 
 def outcome(node: Node, attempt: str = "12.r0") -> dict[str, typing.Any]:
@@ -240,16 +233,16 @@ def test_a_search_that_takes_too_long_counts_as_progress(
 ):
     (tmp_path / "old.pt").touch()
     os.utime(tmp_path / "old.pt", (1, 1))
-    assert not progress.has_saved(str(tmp_path), [str(tmp_path)], since=100.0)
-    monkeypatch.setattr(progress, "SEARCHING_S", -1.0)
-    assert progress.has_saved(str(tmp_path), [str(tmp_path)], since=100.0)
+    assert not time_limit.has_saved(str(tmp_path), [str(tmp_path)], since=100.0)
+    monkeypatch.setattr(time_limit, "SEARCHING_S", -1.0)
+    assert time_limit.has_saved(str(tmp_path), [str(tmp_path)], since=100.0)
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "[]", "{}", '{"since": "x", "step": 1, "attempts": 1}', "1"]
 )
 def test_a_damaged_mark_is_none(text: str):
-    assert progress.parse(text) is None
+    assert time_limit.parse(text) is None
 
 
 @pytest.mark.parametrize(
@@ -266,14 +259,14 @@ def test_cgroup_conf_says_whom_slurm_signals(
     if text is not None:
         (tmp_path / "cgroup.conf").write_text(text)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    monkeypatch.setattr(slurm, "CONF_FOLDERS", ())
+    monkeypatch.setattr(slurm_calls, "CONF_FOLDERS", ())
     shown = subprocess.CompletedProcess((), 0, "ProctrackType           = proctrack/cgroup\n", "")
-    monkeypatch.setattr(slurm, "call", lambda *_: shown)
-    assert slurm.signals_every_process() == is_every
+    monkeypatch.setattr(slurm_calls, "call", lambda *_: shown)
+    assert slurm_calls.signals_every_process() == is_every
 
 
 def test_a_silent_controller_leaves_the_clock(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(slurm, "show_job", lambda _: {})
-    monkeypatch.setattr(slurm, "pause", lambda _: None)
-    assert slurm.ending_of("12", 0, time.time() - 1).cause == "limit"
-    assert slurm.ending_of("12", 0, time.time() + 60).cause == "cancelled"
+    monkeypatch.setattr(slurm_calls, "show_job", lambda _: {})
+    monkeypatch.setattr(slurm_calls, "pause", lambda _: None)
+    assert slurm_calls.ending_of("12", 0, time.time() - 1).cause == "limit"
+    assert slurm_calls.ending_of("12", 0, time.time() + 60).cause == "cancelled"

@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 
-from ddp.node import ending, spool, storage
+from ddp.node import exit_codes, spool, storage
 
 CONF_FOLDERS = (
     "/run/slurm/conf",
@@ -43,7 +43,7 @@ def hostnames(nodelist: str) -> list[str]:
     """Expand a list of nodes such as n[1-2], in its order. Raises FatalError."""
     shown = call("scontrol", "show", "hostnames", nodelist)
     if shown.returncode or not shown.stdout.split():
-        raise ending.FatalError(
+        raise exit_codes.FatalError(
             f"scontrol show hostnames {nodelist}: {shown.stderr.strip()[-300:]}"
         )
     return shown.stdout.split()
@@ -62,7 +62,7 @@ def show_nodes(nodelist: str, hosts: list[str]) -> str:
                 f"[ENV] Slurm gave no addresses of the nodes ({reason}); asking again in {pause_s} s"
             )
             pause(pause_s)
-    raise ending.FatalError(f"Slurm gave no addresses of {' '.join(hosts)}: {reason}")
+    raise exit_codes.FatalError(f"Slurm gave no addresses of {' '.join(hosts)}: {reason}")
 
 
 def slurmd_port() -> int:

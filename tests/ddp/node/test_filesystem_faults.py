@@ -9,12 +9,12 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from ddp.node import evidence, explain
+from ddp.node.diagnosis import messages, verdicts
 from ddptrain import errors
 
 HOSTS = ["gpu-0", "gpu-1"]
 OURS, OTHERS = (
-    sorted(evidence.OF_FILESYSTEM),
+    sorted(messages.OF_FILESYSTEM),
     [1, 2, 11, 12, 13, 17, 22, 24, 28, 32, 36, 98, 104, 111, 122],
 )
 AGENT = "{0}: E1120 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 2)"
@@ -94,9 +94,9 @@ class Attempt:
             json.dumps({"message": {"message": text, "extraInfo": more}})
         )
 
-    def blame(self) -> explain.Verdict:
+    def blame(self) -> verdicts.Verdict:
         (self.folder / "logs" / "12.out").write_text("".join(f"{line}\n" for line in self.log))
-        return explain.blame(str(self.folder), "12", "12.r0", HOSTS)
+        return verdicts.blame(str(self.folder), "12", "12.r0", HOSTS)
 
 
 WAYS = ("stderr", "a cause", "its context", "torch's error file")
@@ -109,10 +109,10 @@ def attempt(tmp_path: pathlib.Path) -> Attempt:
 
 
 def test_the_payload_and_the_job_know_the_same_errors():
-    assert set(evidence.OF_FILESYSTEM) == errors.OF_FILESYSTEM
+    assert set(messages.OF_FILESYSTEM) == errors.OF_FILESYSTEM
     assert {
-        number: os.strerror(number) for number in evidence.OF_FILESYSTEM
-    } == evidence.OF_FILESYSTEM
+        number: os.strerror(number) for number in messages.OF_FILESYSTEM
+    } == messages.OF_FILESYSTEM
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
@@ -133,7 +133,7 @@ def test_a_path_of_the_workspace_makes_it_the_filesystems_and_another_one_does_n
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as elsewhere:
         one = Attempt(pathlib.Path(folder))
         place = f"{one.top if is_inside else elsewhere}/data/{name.replace(' ', '_')}"
-        words = evidence.OF_FILESYSTEM[number]
+        words = messages.OF_FILESYSTEM[number]
         one.fails(rank, WITH_PATH[wording].format(number=number, words=words, path=place), way=way)
         if is_away:
             one.log.append(AWAY["storage"].format(node=HOSTS[rank]))
@@ -157,7 +157,7 @@ def test_without_a_path_it_takes_another_sign_from_the_same_node(
         one = Attempt(pathlib.Path(folder))
         one.fails(
             rank,
-            WITHOUT_PATH[wording].format(number=number, words=evidence.OF_FILESYSTEM[number]),
+            WITHOUT_PATH[wording].format(number=number, words=messages.OF_FILESYSTEM[number]),
             way=way,
         )
         if sign:
@@ -238,7 +238,7 @@ def test_what_rank_1_passes_on_is_rank_0s(
 ):
     words = WITH_PATH[wording].removeprefix("[FATAL] ")
     error = words.format(
-        number=number, words=evidence.OF_FILESYSTEM[number], path=f"{attempt.top}/metrics.jsonl"
+        number=number, words=messages.OF_FILESYSTEM[number], path=f"{attempt.top}/metrics.jsonl"
     )
     attempt.fails(1, REPORTED[by].format(error=error), way="bare")
     if is_listed:

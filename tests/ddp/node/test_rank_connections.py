@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ddp.node import environment, meeting
+from ddp.node import rank_connections, unpacking
 
 LIGHTNING = "in Trainer(...) or Fabric(...) give num_nodes=2, devices=4"
 ACCELERATE = "on CPUs it takes --use_cpu (Trainer), or --env ACCELERATE_USE_CPU=true"
@@ -36,7 +36,9 @@ def test_the_remedy_is_that_of_what_the_program_imports(
 ):
     script = tmp_path / "train.py"
     script.write_text(source)
-    watch = meeting.Watch(str(tmp_path / "7.r0.remark"), 2, 4, words or [str(script)], 20100)
+    watch = rank_connections.Watch(
+        str(tmp_path / "7.r0.remark"), 2, 4, words or [str(script)], 20100
+    )
     with open(watch.pipe, "w", closefd=False) as agent:
         agent.write("started\n")
     watch.start(0)
@@ -52,7 +54,7 @@ def test_the_remedy_is_that_of_what_the_program_imports(
 def test_no_remark_is_made_of_ranks_that_met_or_failed_or_whose_torch_cannot_tell(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], report: str, is_done: bool
 ):
-    watch = meeting.Watch(str(tmp_path / "7.r0.remark"), 2, 1, ["train.py"], 20100)
+    watch = rank_connections.Watch(str(tmp_path / "7.r0.remark"), 2, 1, ["train.py"], 20100)
     with open(watch.pipe, "w", closefd=False) as agent:
         agent.write(report)
     watch.start(0)
@@ -65,10 +67,10 @@ def test_a_connection_is_seen_by_the_process_that_holds_it(tmp_path: pathlib.Pat
     own = pathlib.Path("/proc/self").resolve().name
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert not meeting.is_connected(int(own), port)
+        assert not rank_connections.is_connected(int(own), port)
         with socket.create_connection(("127.0.0.1", port)):
-            assert meeting.is_connected(int(own), port)
-    assert not meeting.is_connected(2**22 + 1, port), "there is no such process"
+            assert rank_connections.is_connected(int(own), port)
+    assert not rank_connections.is_connected(2**22 + 1, port), "there is no such process"
 
 
 VERSION = {
@@ -87,9 +89,9 @@ def test_a_build_for_cpus_is_seen_without_an_import(
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')\n")
     (tmp_path / "torch" / "version.py").write_text(VERSION[build])
-    assert environment.is_for_cpus(sys.executable, {"PYTHONPATH": str(tmp_path)}) == is_for_cpus
+    assert unpacking.is_for_cpus(sys.executable, {"PYTHONPATH": str(tmp_path)}) == is_for_cpus
 
 
 def test_an_interpreter_without_torch_is_not_taken_for_one_on_cpus(tmp_path: pathlib.Path):
-    assert not environment.is_for_cpus(sys.executable, {"PYTHONPATH": str(tmp_path)})
-    assert not environment.is_for_cpus(str(tmp_path / "none"), {})
+    assert not unpacking.is_for_cpus(sys.executable, {"PYTHONPATH": str(tmp_path)})
+    assert not unpacking.is_for_cpus(str(tmp_path / "none"), {})

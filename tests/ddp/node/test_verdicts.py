@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 import yaml
 
-from ddp.node import explain
+from ddp.node.diagnosis import verdicts
 
 HOSTS = ["gpu-0", "gpu-1"]
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    work()\n'
@@ -42,7 +42,7 @@ VERDICTS: list[list[object]] = yaml.safe_load(
 )["verdicts"]
 
 
-def explained(folder: pathlib.Path, text: str, *others: str) -> explain.Verdict:
+def explained(folder: pathlib.Path, text: str, *others: str) -> verdicts.Verdict:
     """Return the verdict on an attempt in which rank 1, of the second node, printed a text, and the others theirs."""
     (folder / "control").mkdir(exist_ok=True)
     (folder / "job.json").write_text(json.dumps({"ranks_per_node": 1}))
@@ -54,7 +54,7 @@ def explained(folder: pathlib.Path, text: str, *others: str) -> explain.Verdict:
     (folder / "logs" / "12.out").write_text(
         f"[ENV] job=12 attempt=12.r0 nodes=gpu-0 gpu-1\n{agent}\n"
     )
-    return explain.blame(str(folder), "12", "12.r0", HOSTS)
+    return verdicts.blame(str(folder), "12", "12.r0", HOSTS)
 
 
 def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
@@ -77,22 +77,22 @@ def test_more_memory_than_the_job_has_is_not_tried_again(tmp_path: pathlib.Path)
     explained(tmp_path, "step 7\n")
     lines = "1: E1120 api.py:1002] failed (exitcode: -9) local_rank: 0\n"
     (tmp_path / "logs" / "12.out").write_text(lines)
-    found = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
+    found = verdicts.blame(str(tmp_path), "12", "12.r0", HOSTS)
     assert found == ("unknown", "gpu-1", "killed by signal 9 (SIGKILL)", False)
     lines += "1: slurmstepd-gpu-1: error: Detected 1 oom_kill event in StepId=12.0.\n"
     (tmp_path / "logs" / "12.out").write_text(lines)
-    kind, node, words, comes_again = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
+    kind, node, words, comes_again = verdicts.blame(str(tmp_path), "12", "12.r0", HOSTS)
     assert (kind, node, comes_again) == ("program", "gpu-1", True)
     assert words.endswith("submit it with a larger memory; or use a smaller batch")
     had = "had 1024 MiB, reached it on gpu-1: --memory 2G"
     lines = f"1: [ENV] gpu-1: a process was killed for memory: {had}\n{lines}"
     (tmp_path / "logs" / "12.out").write_text(lines)
-    kind, node, words, comes_again = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
+    kind, node, words, comes_again = verdicts.blame(str(tmp_path), "12", "12.r0", HOSTS)
     assert (kind, node, comes_again) == ("program", "gpu-1", True)
     assert words == f"killed: it took more memory than the job has: {had}; or use a smaller batch"
     of_node = "gpu-1 itself ran out of memory; the job had 4096 MiB, reached 1024 MiB"
     (tmp_path / "logs" / "12.out").write_text(lines.replace(had, of_node))
-    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == (
+    assert verdicts.blame(str(tmp_path), "12", "12.r0", HOSTS) == (
         "program",
         "gpu-1",
         f"killed: {of_node}",
@@ -110,7 +110,7 @@ def test_a_worker_of_dataloader_that_was_killed_for_memory_is_no_riddle(
     with (tmp_path / "logs" / "12.out").open("a") as log:
         log.write("1: [ENV] gpu-1: a process was killed for memory: had 1 MiB: --memory 2G\n")
     killed = "DataLoader worker killed: it took more memory than the job has: had 1 MiB: --memory 2G; or use a smaller"
-    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == (
+    assert verdicts.blame(str(tmp_path), "12", "12.r0", HOSTS) == (
         "program",
         "gpu-1",
         f"{killed} batch",
@@ -173,7 +173,7 @@ def test_a_rank_that_torch_aborts_as_it_ends_learns_which_call_is_missing(
     (tmp_path / "logs" / "12.out").write_text(
         "1: E1120 api.py:1002] failed (exitcode: -6) local_rank: 0\n"
     )
-    kind, node, words, _ = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
+    kind, node, words, _ = verdicts.blame(str(tmp_path), "12", "12.r0", HOSTS)
     assert ("end it with torch.distributed.destroy_process_group()" in words) == is_named
     if is_named:
         assert (kind, node) == ("program", "gpu-1"), "another attempt may work"
@@ -278,7 +278,7 @@ def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(
                 "".join(f"{label}{line}\n" for line in lines)
                 + "srun: error: gpu-1: task 1: Exited with exit code 1\n"
             )
-        assert explain.blame(str(folder), "12", "12.r0", HOSTS) == (
+        assert verdicts.blame(str(folder), "12", "12.r0", HOSTS) == (
             "program",
             "gpu-1",
             "ValueError: boom",
