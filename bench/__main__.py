@@ -1,4 +1,4 @@
-"""`python -m bench [ROW ...]`: run the measures one after the other, print ratios, keep them as JSON."""
+"""`python -m bench [ROW ...]`: measure one row after the other, print ratios, keep them as JSON."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import argparse
@@ -18,28 +18,63 @@ from bench import row
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-# Each with its limit in seconds
+ALL_MET, FAILED, MISSED = 0, 1, 3  # exit codes
+
+
+class Measure(typing.NamedTuple):
+    """What a row runs: modules of bench/rows, in order, and the limit for all of them."""
+
+    modules: tuple[str, ...]
+    limit_s: float
+
+
+class Outcome(typing.NamedTuple):
+    """What came of a row."""
+
+    records: list[dict[str, typing.Any]]
+    error: str = ""
+    missing: str = ""  # what this machine lacks
+
+
 ROWS = {
-    "nanogpt": 3600,
-    "ddp": 300,
-    "loader": 900,
-    "checkpoint": 900,
-    "collectives": 900,
-    "tokenizing": 900,
-    "parquet": 300,
-    "resume": 300,
-    "submit": 1800,
-    "node-lost": 1800,
-    "gpu": 1500,
+    "nanogpt": Measure(("nanogpt",), 3600),
+    "loader": Measure(("loader", "tokenizing", "parquet"), 2100),
+    "checkpoint": Measure(("checkpoint",), 900),
+    "submit": Measure(("submit",), 1800),
+    "node-lost": Measure(("node_lost",), 1800),
+    "gpu": Measure(("gpu",), 1500),
 }
 
 
 def main() -> int:
-    """Return 0 when all was measured, 1 when a measure failed, 3 under --strict when a promised ratio was missed."""
+    """Return 0 if all was measured, 1 if a row failed, 3 if --strict and a goal was missed."""
+    parser = _parser()
+    args = parser.parse_args()
+    if args.one:
+        name, out = args.one
+        _measure_here(name, pathlib.Path(out))
+        return ALL_MET
+    unknown = set(args.rows) - set(ROWS)
+    if unknown:
+        parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+
+    report = _measure(args.rows or list(ROWS))
+    path = args.json or RESULTS / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+    missed = [record["measure"] for record in report["rows"] if record["met"] is False]
+    below = ", ".join(missed) or "none"
+    print(f"# {len(report['rows'])} figures in {path}; below their goal: {below}")
+    if report["failed"]:
+        return FAILED
+    return MISSED if missed and args.strict else ALL_MET
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument(
-        "rows", nargs="*", metavar="ROW", help=f"any of {', '.join(ROWS)} (default: all)"
-    )
+    names = ", ".join(ROWS)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"any of {names} (default: all)")
     parser.add_argument(
         "--json",
         type=pathlib.Path,
@@ -49,50 +84,43 @@ def main() -> int:
         "--strict", action="store_true", help="exit 3 when a ratio is below its goal"
     )
     parser.add_argument("--one", nargs=2, metavar=("ROW", "FILE"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.one:
-        return _one(*args.one)
-    if unknown := set(args.rows) - set(ROWS):
-        parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    return parser
 
+
+def _measure(names: list[str]) -> dict[str, typing.Any]:
+    """Measure rows, print each figure as it comes, and return the report."""
     machine = _machine()
     report: dict[str, typing.Any] = {"machine": machine, "rows": [], "failed": {}, "not_here": {}}
     print(f"# {machine['cpu']}, {machine['cores']} cores, load {machine['load']}")
     print(f"# Python {machine['python']}, {machine['torch']}")
     print(_line("measure", "ours", "peer", "ratio", "goal", "peer is"), flush=True)
-    for name in args.rows or ROWS:
-        records, error, absent = _run(name)
-        report["rows"] += records
-        for record in records:
+    for name in names:
+        outcome = _run(name)
+        report["rows"] += outcome.records
+        for record in outcome.records:
             print(_shown(record), flush=True)
-        if absent:
-            report["not_here"][name] = absent
-            print(f"{name}: NOT MEASURED: {absent}", flush=True)
-        if error:
-            report["failed"][name] = error
-            print(f"{name}: FAILED: {error}", flush=True)
-    path = args.json or RESULTS / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    missed = [record["measure"] for record in report["rows"] if record["met"] is False]
-    print(
-        f"# {len(report['rows'])} figures in {path}; below their goal: {', '.join(missed) or 'none'}"
-    )
-    return 1 if report["failed"] else 3 if missed and args.strict else 0
+        if outcome.missing:
+            report["not_here"][name] = outcome.missing
+            print(f"{name}: NOT MEASURED: {outcome.missing}", flush=True)
+        if outcome.error:
+            report["failed"][name] = outcome.error
+            print(f"{name}: FAILED: {outcome.error}", flush=True)
+    return report
 
 
-def _run(name: str) -> tuple[list[dict[str, typing.Any]], str | None, str | None]:
-    """Run one measure in a process of its own; return its records, what failed, and what this machine has not."""
-    began, load = time.monotonic(), os.getloadavg()[0]
-    places = os.pathsep.join(str(ROOT / place) for place in (".", "lib", "payload"))
-    env = {**os.environ, "PYTHONPATH": places, "PYTHONWARNINGS": "ignore"}
+def _run(name: str) -> Outcome:
+    """Measure a row in a process of its own."""
+    began = time.monotonic()
+    load = os.getloadavg()[0]
+    paths = os.pathsep.join(str(ROOT / place) for place in (".", "lib", "payload"))
+    env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}
+    limit_s = ROWS[name].limit_s
     with tempfile.TemporaryDirectory(prefix="ddptrain-bench-") as scratch:
-        out = pathlib.Path(scratch) / "rows.json"
-        limit_s = ROWS[name]
-        command = [sys.executable, "-m", "bench", "--one", name, str(out)]
+        out = pathlib.Path(scratch, "rows.json")
+        argv = [sys.executable, "-m", "bench", "--one", name, str(out)]
         try:
             done = subprocess.run(
-                command,
+                argv,
                 cwd=ROOT,
                 env=env,
                 capture_output=True,
@@ -101,38 +129,53 @@ def _run(name: str) -> tuple[list[dict[str, typing.Any]], str | None, str | None
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return [], f"not done after {limit_s} s", None
+            return Outcome([], error=f"not done after {limit_s:g} s")
         if done.returncode or not out.exists():
-            return [], (done.stderr.strip().splitlines() or ["no output"])[-1], None
+            lines = done.stderr.strip().splitlines() or ["no output"]
+            return Outcome([], error=lines[-1])
         measured = json.loads(out.read_text())
-        facts = {"row": name, "load_before": load, "seconds": round(time.monotonic() - began, 1)}
-        return [{**facts, **record} for record in measured["rows"]], None, measured["not_here"]
+
+    facts = {"row": name, "load_before": load, "seconds": round(time.monotonic() - began, 1)}
+    records = [{**facts, **record} for record in measured["rows"]]
+    return Outcome(records, missing=measured["not_here"])
 
 
-def _one(name: str, out: str) -> int:
+def _measure_here(name: str, out: pathlib.Path) -> None:
+    """Measure a row in this process, and write its records and what this machine lacks."""
+    records: list[dict[str, typing.Any]] = []
+    missing: list[str] = []
+    for module in ROWS[name].modules:
+        for one in _measure_module(module):
+            if isinstance(one, row.Row):
+                records.append(one.as_record())
+            else:
+                missing.append(str(one))
+    out.write_text(json.dumps({"rows": records, "not_here": "; ".join(missing)}))
+
+
+def _measure_module(name: str) -> list[row.Row | row.NotHere]:
+    module = importlib.import_module(f"bench.rows.{name}")
     with tempfile.TemporaryDirectory(prefix=f"ddptrain-{name}-") as scratch:
-        found: list[row.Row | row.NotHere] = []
         try:
-            found += importlib.import_module(f"bench.rows.{name.replace('-', '_')}").run(
-                pathlib.Path(scratch)
-            )
+            return list(module.run(pathlib.Path(scratch)))
         except row.NotHere as e:
-            found.append(e)
-    rows = [one.as_record() for one in found if isinstance(one, row.Row)]
-    absent = "; ".join(str(one) for one in found if isinstance(one, row.NotHere))
-    pathlib.Path(out).write_text(json.dumps({"rows": rows, "not_here": absent or None}))
-    return 0
+            return [e]
 
 
 def _shown(record: dict[str, typing.Any]) -> str:
-    ours, peer = (f"{record[key]:.4g} {record['unit']}" for key in ("ours", "peer"))
-    goal = (
-        ""
-        if record["goal"] is None
-        else f"{record['goal']:g} {'met' if record['met'] else 'MISSED'}"
-    )
+    unit = record["unit"]
+    goal = ""
+    if record["goal"] is not None:
+        goal = f"{record['goal']:g} {'met' if record['met'] else 'MISSED'}"
     about = "; ".join(filter(None, (record["peer_name"], record["note"])))
-    return _line(record["measure"], ours, peer, f"{record['ratio']:.2f}", goal, about)
+    return _line(
+        record["measure"],
+        f"{record['ours']:.4g} {unit}",
+        f"{record['peer']:.4g} {unit}",
+        f"{record['ratio']:.2f}",
+        goal,
+        about,
+    )
 
 
 def _line(*cells: str) -> str:
@@ -142,21 +185,23 @@ def _line(*cells: str) -> str:
 def _machine() -> dict[str, typing.Any]:
     import torch
 
-    lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    model = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
         "began": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "cpu": model,
+        "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "gpu": gpu,
         "load": " ".join(f"{value:.2f}" for value in os.getloadavg()),
         "python": platform.python_version(),
         "torch": f"torch {torch.__version__}",
     }
+
+
+def _cpu() -> str:
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
 
 
 if __name__ == "__main__":

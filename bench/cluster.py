@@ -1,4 +1,4 @@
-"""A sandbox model for the rows that need one; SLURM_DDP_MODEL names one that is not called `default`."""
+"""The sandbox model of the rows that need one: `default`, or the one in $SLURM_DDP_MODEL."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import json

@@ -13,10 +13,10 @@ from ddptrain.data import shards, tokenizers
 
 
 def corpus(limit_bytes: int) -> list[str]:
-    """Return documents of real text, no file twice: the Python sources of the interpreter and its installed packages.
+    """Return documents of real text: the Python sources of the interpreter and its packages.
 
-    Files come in an order that mixes the packages; long ones are cut into documents of 20 000 characters. Raises
-    NotHere when the machine has less.
+    No file comes twice, the order mixes the packages, and long files are cut into documents of
+    20 000 characters. Raises NotHere if the machine has less.
     """
     paths = sysconfig.get_paths()
     found = {
@@ -30,9 +30,8 @@ def corpus(limit_bytes: int) -> list[str]:
         size += len(whole)
         if size >= limit_bytes:
             return documents
-    raise row.NotHere(
-        f"{limit_bytes >> 20} MiB of text wanted, Python and its packages have {size >> 20} MiB here"
-    )
+    wanted = f"{limit_bytes >> 20} MiB of text wanted"
+    raise row.NotHere(f"{wanted}, Python and its packages have {size >> 20} MiB here")
 
 
 def dataset(root: pathlib.Path, tokens: int, vocab: int, *, num_shards: int = 1) -> shards.Dataset:

@@ -25,16 +25,15 @@ def nanogpt() -> pathlib.Path:
     folder = os.environ.get(FOLDER, "")
     path = pathlib.Path(folder).absolute() / "nanoGPT"
     if not folder or not path.is_dir():
-        raise row.NotHere(
-            f"no checkout of nanoGPT: git clone {URL} ../peers/nanoGPT && {FOLDER}=../peers make bench"
-        )
+        clone = f"git clone {URL} ../peers/nanoGPT && {FOLDER}=../peers make bench"
+        raise row.NotHere(f"no checkout of nanoGPT: {clone}")
     return path
 
 
 def lay_out(
     folder: pathlib.Path, checkout: pathlib.Path, dataset: shards.Dataset, *, has_vocab: bool = True
 ) -> None:
-    """Write a dataset's tokens as train.py reads them: bare 16-bit numbers, and the size of the vocabulary.
+    """Write a dataset as train.py reads it: bare 16-bit numbers, and the size of the vocabulary.
 
     Without the size train.py takes GPT-2's, 50304.
     """
@@ -66,7 +65,7 @@ def command(checkout: pathlib.Path, **settings: object) -> list[str]:
 def get_batch(
     checkout: pathlib.Path, folder: pathlib.Path, *, seq_len: int, batch: int
 ) -> collections.abc.Callable[[], object]:
-    """Return train.py's function get_batch, cut out of it, for the training split of a folder that was laid out."""
+    """Cut the function get_batch out of train.py, bound to the training split of `folder`."""
     body = ast.parse((checkout / "train.py").read_text(encoding="utf-8")).body
     (function,) = (
         node for node in body if isinstance(node, ast.FunctionDef) and node.name == "get_batch"

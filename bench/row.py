@@ -59,12 +59,12 @@ class Laps:
         return result
 
     def beside(self, peer: "Laps") -> str:
-        """Return a row's note on the spread of the turns of both."""
+        """Describe the spread of both sides' turns for a row's note."""
         return f"{spread(self.wall_s, 's')}, peer {spread(peer.wall_s, 's')}"
 
 
 def alternate(actions: Sequence[Callable[[], object]], rounds: int) -> list[Laps]:
-    """Return the times of each action, in turns, so that a busy neighbour slows all alike; the first turn warms up."""
+    """Time each action in turns, so that a busy neighbour slows all alike; the first one warms up."""
     taken = [Laps() for _ in actions]
     for _ in range(1 + rounds):
         for laps, action in zip(taken, actions, strict=True):

@@ -14,10 +14,8 @@ import torch.distributed.checkpoint as dcp
 from bench import commands, data, row
 from ddptrain import model, shapes
 
-SAVES, BETWEEN = (
-    6,
-    5,
-)  # the first save warms up; steps between saves, in which the last one is written
+SAVES = 6  # the first one warms up
+BETWEEN = 5  # steps between saves, in which the last one is written
 LIMIT_S = 600
 _STALL = re.compile(r"\[CKPT\] saved=.* stall_s=([0-9.]+)")
 
@@ -26,35 +24,12 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     """Measure a training that saves every few steps, and torch's ways on the same tensors."""
     peers = _peers(scratch)
     dataset = data.dataset(scratch / "data", 100_000, 50257)
-    size = (
-        "--layers",
-        12,
-        "--heads",
-        12,
-        "--width",
-        768,
-        "--seq-len",
-        128,
-        "--batch",
-        1,
-        "--precision",
-        "fp32",
-    )
+    places = ("--data", dataset.root, "--run-dir", scratch / "run")
+    size = "--layers 12 --heads 12 --width 768 --seq-len 128 --batch 1 --precision fp32".split()
     steps = ("--steps", SAVES * BETWEEN, "--epoch-steps", BETWEEN, "--warmup", 1, "--eval-rows", 1)
-    process = commands.start(
-        1,
-        "train",
-        "--data",
-        dataset.root,
-        "--run-dir",
-        scratch / "run",
-        *size,
-        *steps,
-        OMP_NUM_THREADS="2",
+    output = commands.run_ddptrain(
+        "train", *places, *size, *steps, timeout_s=LIMIT_S, num_threads=2
     )
-    output = process.communicate(timeout=LIMIT_S)[0]
-    if process.returncode:
-        raise RuntimeError(output[-1000:])
     stalls_s = [float(stall) for stall in _STALL.findall(output)][1:]
     note = f"{row.spread(stalls_s, 's')}, steps of 128 tokens between; peer "
     goals = {"torch.save + fsync + rename": 40.0, "dcp.save": None, "dcp.async_save": 3.0}

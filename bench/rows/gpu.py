@@ -18,12 +18,10 @@ LIMIT_S = 600
 
 
 def run(scratch: pathlib.Path) -> list[row.Row | row.NotHere]:
-    """Measure each in a time of its own: two models that take turns would share the memory."""
+    """Measure one after the other: two models that take turns would share the memory."""
     if not torch.cuda.is_available():
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
-        raise row.NotHere(
-            f"no GPU here (torch {torch.__version__}, built for {built}, sees none); CUDA, NCCL and MFU"
-        )
+        raise row.NotHere(f"no GPU (torch {torch.__version__}, built for {built}, sees none)")
     dataset = data.dataset(scratch / "data", 40_000_000, 50257)
     rate, summary = _ours(dataset, scratch / "run")
     stall_s, mfu = summary["checkpoint_stall_s"], summary["mfu"]
@@ -74,10 +72,8 @@ def _ours(dataset: shards.Dataset, run_dir: pathlib.Path) -> tuple[float, dict[s
     """Return the tokens per second of our run's middle, and its summary."""
     size = ("--model", "gpt2", "--batch", BATCH, "--steps", STEPS, "--epoch-steps", STEPS // 2)
     places = ("--data", dataset.root, "--run-dir", run_dir)
-    process = commands.start(1, "train", *places, *size, "--eval-rows", 64, "--log-every", 10)
-    output = process.communicate(timeout=LIMIT_S)[0]
-    if process.returncode:
-        raise RuntimeError(output[-1000:])
+    often = ("--eval-rows", 64, "--log-every", 10)
+    commands.run_ddptrain("train", *places, *size, *often, timeout_s=LIMIT_S)
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     rates = [
         r["tokens_per_second"] for r in records if r["kind"] == "step" and r["step"] > WARM_STEPS

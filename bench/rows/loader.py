@@ -11,8 +11,10 @@ import torch
 from bench import data, peers, row
 from ddptrain.data import reader, sampler
 
-TOKENS, BATCH, SEQ_LEN = 100_000_000, 12, 1024
-BATCHES, FEWER = 6000, 250  # of ours and of whole shards; of get_batch
+TOKENS = 100_000_000
+BATCH, SEQ_LEN = 12, 1024
+BATCHES = 6000  # of ours and of whole shards
+FEWER = 250  # of get_batch
 TURNS = 5
 
 
@@ -66,7 +68,7 @@ def _take(batch: collections.abc.Callable[[], object], count: int) -> None:
 
 
 def _whole_shard(path: pathlib.Path) -> None:
-    """Take batches out of a shard that np.load reads whole, in order; at its end it is loaded again."""
+    """Take batches in order out of a shard that np.load reads whole, and again at its end."""
     tokens, at, size = torch.empty(0, dtype=torch.long), 0, BATCH * SEQ_LEN
     for _ in range(BATCHES):
         if at + size + 1 > len(tokens):
@@ -77,7 +79,7 @@ def _whole_shard(path: pathlib.Path) -> None:
 
 
 def _cache(path: pathlib.Path, *, keep: bool) -> None:
-    """Bring a file into the page cache, or put it out."""
+    """Drop a file from the page cache, and read it in again with `keep`."""
     with path.open("rb", buffering=0) as file:
         os.fsync(file)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""A GPT's step on a CPU: `ddptrain train` against nanoGPT's train.py, whole programs on the same tokens, in turns."""
+"""A GPT's step on a CPU: `ddptrain train` and nanoGPT's train.py, in turns on the same tokens."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import dataclasses
@@ -9,18 +9,15 @@ import statistics
 import subprocess
 import sys
 import time
-import typing
 
 from bench import data, peers, row
 from ddptrain import prepare
 from ddptrain.data import shards
 
 TEXT_BYTES = 24 << 20
-TURNS, WARM, PART = (
-    5,
-    20,
-    10,
-)  # turns of each program that count; steps before the clock starts; steps between lines
+TURNS = 5  # of each program that count
+WARM = 20  # steps before the clock starts
+PART = 10  # steps between lines
 SAMPLING = 0.03  # nats: ours validates on rows in the text's order, the peer on random ones
 LR, WARMUP = 1e-3, 10
 _STEP = re.compile(r"\[TRAIN\] step=(\d+)/|^iter (\d+):")
@@ -56,7 +53,7 @@ CASES = (Case(4, 4, 128, 64, 12, 400, 2304, 1.5), Case(6, 6, 384, 256, 8, 50, 25
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
-    """Measure each case: ours in fp32 and as it chooses, the peer eager and, where it compiles, compiled."""
+    """Measure each case: ours in fp32 and as it chooses, the peer eager and compiled."""
     checkout = peers.nanogpt()
     dataset = _dataset(scratch)
     peers.lay_out(scratch / "theirs", checkout, dataset)
@@ -68,9 +65,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
             mode: _theirs(case, checkout, is_compiled=mode == "compiled") for mode in modes
         }
         paces: dict[str, list[Pace]] = {name: [] for name in programs}
-        for turn in range(
-            1 + TURNS
-        ):  # the first one is to warm up: compilers' caches, files, the processor
+        for turn in range(1 + TURNS):  # the first one warms up compilers' caches and files
             for name, argv in programs.items():
                 seeded = [word.replace("SEED", str(turn)) for word in argv]
                 pace = _pace(seeded, scratch / "theirs", scratch / "run", case.steps)
@@ -120,42 +115,38 @@ def _ours(case: Case, dataset: shards.Dataset, precision: str) -> list[str]:
     size = (
         f"--layers {case.layers} --heads {case.heads} --width {case.width} --seq-len {case.seq_len}"
     )
-    steps = f"--batch {case.batch} --steps {case.steps} --epoch-steps {case.steps} --lr {LR} --warmup {WARMUP}"
-    rest = f"--precision {precision} --eval-rows {case.eval_rows} --log-every {PART} --resume never --seed SEED"
+    steps = f"--batch {case.batch} --steps {case.steps} --epoch-steps {case.steps}"
+    rate = f"--lr {LR} --warmup {WARMUP} --precision {precision}"
+    rest = f"--eval-rows {case.eval_rows} --log-every {PART} --resume never --seed SEED"
     places = ["--data", str(dataset.root), "--run-dir", "RUN"]
-    return [sys.executable, "-m", "ddptrain", "train", *places, *f"{size} {steps} {rest}".split()]
+    words = f"{size} {steps} {rate} {rest}".split()
+    return [sys.executable, "-m", "ddptrain", "train", *places, *words]
 
 
 def _theirs(case: Case, checkout: pathlib.Path, *, is_compiled: bool) -> list[str]:
-    size: dict[str, typing.Any] = {
-        "n_layer": case.layers,
-        "n_head": case.heads,
-        "n_embd": case.width,
-    }
-    batch = {"batch_size": case.batch, "block_size": case.seq_len, "gradient_accumulation_steps": 1}
-    rates = {
-        "learning_rate": LR,
-        "min_lr": LR / 10,
-        "warmup_iters": WARMUP,
-        "lr_decay_iters": case.steps,
-    }
-    often = {
-        "eval_interval": case.steps,
-        "eval_iters": case.eval_rows // case.batch,
-        "log_interval": PART,
-    }
-    given = (
-        size
-        | batch
-        | rates
-        | often
-        | {"compile": is_compiled, "max_iters": case.steps, "out_dir": "RUN"}
+    return peers.command(
+        checkout,
+        n_layer=case.layers,
+        n_head=case.heads,
+        n_embd=case.width,
+        batch_size=case.batch,
+        block_size=case.seq_len,
+        gradient_accumulation_steps=1,
+        learning_rate=LR,
+        min_lr=LR / 10,
+        warmup_iters=WARMUP,
+        lr_decay_iters=case.steps,
+        max_iters=case.steps,
+        eval_interval=case.steps,
+        eval_iters=case.eval_rows // case.batch,
+        log_interval=PART,
+        compile=is_compiled,
+        out_dir="RUN",
     )
-    return peers.command(checkout, **given)
 
 
 def _pace(argv: list[str], cwd: pathlib.Path, run_dir: pathlib.Path, steps: int) -> Pace:
-    """Run a program to its end, and read the clock when it reports the steps after the first ones and the last."""
+    """Run a program to its end; read the clock at the steps that it reports."""
     shutil.rmtree(run_dir, ignore_errors=True)
     argv = [str(run_dir) if word == "RUN" else word.replace("=RUN", f"={run_dir}") for word in argv]
     output: list[str] = []

@@ -12,7 +12,8 @@ from ddptrain.data import documents, sources
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
     """Measure reading all documents, in turns."""
-    texts, path = data.corpus(80_000_000), scratch / "train.parquet"
+    texts = data.corpus(80_000_000)
+    path = scratch / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path)
     (item,), counts = sources.find([str(path)], "strict", scratch)
     read = [
@@ -20,7 +21,8 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         lambda: pyarrow.parquet.read_table(path).to_pylist(),
     ]
     taken = row.alternate(read, 5)
-    ours, peer = (sum(map(len, texts)) / row.median(laps.wall_s) / 1e6 for laps in taken)
+    size = sum(map(len, texts))
+    ours, peer = (size / row.median(laps.wall_s) / 1e6 for laps in taken)
     note = taken[0].beside(taken[1])
     return [
         row.Row("reading Parquet", ours, peer, "MB/s", "pyarrow: read_table, to_pylist", note=note)

@@ -1,4 +1,7 @@
-"""Megabytes of text per second into GPT-2 tokens: real text, no file twice, so that every turn is new to both sides."""
+"""Megabytes of text per second into GPT-2 tokens.
+
+The text is real and no file comes twice, so that every turn is new to both sides.
+"""
 
 # pyright: basic, reportPrivateImportUsage=false
 import json
@@ -82,16 +85,8 @@ def _two_tasks(documents: list[str], scratch: pathlib.Path) -> row.Row:
         (text / f"{number:02d}.jsonl").write_text(
             "".join(f"{json.dumps({'text': one})}\n" for one in share)
         )
-    base = [
-        sys.executable,
-        "-m",
-        "ddptrain",
-        "prepare",
-        "--source",
-        str(text),
-        "--output",
-        str(scratch / "out"),
-    ]
+    places = ["--source", str(text), "--output", str(scratch / "out")]
+    base = [sys.executable, "-m", "ddptrain", "prepare", *places]
 
     def prepare(workers: int) -> None:
         shutil.rmtree(scratch / "out", ignore_errors=True)
