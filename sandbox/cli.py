@@ -90,7 +90,7 @@ def _as_yaml(results: dict[str, typing.Any]) -> str:
 _once_option = click.option(
     "--once",
     is_flag=True,
-    help="Send no update-status, neither by chance nor to units that wait at the end.",
+    help="Send no update-status to units that still wait at the end.",
 )
 
 

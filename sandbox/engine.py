@@ -78,7 +78,6 @@ class Engine:
         self.store = store
         self.progress = progress
         self.hosts = Hosts(store.name)
-        self.update_status = True  # whether update-status comes by chance
         self._create = create
         self._agents: dict[str, Agent] = {}  # "machine 3" or, for a parallel action, the unit
         self._running: dict[str, _Task] = {}
@@ -250,7 +249,7 @@ class Engine:
         there = self.hosts.names()
         for machine in sorted({unit.machine for unit in model.units.values()}):
             units, host = model.machine_units(machine), model.host(machine)
-            candidates = sorted(self._candidates(model, units), key=lambda pair: pair[1].sequence)
+            candidates = sorted(self._candidates(units), key=lambda pair: pair[1].sequence)
             is_made = units[0].address and host in there
             if not is_made or (candidates and not self.hosts.get(host).is_running()):
                 locks = self._take(f"machine-{machine}")
@@ -282,11 +281,9 @@ class Engine:
         self._running |= {task.key: task for task in tasks}
         return tasks
 
-    def _candidates(
-        self, model: Model, units: list[Unit]
-    ) -> collections.abc.Iterator[tuple[Unit, Event]]:
+    def _candidates(self, units: list[Unit]) -> collections.abc.Iterator[tuple[Unit, Event]]:
         for unit in units:
-            event = rules.next_event(model, unit)
+            event = rules.next_event(unit)
             if event is None or unit.name in self._running:
                 continue
             if event.action is not None and event.action["id"] not in self._actions:
@@ -332,7 +329,7 @@ class Engine:
             if unit.name in self._running or (unit.executing and unit.executing.action):
                 behind = unit.events[1:]
             else:
-                event = rules.next_event(model, unit)
+                event = rules.next_event(unit)
                 behind = [event] if event else []
                 given_up = unit.failed is not None and self._failures.get(unit.name, 0) >= _ATTEMPTS
                 waits = waits or (
@@ -361,7 +358,7 @@ class Engine:
             model, [name for name in self._running if name in model.units]
         ):
             task = self._running.get(unit.name)
-            event = None if task else rules.next_event(model, unit)
+            event = None if task else rules.next_event(unit)
             noted = self._noted.get((unit.name, event.sequence)) if event else None
             waiting = (event, now - noted) if event and noted is not None else None
             agents = self.hosts.get(model.host(unit.machine)).root / juju_exec.AGENTS.relative_to(
@@ -476,7 +473,6 @@ class Engine:
         if took_s >= _SLOW_S:
             self.progress(unit.name, f"{event.label} took {took_s:.1f} s")
         hook.apply(model, unit, event, given, answer["state"])
-        rules.ran(model, unit, update_status=self.update_status)
 
     def _fail(self, unit: Unit, event: Event, answer: Json) -> None:
         self._failures[unit.name] = self._failures.get(unit.name, 0) + 1

@@ -17,18 +17,6 @@ from sandbox import storage
 from sandbox.store import Application, Event, Model, Relation, SandboxError, Status, Unit
 
 Json = dict[str, typing.Any]
-_LATE = 0.35  # the share of relation-departed of removed units that come late
-_LATE_HOOKS = 3  # and how many other hooks of the unit come first
-_ALONE = (
-    "install",
-    "start",
-    "stop",
-    "remove",
-    "storage-attached",
-    "storage-detaching",
-    "upgrade-charm",
-)
-_UPDATE_STATUS = 0.1  # the share of a unit's idle moments in which update-status comes
 
 
 def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event | None:
@@ -309,16 +297,14 @@ def _end(model: Model, unit: Unit) -> None:
 
 
 def _depart(model: Model, relation: Relation, gone: Unit, other: Unit) -> None:
-    """Queue relation-departed of a removed unit; by chance it comes only behind other hooks, as seen on Juju 4.0.15."""
+    """Queue relation-departed of a removed unit, once."""
     known = {"relation": relation.id, "remote": gone.name}
     if any(
         event.kind == "relation-departed" and known.items() <= dict(event).items()
         for event in other.events
     ):
         return
-    event = enqueue(model, other, "relation-departed", departing=gone.name, **known)
-    if event is not None and model.draw("late", other.name, relation.id, gone.name) < _LATE:
-        event.not_before = other.ran + _LATE_HOOKS
+    enqueue(model, other, "relation-departed", departing=gone.name, **known)
 
 
 def _removed(model: Model, unit: Unit) -> None:
@@ -393,68 +379,46 @@ def failed(unit: Unit, event: Event, problem: str, retry_at: float) -> None:
     unit.events = [current, *(other for other in unit.events if other is not current)]
 
 
-# --- what comes next: where Juju leaves it open, drawn from the seed, the unit and its number of hooks -----------
+# --- what comes next ---------------------------------------------------------------------------------------------
 
 
-def next_event(model: Model, unit: Unit) -> Event | None:
-    """Return the event that the unit's agent takes next; None while none may be delivered.
+def next_event(unit: Unit) -> Event | None:
+    """Return the event that the unit's agent takes next, or None if none may be delivered now.
 
-    A unit in error gets the failed event again after a pause, and actions meanwhile; nothing else.
+    A unit in error gets only actions and, after a pause, the hook that failed.
     """
     if unit.executing is not None:
-        return (
-            unit.executing
-        )  # where nobody holds its locks it was interrupted, and runs again from its start
-    failed = unit.failed
-    if failed is not None:
-        action = next((event for event in unit.events if event.action), None)
-        return action or (failed if time.time() >= failed.retry_at else None)
-    waiting = [event for event in unit.events if event.not_before <= unit.ran]
-    if not waiting:
+        return unit.executing  # nobody holds its locks: it was interrupted, and runs again
+    if unit.failed is not None:
+        return _next_in_error(unit, unit.failed)
+    if not unit.events:
         return None
-    created = [event for event in waiting if event.kind == "relation-created"]
-    if not unit.started and created and waiting[0].kind not in ("storage-attached", "install"):
-        return _one_of(
-            model, unit, created
-        )  # all of them come before leader-elected, config-changed and start
-    if waiting[0].kind in _ALONE:
-        return waiting[0]
-    heads: dict[int | None, Event] = {}  # the first of each relation, and the first of all others
-    for event in waiting:
-        if event.kind in _ALONE:
-            break
-        heads.setdefault(event.relation, event)
-    return _one_of(model, unit, list(heads.values()))
+    first = unit.events[0]
+    if unit.started or first.kind in ("storage-attached", "install"):
+        return first
+    # All relation-created come before leader-elected, config-changed and start
+    return next((event for event in unit.events if event.kind == "relation-created"), first)
 
 
-def _one_of(model: Model, unit: Unit, events: list[Event]) -> Event:
-    return events[int(model.draw("next", unit.name, unit.ran) * len(events))]
-
-
-def ran(model: Model, unit: Unit, *, update_status: bool = True) -> None:
-    """Count a hook of `unit`; if nothing else waits, update-status may come."""
-    unit.ran += 1
-    idle = unit.started and not unit.dying and not unit.events
-    if update_status and idle and model.draw("update-status", unit.name, unit.ran) < _UPDATE_STATUS:
-        enqueue(model, unit, "update-status")
+def _next_in_error(unit: Unit, failed: Event) -> Event | None:
+    for event in unit.events:
+        if event.action:
+            return event
+    return failed if time.time() >= failed.retry_at else None
 
 
 def rebooted(model: Model, machine: int) -> None:
-    """Queue what the units of a machine get after its reboot, in an order of units that the seed decides.
+    """Queue start for the units of a machine, in front of what waits but behind an interrupted hook.
 
-    Each gets start, and by chance config-changed.
+    What a unit asked for with juju-exec is lost.
     """
-    units = [unit for unit in model.machine_units(machine) if unit.started and not unit.dying]
-    for unit in sorted(units, key=lambda unit: model.draw("reboot", unit.name, unit.ran)):
+    for unit in model.machine_units(machine):
+        if unit.dying or not unit.started:
+            continue
         interrupted = [event for event in unit.events if unit.has_started(event)]
         waiting = [event for event in unit.events if event not in interrupted and not event.asked]
         unit.events = []
         enqueue(model, unit, "start")
-        if model.draw("reboot config-changed", unit.name, unit.ran) < 0.5:
-            enqueue(model, unit, "config-changed")
-        behind = [
-            event for event in waiting if not any(event.same_as(other) for other in unit.events)
-        ]
-        unit.events = (
-            interrupted + unit.events + behind
-        )  # start waits for a hook that was interrupted
+        start = unit.events[0]
+        behind = [event for event in waiting if not event.same_as(start)]
+        unit.events = [*interrupted, start, *behind]

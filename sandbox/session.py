@@ -37,7 +37,7 @@ def settle(engine: Engine, *, once: bool, until_active: bool = False) -> None:
 
     Args:
         engine: where it runs.
-        once: send no update-status, neither by chance nor at the end.
+        once: send no update-status.
         until_active: a unit is settled only if it is active.
 
     Raises:
@@ -54,7 +54,6 @@ def settle(engine: Engine, *, once: bool, until_active: bool = False) -> None:
             return {unit.name for unit in waiting if not _is_active(unit)}
         return {unit.name for unit in waiting if unit.status.name not in _SETTLED}
 
-    engine.update_status = not once
     engine.settle()
     pauses = _DEPLOY_PAUSES_S if until_active else _PAUSES_S
     for pause_s in () if once else pauses:

@@ -3,10 +3,8 @@
 import collections.abc
 import contextlib
 import fcntl
-import hashlib
 import os
 import pathlib
-import secrets
 import shutil
 import time
 import typing
@@ -56,13 +54,10 @@ class Event(_Record):
     attempts: int = 0  # that failed; the unit is in error until this one is done
     retry_at: float = 0.0  # when it runs again by itself
     problem: str = ""  # why it failed
-    not_before: int = 0  # the unit runs so many hooks in its life before this one is delivered
 
     def same_as(self, other: "Event") -> bool:
         """Check whether `other` asks for the same thing, so that one of the two is enough."""
-        kept = other.model_dump(
-            include={"sequence", "attempts", "retry_at", "problem", "not_before"}
-        )
+        kept = other.model_dump(include={"sequence", "attempts", "retry_at", "problem"})
         return self.model_copy(update=kept) == other
 
     @property
@@ -131,7 +126,6 @@ class Unit(_Record):
         int, list[str]
     ] = {}  # relation id -> remote units whose relation-joined was delivered
     events: list[Event] = []  # the one that runs now is the first
-    ran: int = 0  # hooks so far
     started: bool = False
     dying: bool = False
 
@@ -223,9 +217,6 @@ class Model(_Record):
     name: str
     juju: str = versions.DEFAULT  # the Juju that it is played on
     uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
-    seed: int = pydantic.Field(
-        default_factory=lambda: secrets.randbelow(10**6)
-    )  # of what happens by chance
     applications: dict[str, Application] = {}
     units: dict[str, Unit] = {}
     relations: dict[int, Relation] = {}
@@ -276,11 +267,6 @@ class Model(_Record):
             for other in sorted(found, key=lambda other: other.number)
             if other.app == remote and (not relation.container or other.machine == unit.machine)
         ]
-
-    def draw(self, *what: object) -> float:
-        """Return a number in [0, 1) that the seed and `what` decide."""
-        text = " ".join(map(str, (self.seed, *what)))
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
 
     def host(self, machine: int) -> str:
         """Return the host name of a machine, which Juju makes of the model's UUID and the machine's number."""

@@ -166,7 +166,6 @@ class Bench:
         with self.engine(create=True) as engine:
             with engine.change() as model:
                 model.uuid = "5a7d8c3e-52ab-4b1c-8f6e-9d0c772586ad"
-                model.seed = 3
                 self.add(model, SERVER)
                 rules.add_unit(model, model.applications["server"])
                 self.add(model, AGENT)

@@ -71,7 +71,6 @@ def test_a_reboot_forgets_what_was_asked_for(bench: Bench):
                         "update-status (juju-exec)"
                     ]
             engine.reboot("server/0")
-            engine.update_status = False
             engine.settle()
     assert "agent/0 start" in bench.hooks()
     assert "agent/0 update_status" not in bench.hooks()
