@@ -54,28 +54,33 @@ yaml.SafeDumper.add_representer(
 
 def actions() -> str:
     """Render the section `actions` of charmcraft.yaml."""
-    section = {
-        name: {
-            "parallel": True,  # each waits or only reads, or asks Slurm: none needs the machine for itself
-            "description": verb.help,
-            "params": {
-                option.name: {
-                    key: _Inline(typing.cast("list[object]", v)) if isinstance(v, list) else v
-                    for key, v in option.schema().items()
-                }
-                for option in declared.options(verb.options)
-                if not option.text.only_terminal
-            },
-            **({"required": _Inline(required)} if (required := _required(verb)) else {}),
-            "additionalProperties": False,
-        }
-        for name, verb in verbs.ACTIONS.items()
-    }
+    section = {name: _action(verb) for name, verb in verbs.ACTIONS.items()}
     lines = yaml.safe_dump(section, sort_keys=False, width=118)
-    return (
-        f"{_BEGIN}  # written by scripts/actions.py from lib/ddp: change that\n"
-        + textwrap.indent(lines, "  ")
-    )
+    head = f"{_BEGIN}  # written by scripts/actions.py from lib/ddp: change that\n"
+    return head + textwrap.indent(lines, "  ")
+
+
+def _action(verb: verbs.Verb) -> dict[str, object]:
+    params: dict[str, object] = {}
+    for option in declared.options(verb.options):
+        if option.text.only_terminal:
+            continue
+        schema: dict[str, object] = {}
+        for key, value in option.schema().items():
+            is_list = isinstance(value, list)
+            schema[key] = _Inline(typing.cast("list[object]", value)) if is_list else value
+        params[option.name] = schema
+
+    action: dict[str, object] = {
+        "parallel": True,  # each waits, only reads, or asks Slurm: none needs the machine
+        "description": verb.help,
+        "params": params,
+    }
+    required = _required(verb)
+    if required:
+        action["required"] = _Inline(required)
+    action["additionalProperties"] = False
+    return action
 
 
 def _required(verb: verbs.Verb) -> list[str]:
@@ -97,33 +102,33 @@ def page() -> str:
     ]
     submit = {option.name for option in declared.options(verbs.ALL["submit"].options)}
     for verb in sorted(verbs.ALL.values(), key=lambda verb: verb.name):
-        options = declared.options(verb.options)
-        arguments = [option.text.argument for option in options if option.text.argument]
-        last = cli.arguments_of(verb)
-        arguments += [str(last.metavar)] if last else []
-        lines += [
-            "",
-            f"## ddp {verb.name}",
-            "",
-            f"`{' '.join(('ddp', verb.name, '[OPTIONS]', *arguments))}`",
-            "",
-        ]
-        lines += textwrap.wrap(verb.help, 120, break_on_hyphens=False)
-        if verb.action:
-            lines += ["", f"The charm's action `{verb.action}` does the same."]
-        if verb.examples:
-            lines += ["", "```bash", *verb.examples, "```"]
-        if verb.name == "render":
-            lines += ["", "Takes the options of [submit](#ddp-submit), and:"]
-            options = tuple(option for option in options if option.name not in submit)
-        rows = [_row(option) for option in options]
-        rows += (
-            [[_code(str(last.metavar)), "text", "", reference.cell(last.help or "")]]
-            if last
-            else []
-        )
-        lines += reference.table("", _COLUMNS, rows)
+        lines += _section(verb, submit)
     return "\n".join(lines) + "\n"
+
+
+def _section(verb: verbs.Verb, submit: set[str]) -> list[str]:
+    """Render a command; `render` shows only the options that `submit` lacks."""
+    options = declared.options(verb.options)
+    arguments = [option.text.argument for option in options if option.text.argument]
+    last = cli.arguments_of(verb)
+    if last:
+        arguments.append(str(last.metavar))
+
+    usage = " ".join(("ddp", verb.name, "[OPTIONS]", *arguments))
+    lines = ["", f"## ddp {verb.name}", "", f"`{usage}`", ""]
+    lines += textwrap.wrap(verb.help, 120, break_on_hyphens=False)
+    if verb.action:
+        lines += ["", f"The charm's action `{verb.action}` does the same."]
+    if verb.examples:
+        lines += ["", "```bash", *verb.examples, "```"]
+    if verb.name == "render":
+        lines += ["", "Takes the options of [submit](#ddp-submit), and:"]
+        options = tuple(option for option in options if option.name not in submit)
+
+    rows = [_row(option) for option in options]
+    if last:
+        rows.append([_code(str(last.metavar)), "text", "", reference.cell(last.help or "")])
+    return [*lines, *reference.table("", _COLUMNS, rows)]
 
 
 def _flag_row(parameter: click.Parameter) -> list[str]:

@@ -51,34 +51,45 @@ def applications(paths: list[pathlib.Path]) -> list[Application]:
     Raises:
         BundleError: a file is not YAML, or an application has no charm, or a channel no risk of Juju's.
     """
+    found: list[Application] = []
+    for name, body in _merge(paths).items():
+        charm = str(body["charm"]).removeprefix("ch:")
+        if charm.startswith((".", "/")):
+            continue
+        track, risk = split(str(body.get("channel", "")))
+        if risk not in RISKS:
+            known = f"use one of {', '.join(RISKS)}"
+            raise BundleError(f"{name}: channel {body['channel']}: no risk {risk}; {known}")
+        found.append(Application(name, charm, track, risk, body["base"]))
+    return found
+
+
+def _merge(paths: list[pathlib.Path]) -> dict[str, dict[str, Any]]:
+    """Merge the applications of a bundle with overlays; each gets the default base if it has none."""
     merged: dict[str, dict[str, Any]] = {}
     default_base = ""
-    for path, document in (
-        (source, document) for source in paths for document in documents(source)
-    ):
-        default_base = document.get("default-base", default_base)
-        changes: dict[str, dict[str, Any] | None] = document.get("applications") or {}
-        for name, body in changes.items():
-            if not body:
-                merged.pop(name, None)
-            elif "charm" in (changed := merged.get(name, {}) | body):
-                merged[name] = changed
-            else:
-                close = "".join(
-                    f"; did you mean {one}?" for one in difflib.get_close_matches(name, merged, n=1)
-                )
-                raise BundleError(f"{path}: no application {name} in the bundle{close}")
-    found: list[Application] = []
-    for name, body in merged.items():
-        charm = str(body["charm"]).removeprefix("ch:")
-        if not charm.startswith((".", "/")):
-            track, risk = split(str(body.get("channel", "")))
-            if risk not in RISKS:
-                raise BundleError(
-                    f"{name}: channel {body['channel']}: no risk {risk}; use one of {', '.join(RISKS)}"
-                )
-            found.append(Application(name, charm, track, risk, body.get("base", default_base)))
-    return found
+    for path in paths:
+        for document in documents(path):
+            default_base = document.get("default-base", default_base)
+            _apply(merged, document.get("applications") or {}, path)
+    return {name: {"base": default_base, **body} for name, body in merged.items()}
+
+
+def _apply(
+    merged: dict[str, dict[str, Any]],
+    changes: dict[str, dict[str, Any] | None],
+    path: pathlib.Path,
+) -> None:
+    for name, body in changes.items():
+        if not body:
+            merged.pop(name, None)
+            continue
+        changed = merged.get(name, {}) | body
+        if "charm" not in changed:
+            close = difflib.get_close_matches(name, merged, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise BundleError(f"{path}: no application {name} in the bundle{hint}")
+        merged[name] = changed
 
 
 def documents(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -39,9 +39,8 @@ BUILD, DIST = ROOT / "build", ROOT / "dist"
 BUNDLE = "bundle"  # the name that stands for the bundle on the command line and under build/
 VENV = BUILD / "venvs" / "charmcraft"
 EXTRAS = {"ddp-trainer": {"payload": "payload", "lib/ddp": "lib/ddp"}}  # source -> folder in it
-LEFT_OUT = set("tests build dist parts stage prime venv requirements.in".split()) | {
-    *("metadata.yaml", "config.yaml", "actions.yaml")  # what an interrupted Scenario run leaves
-}
+_INTERRUPTED = "metadata.yaml config.yaml actions.yaml"  # what a Scenario leaves that was ended
+LEFT_OUT = set(f"tests build dist parts stage prime venv requirements.in {_INTERRUPTED}".split())
 CRAFT_DIRS = ("parts", "stage", "prime")  # Charmcraft's own, in the folder it packs
 
 
@@ -67,10 +66,8 @@ class Base:
         )
 
 
-BASES = (
-    Base("24.04", "noble", "3.12"),
-    Base("26.04", "resolute", "3.14"),
-)  # the first is bundle.yaml's
+# The first is bundle.yaml's
+BASES = (Base("24.04", "noble", "3.12"), Base("26.04", "resolute", "3.14"))
 
 
 class PackError(Exception):
@@ -113,7 +110,7 @@ def stage(charm: str, dest: pathlib.Path) -> None:
 
 def _write_dashboards(charm: str, folder: pathlib.Path) -> None:
     """Write the charm's Grafana dashboards into a folder of its stage."""
-    from scripts import dashboards  # noqa: PLC0415 - a fifth of a second, for nothing where nothing is staged
+    from scripts import dashboards  # noqa: PLC0415 - it takes a fifth of a second to import
 
     for name, text in dashboards.of(charm).items():
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,12 +130,9 @@ def _tree(
 ) -> collections.abc.Iterator[tuple[pathlib.PurePath, pathlib.Path]]:
     """Yield (path in the stage, source file) for each file of a folder that belongs in a charm."""
     for path in sorted(source.iterdir()):
-        if (
-            path.name in LEFT_OUT
-            or path.name.startswith(".")
-            or path.name == "__pycache__"
-            or path.suffix == ".pyc"
-        ):
+        if path.name in LEFT_OUT or path.name.startswith("."):
+            continue
+        if path.name == "__pycache__" or path.suffix == ".pyc":
             continue
         if path.is_symlink():
             raise PackError(f"{path.relative_to(ROOT)} is a link; a charm holds files only")
@@ -149,7 +143,10 @@ def _tree(
 
 
 def _fill(dest: pathlib.Path, wanted: dict[pathlib.PurePath, pathlib.Path]) -> None:
-    """Replace what a folder holds, except Charmcraft's own; the folder stays: its build container is named after it."""
+    """Replace what a folder holds, except Charmcraft's own.
+
+    The folder itself stays: the container that Charmcraft builds in is named after it.
+    """
     dest.mkdir(parents=True, exist_ok=True)
     for path in dest.iterdir():
         if path.is_dir() and path.name not in CRAFT_DIRS:
@@ -164,15 +161,13 @@ def _fill(dest: pathlib.Path, wanted: dict[pathlib.PurePath, pathlib.Path]) -> N
 
 
 def _fingerprint(folder: pathlib.Path, base: Base, mode: Mode) -> str:
-    digest = hashlib.sha256(
-        repr((base, mode)).encode() + (ROOT / "tests/requirements/charmcraft.txt").read_bytes()
-    )
+    digest = hashlib.sha256(repr((base, mode)).encode())
+    digest.update((ROOT / "tests/requirements/charmcraft.txt").read_bytes())
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.relative_to(folder).parts[0] not in CRAFT_DIRS:
-            digest.update(
-                f"{path.relative_to(folder)}\0{path.stat().st_mode:o}\0".encode()
-                + path.read_bytes()
-            )
+        inside = path.relative_to(folder)
+        if path.is_file() and inside.parts[0] not in CRAFT_DIRS:
+            digest.update(f"{inside}\0{path.stat().st_mode:o}\0".encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -194,19 +189,14 @@ def choose_mode(base: Base) -> Mode:
             managed=True,
             why=f"managed mode: {name} with LXD; Charmcraft builds in a container of the base",
         )
-    if (release.get("ID"), release.get("VERSION_ID"), _system_python()) == (
-        "ubuntu",
-        base.version,
-        base.python,
-    ):
+    here = (release.get("ID"), release.get("VERSION_ID"), _system_python())
+    if here == ("ubuntu", base.version, base.python):
         return Mode(managed=False, why=f"destructive mode: {name}, the base itself, without LXD")
-    return Mode(
-        managed=False,
-        disguise=True,
-        python=base.python,
-        why=f"destructive mode: {name} has no LXD to build in; Charmcraft is shown Ubuntu {base.version}'s os-release, "
-        f"and wheels are fetched for its Python {base.python}",
+    why = (
+        f"destructive mode: {name} has no LXD to build in; Charmcraft is shown Ubuntu"
+        f" {base.version}'s os-release, and wheels are fetched for its Python {base.python}"
     )
+    return Mode(managed=False, disguise=True, python=base.python, why=why)
 
 
 def _system_python() -> str:
@@ -229,14 +219,12 @@ def _succeeds(*command: str) -> bool:
 
 def _charmcraft() -> str:
     """Return the pinned Charmcraft, made when it is missing. Raises `PackError` if it cannot be made."""
-    for command in (
+    for script, *words in (
         ["setup.sh", "pack"],
         ["venv.sh", "charmcraft", "tests/requirements/charmcraft.txt"],
     ):
-        if (
-            subprocess.run([ROOT / "scripts" / command[0], *command[1:]], check=False).returncode
-            != 0
-        ):
+        done = subprocess.run([ROOT / "scripts" / script, *words], check=False)
+        if done.returncode:
             raise PackError("Charmcraft could not be installed; the message is above")
     _link_python_apt()
     return str(VENV / "bin" / "charmcraft")
@@ -258,59 +246,44 @@ def _environment(mode: Mode, folder: pathlib.Path) -> dict[str, str]:
         "PIP_ SSL_CERT REQUESTS_CA CURL_CA http HTTP no_proxy NO_PROXY LANG HOME USER TERM".split()
     )
     env = {name: value for name, value in os.environ.items() if name.startswith(kept)}
-    env["PATH"] = (
-        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"  # the system's python3
-    )
+    # The system's python3
+    env["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
     env["XDG_STATE_HOME"] = str(BUILD / "pack" / "state")  # Charmcraft's logs
-    env["CRAFT_SNAP_CHANNEL"] = (
-        "3.x/stable"  # for a managed build that is not started from the snap
-    )
-    if mode.python is not None and (part := _python_part(folder)):
-        env["PIP_PYTHON_VERSION"] = mode.python
-        env["PIP_ONLY_BINARY"] = ":all:"
-        env["PIP_NO_COMPILE"] = (
-            "no"  # pip's way to say yes to --no-compile: the bytecode would be for this Python
-        )
-        env["PIP_TARGET"] = str(
-            folder / f"parts/{part}/install/venv/lib/python{mode.python}/site-packages"
-        )
+    env["CRAFT_SNAP_CHANNEL"] = "3.x/stable"  # for a managed build not started from the snap
+    part = _python_part(folder)
+    if mode.python is None or part is None:
+        return env
+    packages = folder / f"parts/{part}/install/venv/lib/python{mode.python}/site-packages"
+    env["PIP_PYTHON_VERSION"] = mode.python
+    env["PIP_ONLY_BINARY"] = ":all:"
+    env["PIP_NO_COMPILE"] = "no"  # pip's yes to --no-compile: bytecode would be for this Python
+    env["PIP_TARGET"] = str(packages)
     return env
 
 
 def _python_part(folder: pathlib.Path) -> str | None:
     """Return the name of the part that installs requirements.txt."""
-    parts: dict[str, Any] = yaml.safe_load((folder / "charmcraft.yaml").read_text()).get(
-        "parts", {}
-    )
-    return next(
-        (name for name, part in parts.items() if part.get("plugin", name) == "python"), None
-    )
+    declared: dict[str, Any] = yaml.safe_load((folder / "charmcraft.yaml").read_text())
+    for name, part in declared.get("parts", {}).items():
+        if part.get("plugin", name) == "python":
+            return name
+    return None
 
 
 def _disguised(command: list[str], base: Base) -> list[str]:
-    """Return the command that runs `command` in a mount namespace of its own where os-release is the base's."""
+    """Return the command that runs `command` where os-release is the base's, in its own namespace."""
     fake = BUILD / "pack" / f"os-release-{base.version}"
     fake.parent.mkdir(parents=True, exist_ok=True)
     fake.write_text(base.os_release)
-    targets = sorted(
-        {str(pathlib.Path(name).resolve()) for name in ("/etc/os-release", "/usr/lib/os-release")}
-    )
+    names = ("/etc/os-release", "/usr/lib/os-release")
+    targets = sorted({str(pathlib.Path(name).resolve()) for name in names})
     mounts = " && ".join(f"mount --bind {shlex.quote(str(fake))} {target}" for target in targets)
-    inside = [
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        f'{mounts} && exec "$@"',
-        "sh",
-        *command,
-    ]
+    private = ["--mount", "--propagation", "private"]
+    inside = ["sh", "-c", f'{mounts} && exec "$@"', "sh", *command]
     if os.geteuid() == 0:
-        return inside
+        return ["unshare", *private, *inside]
     if _succeeds("unshare", "--map-root-user", "--mount", "true"):
-        return [inside[0], "--map-root-user", *inside[1:]]
+        return ["unshare", "--map-root-user", *private, *inside]
     raise PackError(
         "a private mount namespace needs root here; run it with sudo, or on Ubuntu with LXD"
     )
@@ -318,40 +291,46 @@ def _disguised(command: list[str], base: Base) -> list[str]:
 
 def _pack(name: str, base: Base, mode: Mode, charmcraft: str) -> pathlib.Path:
     """Run Charmcraft in build/<name> and move what it made to dist/; return the new file."""
-    folder, log = BUILD / name, BUILD / "logs" / f"pack-{name}-{base.version}.log"
+    folder = BUILD / name
+    log = BUILD / "logs" / f"pack-{name}-{base.version}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    for left in (*folder.glob("*.charm"), *folder.glob("*.zip")):
+    for left in _packed(folder):
         left.unlink()
-    command = [charmcraft, "pack", "--verbosity", "verbose"]
     if not mode.managed or name == BUNDLE:
         for directory in CRAFT_DIRS:  # Charmcraft builds on what an older run left
             shutil.rmtree(folder / directory, ignore_errors=True)
-    if name != BUNDLE:
-        command += ["--platform", base.platform]
-        command += [] if mode.managed else ["--destructive-mode"]
-    if mode.disguise:
-        command = _disguised(command, base)
     with log.open("w") as file:
-        env = _environment(mode, folder)
         done = subprocess.run(
-            command,
+            _command(name, base, mode, charmcraft),
             cwd=folder,
-            env=env,
+            env=_environment(mode, folder),
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-    made = [*folder.glob("*.charm"), *folder.glob("*.zip")]
+    made = _packed(folder)
     if done.returncode != 0 or len(made) != 1:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-        raise PackError(
-            f"{tail}\n{name}: charmcraft exited {done.returncode} and left {len(made)} file(s); see {log}"
-        )
+        result = f"charmcraft exited {done.returncode} and left {len(made)} file(s)"
+        raise PackError(f"{tail}\n{name}: {result}; see {log}")
     target = artifact(name, base)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(made[0], target)
     return target
+
+
+def _command(name: str, base: Base, mode: Mode, charmcraft: str) -> list[str]:
+    command = [charmcraft, "pack", "--verbosity", "verbose"]
+    if name != BUNDLE:
+        command += ["--platform", base.platform]
+        if not mode.managed:
+            command.append("--destructive-mode")
+    return _disguised(command, base) if mode.disguise else command
+
+
+def _packed(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [*folder.glob("*.charm"), *folder.glob("*.zip")]
 
 
 def artifact(name: str, base: Base = BASES[0]) -> pathlib.Path:
@@ -362,24 +341,76 @@ def artifact(name: str, base: Base = BASES[0]) -> pathlib.Path:
 
 
 def _check_python(path: pathlib.Path, base: Base, mode: Mode) -> None:
-    """Refuse a charm whose packages are for another Python than its base has: dispatch could import none of them."""
+    """Refuse a charm whose packages are not for its base's Python, which could import none of them."""
     with zipfile.ZipFile(path) as archive:
-        files = [
-            name
-            for name in archive.namelist()
-            if name.startswith("venv/lib/python") and not name.endswith("/")
-        ]
+        names = archive.namelist()
+    files = [
+        name for name in names if name.startswith("venv/lib/python") and not name.endswith("/")
+    ]
     found = {name.split("/")[2] for name in files}
-    if found != {f"python{base.python}"}:
-        path.unlink()
-        has = ", ".join(sorted(found)) or "no Python at all"
-        raise PackError(
-            f"{path.name} holds packages for {has}; its base has Python {base.python} ({mode.why})"
-        )
+    if found == {f"python{base.python}"}:
+        return
+    path.unlink()
+    has = ", ".join(sorted(found)) or "no Python at all"
+    raise PackError(
+        f"{path.name} holds packages for {has}; its base has Python {base.python} ({mode.why})"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A file to pack: a charm for one base, or the bundle."""
+
+    name: str
+    base: Base
+    mode: Mode
+    fingerprint: str  # of what it is packed from
+
+    @property
+    def stamp(self) -> pathlib.Path:
+        """The file with the fingerprint of what lies in dist/."""
+        return BUILD / "pack" / f"{self.name}-{self.base.version}.sha256"
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether dist/ has it, packed from what its sources are now."""
+        if not artifact(self.name, self.base).is_file() or not self.stamp.is_file():
+            return False
+        return self.stamp.read_text() == self.fingerprint
+
+    def pack(self, charmcraft: str) -> None:
+        """Pack it, check it and keep its fingerprint. Raises PackError."""
+        start = time.monotonic()
+        print(f"pack: {self.name} for {self.base.version} ...", flush=True)
+        self.stamp.unlink(missing_ok=True)
+        path = _pack(self.name, self.base, self.mode, charmcraft)
+        if self.name != BUNDLE:
+            _check_python(path, self.base, self.mode)
+        self.stamp.parent.mkdir(parents=True, exist_ok=True)
+        self.stamp.write_text(self.fingerprint)
+        size_mb = path.stat().st_size / 1e6
+        took_s = time.monotonic() - start
+        print(f"pack: {path.relative_to(ROOT)}, {size_mb:.1f} MB, in {took_s:.1f} s", flush=True)
 
 
 def main() -> int:
     """Pack what the command line asks for."""
+    arguments = _arguments()
+    targets = _targets(arguments.names or [*charm_names(), BUNDLE], arguments.base)
+    stale: list[Target] = []
+    for target in targets:
+        if arguments.force or not target.is_fresh:
+            stale.append(target)
+        else:
+            path = artifact(target.name, target.base)
+            print(f"pack: {path.relative_to(ROOT)} is up to date")
+    if stale:
+        _pack_all(stale)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    """Read the command line. Raises PackError for an unknown charm."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"charms, or `{BUNDLE}`; without one: everything")
     parser.add_argument("--force", action="store_true", help="pack even what is unchanged")
@@ -389,60 +420,42 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     known = [*charm_names(), BUNDLE]
-    if unknown := set(arguments.names) - set(known):
-        raise PackError(f"no `{sorted(unknown)[0]}`; there are {', '.join(known)}")
-    names: list[str] = arguments.names or known
+    for name in arguments.names:
+        if name not in known:
+            raise PackError(f"no `{name}`; there are {', '.join(known)}")
+    return arguments
+
+
+def _targets(names: list[str], version: str | None) -> list[Target]:
+    """Stage charms and bundle, and list what is packed from them: for one base, or for each."""
     for name in names:
-        _stage_bundle(BUILD / name) if name == BUNDLE else stage(name, BUILD / name)
-    modes = {base: choose_mode(base) for base in BASES if arguments.base in (None, base.version)}
-    wanted = [
-        (name, base) for name in names for base in modes if name != BUNDLE or base == BASES[0]
-    ]
-    stamps = {
-        (name, base): BUILD / "pack" / f"{name}-{base.version}.sha256" for name, base in wanted
-    }
-    prints = {(name, base): _fingerprint(BUILD / name, base, modes[base]) for name, base in wanted}
+        if name == BUNDLE:
+            _stage_bundle(BUILD / name)
+        else:
+            stage(name, BUILD / name)
+    modes = {base: choose_mode(base) for base in BASES if version in (None, base.version)}
+    found: list[Target] = []
+    for name in names:
+        for base, mode in modes.items():
+            if name != BUNDLE or base == BASES[0]:
+                found.append(Target(name, base, mode, _fingerprint(BUILD / name, base, mode)))
+    return found
 
-    def is_fresh(name: str, base: Base) -> bool:
-        stamp = stamps[name, base]
-        return (
-            artifact(name, base).is_file()
-            and stamp.is_file()
-            and stamp.read_text() == prints[name, base]
-        )
 
-    stale = [(name, base) for name, base in wanted if arguments.force or not is_fresh(name, base)]
-    for name, base in wanted:
-        if (name, base) not in stale:
-            print(f"pack: {artifact(name, base).relative_to(ROOT)} is up to date")
-    if not stale:
-        return 0
-    for why in dict.fromkeys(modes[base].why for _, base in stale):
+def _pack_all(targets: list[Target]) -> None:
+    """Pack two charms at a time, and a charm's bases in turn: they share build/<name>."""
+    for why in dict.fromkeys(target.mode.why for target in targets):
         print(f"pack: {why}", flush=True)
     charmcraft = _charmcraft()
 
-    def pack(name: str, base: Base) -> None:
-        start, mode, stamp = time.monotonic(), modes[base], stamps[name, base]
-        print(f"pack: {name} for {base.version} ...", flush=True)
-        stamp.unlink(missing_ok=True)
-        path = _pack(name, base, mode, charmcraft)
-        if name != BUNDLE:
-            _check_python(path, base, mode)
-        stamp.parent.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(prints[name, base])
-        size_mb, took_s = path.stat().st_size / 1e6, time.monotonic() - start
-        print(f"pack: {path.relative_to(ROOT)}, {size_mb:.1f} MB, in {took_s:.1f} s", flush=True)
-
     def pack_each(name: str) -> None:
-        """One base after the other: both use build/<name>."""
-        for base in [base for one, base in stale if one == name]:
-            pack(name, base)
+        for target in targets:
+            if target.name == name:
+                target.pack(charmcraft)
 
+    names = dict.fromkeys(target.name for target in targets)
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        list(
-            pool.map(pack_each, dict.fromkeys(name for name, _ in stale))
-        )  # raises what a pack raised
-    return 0
+        list(pool.map(pack_each, names))  # raises what a pack raised
 
 
 if __name__ == "__main__":
