@@ -1,7 +1,10 @@
-"""Read numbers from rank 0's output with the patterns of `--metric`, and append them to the run's metrics.jsonl.
+"""Read numbers from rank 0's output by the texts of `--metric`; append them to metrics.jsonl.
 
-A line that a pattern matches makes a record. Its step is what the pattern named `step` found last; without such a
-pattern the lines with the first quantity are counted, over all attempts.
+A text is what stands around a number, with {} for the number, such as "loss: {}". It is no regular
+expression: looking for it takes a time that a line's length bounds.
+
+A line in which a text is found makes a record. Its step is what the text named `step` found last;
+without such a text the lines with the first quantity are counted, over all attempts.
 """
 
 import collections.abc
@@ -17,78 +20,125 @@ import typing
 from ddp.node import spool
 
 LONGEST_LINE = 1000  # characters of a line that are searched
-SLOW_S = 0.05  # of the processor's time for a line: a pattern that takes it is dropped
+PLACE = "{}"  # of the number in a text
 _PAUSE_S = 1.0
 _TAIL_BYTES = 1 << 16
-_NUMBER_ENDS = ".,;:eE+-"  # what a pattern for digits may also take of the text behind them
+_NUMBER = re.compile(
+    r" ?([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?(?:nan|inf(?:inity)?)(?![a-z_]))",
+    re.IGNORECASE,
+)
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 _ENDS = re.compile(b"[\r\n]+")  # a progress bar overwrites its line
-Patterns = collections.abc.Iterable[tuple[str, str]]
+Texts = collections.abc.Iterable[tuple[str, str]]
+
+
+class Text:
+    """What stands around a number in a line: `*` is any text, blanks are any number of blanks."""
+
+    def __init__(self, text: str) -> None:
+        """Raises ValueError, with what is wrong with the text."""
+        before, place, after = _squeezed(text).partition(PLACE)
+        if not place or PLACE in after:
+            raise ValueError(f"write {PLACE} once, where the number stands")
+        *self._first, self._last = before.split("*")
+        if not self._last.strip():
+            raise ValueError(f"write the text that stands right before {PLACE}")
+        if "*" in after:
+            raise ValueError(f"* may only stand before {PLACE}")
+        self._after = after
+
+    def find(self, line: str) -> float | None:
+        """Return the first number in a line that has been squeezed; None if there is none."""
+        start = 0
+        for piece in self._first:
+            at = _find(line, piece, start)
+            if at < 0:
+                return None
+            start = at + len(piece)
+        while (at := _find(line, self._last, start)) >= 0:
+            number = _NUMBER.match(line, at + len(self._last))
+            if number and line.startswith(self._after, number.end()):
+                return float(number[1])
+            start = at + 1
+        return None
+
+
+def _squeezed(line: str) -> str:
+    """Remove colours, and make one blank of several."""
+    return re.sub(r"\s+", " ", _COLOURS.sub("", line))
+
+
+def _find(line: str, text: str, start: int) -> int:
+    """Return where a text begins, not within a word: `loss` is no part of `val_loss`. -1: nowhere."""
+    at = line.find(text, start)
+    while at > 0 and _is_in_word(text[:1]) and _is_in_word(line[at - 1]):
+        at = line.find(text, at + 1)
+    return at
+
+
+def _is_in_word(letter: str) -> bool:
+    return letter.isalnum() or letter == "_"
 
 
 class Lines:
-    """What the patterns find in lines of text, as records of metrics.jsonl."""
+    """What the texts find in lines, as records of metrics.jsonl."""
 
-    def __init__(self, patterns: Patterns, note: spool.Note) -> None:
-        self._patterns: dict[str, re.Pattern[str]] = {}
-        self._note = note
-        for name, pattern in patterns:
-            try:
-                self._patterns[name] = re.compile(pattern)
-            except re.error as e:  # this node's Python may be older than the one that checked it
-                note(f"--metric {name} is not read: {e}")
-        self._first = next((name for name in self._patterns if name != "step"), "")
-        self._is_counted = "step" not in self._patterns
+    def __init__(self, texts: Texts) -> None:
+        self._texts = {name: Text(text) for name, text in texts}
+        self._first = next((name for name in self._texts if name != "step"), "")
+        self._is_counted = "step" not in self._texts
         self.step = 0
-        self.best: dict[
-            str, typing.Any
-        ] = {}  # of each loss: step and value, for readers of the file's end
+        # Of each loss: step and value, for readers of the file's end
+        self.best: dict[str, typing.Any] = {}
 
     def record(self, line: str) -> dict[str, typing.Any]:
-        """Return the record of a line; empty without a match."""
+        """Return the record of a line, or {} if no text is found in it."""
+        line = _squeezed(line[: 4 * LONGEST_LINE])[:LONGEST_LINE]
         found: dict[str, typing.Any] = {}
-        line = _COLOURS.sub("", line)[:LONGEST_LINE]
-        for name, pattern in list(self._patterns.items()):
-            began = time.thread_time()
-            match = pattern.search(line)
-            if time.thread_time() - began > SLOW_S:
-                self._note(f"--metric {name} is no longer read: it took too long for a line")
-                del self._patterns[name]
-            elif match is not None and (value := _number(match[1])) is not None:
+        for name, text in self._texts.items():
+            value = text.find(line)
+            if value is not None:
                 found[name] = value
-        if self._is_counted:
-            self.step += self._first in found
-        elif math.isfinite(step := found.pop("step", math.nan)):
-            self.step = int(step)
+        self._count(found)
         for name in {"loss", "val_loss"} & found.keys():
             if found[name] < self.best.get(name, (0, math.inf))[1]:
                 self.best[name] = (self.step, found[name])
-        best = {"best": self.best} if self.best else {}
-        return {"kind": "step", "step": self.step, **found, **best} if found else {}
+        if not found:
+            return {}
+        record: dict[str, typing.Any] = {"kind": "step", "step": self.step, **found}
+        if self.best:
+            record["best"] = self.best
+        return record
+
+    def _count(self, found: dict[str, typing.Any]) -> None:
+        """Move on to the step of a line, and take it out of what was found."""
+        if self._is_counted:
+            self.step += self._first in found
+            return
+        step = found.pop("step", math.nan)
+        if math.isfinite(step):
+            self.step = int(step)
 
     def resume(self, tail: str) -> None:
-        """Go on with the count and the lowest losses of earlier attempts, from the end of their metrics.jsonl."""
+        """Go on with the count and the lowest losses in the end of earlier attempts' metrics.jsonl."""
         for line in tail.splitlines():
             with contextlib.suppress(ValueError, AttributeError, TypeError):
                 record = json.loads(line)
-                self.step = (
-                    int(record["step"]) if self._is_counted and "step" in record else self.step
-                )
-                self.best |= {
-                    name: (int(at), float(low))
-                    for name, (at, low) in record.get("best", {}).items()
-                }
+                if self._is_counted and "step" in record:
+                    self.step = int(record["step"])
+                for name, (at, low) in record.get("best", {}).items():
+                    self.best[name] = (int(at), float(low))
 
 
 class Scanner:
     """A thread that follows rank 0's output below a folder of logs; it waits for a filesystem that fails."""
 
-    def __init__(self, logs: str, target: str, patterns: Patterns, note: spool.Note) -> None:
-        self._logs, self._target = logs, target
-        self._lines = Lines(patterns, note)
-        self._files: dict[
-            str, tuple[int, bytes]
-        ] = {}  # up to where a file is read, and its line that has not ended
+    def __init__(self, logs: str, target: str, texts: Texts) -> None:
+        self._logs = logs
+        self._target = target
+        self._lines = Lines(texts)
+        # Up to where a file is read, and its line that has not ended
+        self._files: dict[str, tuple[int, bytes]] = {}
         self._waiting: list[str] = []
         self._has_read = False
         self._over = threading.Event()
@@ -163,9 +213,3 @@ class Scanner:
             with open(self._target, "a", encoding="utf-8") as file:
                 file.write("".join(f"{line}\n" for line in self._waiting))
             self._waiting.clear()
-
-
-def _number(text: str | None) -> float | None:
-    with contextlib.suppress(ValueError):
-        return float((text or "").strip().rstrip(_NUMBER_ENDS))
-    return None

@@ -93,9 +93,7 @@ class JobSpec:
     reservation: str
     is_sweep: bool
     token_path: str  # file with a Hugging Face token; empty: the job gets none
-    metrics: tuple[
-        tuple[str, str], ...
-    ]  # quantities that rank 0's output has, and the pattern of each
+    metrics: tuple[tuple[str, str], ...]  # in rank 0's output: names, and the text around each
     workdir: str  # the folder that the ranks start in
     origin: str = ""  # the root of the user's project, which may have been copied
     secrets_path: str = (

@@ -188,9 +188,7 @@ class Node:
         """Start to read the quantities in rank 0's output, if this node has it and the job names any."""
         if self.number != "0" or not self.job.metrics:
             return None
-        return output_metrics.Scanner(
-            logs, f"{self.run_dir}/metrics.jsonl", self.job.metrics, spool.note(self.host)
-        )
+        return output_metrics.Scanner(logs, f"{self.run_dir}/metrics.jsonl", self.job.metrics)
 
     def _end_logs(self, logs: str) -> None:
         import shutil

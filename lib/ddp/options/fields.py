@@ -13,6 +13,7 @@ import typing
 
 import pydantic
 
+from ddp.node import output_metrics
 from ddp.options import fabrics
 from ddp.problem import ParameterError, shown
 from slurm_ddp.slurm import times
@@ -105,6 +106,7 @@ def among(*choices: str) -> pydantic.AfterValidator:
     return Limits(check, choices=choices)
 
 
+_QUANTITY = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 
 
@@ -196,22 +198,13 @@ def parse_variables(text: str) -> dict[str, str]:
 
 def _check_metric(value: str) -> str:
     for line in value.splitlines():
-        name, equals, pattern = line.partition("=")
-        if (
-            not equals
-            or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}", name)
-            or name in ("kind", "time", "best")
-        ):
-            raise ValueError(
-                f"{shown(line)} is not allowed; NAME=PATTERN, such as loss=loss[ =:]+([0-9.eE+-]+)"
-            )
+        name, _, text = line.partition("=")
+        if not _QUANTITY.fullmatch(name) or name in ("kind", "time", "best"):
+            raise ValueError(f"{shown(line)} is not allowed; NAME=TEXT, such as 'loss=loss: {{}}'")
         try:
-            groups = re.compile(pattern).groups
-        except (re.error, OverflowError, RecursionError) as e:
-            raise ValueError(f"{name}: {shown(pattern)} is no regular expression: {e}") from None
-        if groups != 1:
-            how = "put (...) around the number, (?:...) elsewhere"
-            raise ValueError(f"{name}: {shown(pattern)} has {groups} groups; {how}")
+            output_metrics.Text(text)
+        except ValueError as e:
+            raise ValueError(f"{shown(line)}: {e}, such as '{name}={name}: {{}}'") from None
     return value
 
 
@@ -258,7 +251,7 @@ Words = typing.Annotated[
     str, matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell", _check_words)
 ]
 Metrics = typing.Annotated[
-    str, matches(r"[ -~\n]*", 2000, "NAME=PATTERN with printable ASCII", _check_metric)
+    str, matches(r"[ -~\n]*", 2000, "NAME=TEXT with printable ASCII", _check_metric)
 ]
 Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
 _AXIS = r"[a-z][A-Za-z0-9_.-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
@@ -427,11 +420,10 @@ def variables(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, _, value in pairs)
 
 
-def patterns(text: str) -> tuple[tuple[str, str], ...]:
-    """Split a checked `metric` into names and patterns."""
-    return tuple(
-        (name, pattern) for name, _, pattern in (line.partition("=") for line in text.splitlines())
-    )
+def metrics(text: str) -> tuple[tuple[str, str], ...]:
+    """Split a checked `metric` into names and the texts around their numbers."""
+    lines = (line.partition("=") for line in text.splitlines())
+    return tuple((name, around) for name, _, around in lines)
 
 
 def memory_mb(text: str) -> int:

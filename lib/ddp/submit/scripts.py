@@ -108,7 +108,7 @@ def training(
         reservation=params.reservation or "",
         is_sweep=sweep is not None,
         token_path=tokens.path(settings, run) if has_token else "",
-        metrics=fields.patterns(params.metric),
+        metrics=fields.metrics(params.metric),
         workdir=start.folder or folder,
         origin=start.origin,
         secrets_path=tokens.path(settings, run, operations.ENV_SUFFIX) if secrets else "",
