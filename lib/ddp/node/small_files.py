@@ -1,4 +1,4 @@
-"""Read JSON objects and the ends of logs, which programs may write meanwhile or replace by links and pipes."""
+"""Readers of JSON objects and the ends of logs that another program may write or replace meanwhile."""
 
 import errno
 import io
@@ -9,28 +9,28 @@ import stat
 import typing
 
 Json = dict[str, typing.Any]
-
-
 MAX_TAIL_BYTES = 256 * 1024
-
-
 MAX_JSON_BYTES = 4 * 1024 * 1024
 
 
 def read_object(path: pathlib.Path) -> Json:
-    """Read the JSON object in a file. Raises ValueError where the file holds no object."""
+    """Read the JSON object in a file. Raises OSError, and ValueError for other content."""
     with opened(path) as file:
-        try:
-            value: object = json.loads(file.read(MAX_JSON_BYTES))
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
+        text = file.read(MAX_JSON_BYTES)
+    try:
+        value: object = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return typing.cast(Json, value)
 
 
 def tail(path: pathlib.Path, limit: int) -> list[str]:
-    """Return the lines in the last `limit` bytes of a file, or in more where most of those are of one long line."""
+    """Return the lines in the last `limit` bytes of a file. Raises OSError.
+
+    If one long line fills most of them, more bytes are read.
+    """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         while True:
@@ -38,7 +38,8 @@ def tail(path: pathlib.Path, limit: int) -> list[str]:
             lines = file.read(limit).decode(errors="replace").splitlines()
             if size <= limit:
                 return lines
-            if len(lines[0]) < limit // 2 or limit >= MAX_JSON_BYTES:
+            is_cut_line_short = len(lines[0]) < limit // 2
+            if is_cut_line_short or limit >= MAX_JSON_BYTES:
                 return lines[1:] or lines
             limit = min(4 * limit, MAX_JSON_BYTES)
 

@@ -151,7 +151,7 @@ def _stacks(folder: pathlib.Path, job_id: int) -> _Stacks:
     """Return where the ranks were by the stacks in their logs."""
     stacks = _Stacks({}, set(), {})
     for log in attempt_files.rank_logs(folder, job_id):
-        lines = small_files.tail(pathlib.Path(log["path"]), _TAIL_BYTES)
+        lines = small_files.tail(log.path, _TAIL_BYTES)
         begins = [index for index, line in enumerate(lines) if _THREAD.match(line)]
         if not begins:
             continue
@@ -159,11 +159,11 @@ def _stacks(folder: pathlib.Path, job_id: int) -> _Stacks:
         frames = [frame for frame in found if frame]
         if not frames:
             continue
-        stacks.nodes[log["rank"]] = log["node"]
+        stacks.nodes[log.rank] = log.node
         if any(_WAITING.search(frame[1]) for frame in frames):
-            stacks.waiting.add(log["rank"])
+            stacks.waiting.add(log.rank)
         else:
-            stacks.stood[log["rank"]] = f"{frames[0][3]} ({frames[0][1]}:{frames[0][2]})"
+            stacks.stood[log.rank] = f"{frames[0][3]} ({frames[0][1]}:{frames[0][2]})"
     return stacks
 
 

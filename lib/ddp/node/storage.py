@@ -8,11 +8,25 @@ import time
 import typing
 
 from ddp.node import exit_codes, spool
-from ddp.node.diagnosis import messages
 
 CALL_S = 30.0  # for one call on a working filesystem, however busy
 PATIENCE_S = 900.0  # a mount is remounted in seconds; a server that is restarted may take minutes
 REPORT_S = 30.0
+
+# What a call on a shared filesystem returns once its client or server has failed (errno.h,
+# strerror(3)): FUSE's ends open calls with ECONNABORTED and later ones with ENOTCONN
+# (fs/fuse/dev.c), and one that was started again knows no open file, hence EBADF. Lustre and CephFS
+# give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT. Sockets, and closed files,
+# give most of them, too: they count with a path, or with other evidence.
+LOST_ERRORS = {
+    5: "Input/output error",
+    9: "Bad file descriptor",
+    103: "Software caused connection abort",
+    107: "Transport endpoint is not connected",
+    108: "Cannot send after transport endpoint shutdown",
+    110: "Connection timed out",
+    116: "Stale file handle",
+}
 
 T = typing.TypeVar("T")
 Claim = collections.abc.Callable[[], bool]
@@ -65,7 +79,7 @@ class Witness:
                 lambda: os.fsync(self._descriptor), CALL_S
             )  # answered by the client or the server, not by a cache
         except OSError as e:
-            is_over = e.errno is None or e.errno in messages.OF_FILESYSTEM
+            is_over = e.errno is None or e.errno in LOST_ERRORS
             return reason(e) if is_over else ""
         return ""
 

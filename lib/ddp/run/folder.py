@@ -15,7 +15,7 @@ import time
 
 from ddp.host.files import MAX_LISTED, RefusedError, replace
 from ddp.node import rank_connections, small_files, unpacking
-from ddp.node.diagnosis import attempt_files, verdicts
+from ddp.node.diagnosis import absent_ranks, attempt_files, evidence, excerpts, first_failure
 from ddp.run import metrics, places, reading, state
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
 from ddp.run.reading import Json
@@ -437,8 +437,8 @@ def _outputs(path: pathlib.Path, job_id: int, rank: int | None) -> list[pathlib.
     """Return a job's merged log, or the files of one rank's output in its last attempt, the last written last."""
     if rank is None:
         return [path / "logs" / f"{job_id}.out"]
-    found = [one for one in attempt_files.rank_logs(path, job_id) if one["rank"] == rank]
-    return [pathlib.Path(one["path"]) for one in sorted(found, key=lambda one: one["written"])]
+    found = [log for log in attempt_files.rank_logs(path, job_id) if log.rank == rank]
+    return [log.path for log in sorted(found, key=lambda log: log.written)]
 
 
 def read_log(
@@ -503,16 +503,21 @@ class FirstFailure:
 
 def find_failure(path: pathlib.Path, job_id: int, lines: int) -> FirstFailure:
     """Find why a job failed, with the user's own paths."""
-    failure = verdicts.first_failure(path, job_id, _MAX_FRAMES)
-    hosts = " ".join(
-        reading.tail(path / "control" / f"{int(job_id)}.hosts", 1 << 20)
-    ).split()  # in the ranks' order
-    node: int | None = failure.node
-    ranks, nodes = verdicts.absentees(path, int(job_id), failure.lines, hosts)
-    host = hosts[node] if node is not None and node < len(hosts) else ""
+    in_order = reading.tail(path / "control" / f"{int(job_id)}.hosts", 1 << 20)
+    hosts = " ".join(in_order).split()  # of the ranks
+    found = evidence.gather(path, job_id, hosts=hosts, max_lines=_MAX_FRAMES)
+    failure = first_failure.find(found)
+    absent = absent_ranks.find(found, failure.lines)
+
     known = read_places(path)
-    last = list(map(known.translate, failure.lines[-lines:]))
-    return FirstFailure(failure.rank, host, last, known.find(failure.lines), ranks, nodes)
+    return FirstFailure(
+        rank=failure.rank,
+        host=found.host(failure.node),
+        lines=[known.translate(line) for line in failure.lines[-lines:]],
+        place=known.find(failure.lines),
+        absent_ranks=absent.ranks,
+        absent_nodes=absent.hosts,
+    )
 
 
 def find_failed_elements(path: pathlib.Path, array: int) -> list[tuple[int, str]]:
@@ -523,7 +528,7 @@ def find_failed_elements(path: pathlib.Path, array: int) -> list[tuple[int, str]
     ]
     for number, log in sorted((int(number), log) for number, log in numbered if number.isdecimal()):
         lines = [line.strip() for line in reading.tail(log, 65536) if line.strip()]
-        errors = [line for line in lines if verdicts.TELLING.search(line)]
+        errors = [line for line in lines if excerpts.is_error(line)]
         if errors and not any(line.startswith("[DONE]") for line in lines[-1:]):
             failed.append((number, re.sub(r"^\w+:ddptrain:\[FATAL\] ", "", errors[-1])[:500]))
     return failed[:10]

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import re
 
-from ddp.node.diagnosis import messages
+from ddp.node.diagnosis import excerpts
 
 _FRAME = re.compile(r'\bFile "([^"<]+)", line (\d+)')
 
@@ -23,7 +23,7 @@ class Places:
 
     def find(self, lines: collections.abc.Sequence[str]) -> str:
         """Return where a failure arose in the user's code, such as train.py:21, by its last lines; "" if unknown."""
-        last, *above = [messages.RANK.sub("", line, count=1) for line in reversed(lines)] or [""]
+        last, *above = [excerpts.without_rank(line) for line in reversed(lines)] or [""]
         for line in (last, *itertools.takewhile(lambda line: line[:1].isspace(), above)):
             for path, number in reversed(_FRAME.findall(self.translate(line))):
                 if not path.startswith("/"):

@@ -9,12 +9,13 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from ddp.node.diagnosis import messages, verdicts
+from ddp.node import storage
+from ddp.node.diagnosis import verdicts
 from ddptrain import errors
 
 HOSTS = ["gpu-0", "gpu-1"]
 OURS, OTHERS = (
-    sorted(messages.OF_FILESYSTEM),
+    sorted(storage.LOST_ERRORS),
     [1, 2, 11, 12, 13, 17, 22, 24, 28, 32, 36, 98, 104, 111, 122],
 )
 AGENT = "{0}: E1120 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 2)"
@@ -109,10 +110,8 @@ def attempt(tmp_path: pathlib.Path) -> Attempt:
 
 
 def test_the_payload_and_the_job_know_the_same_errors():
-    assert set(messages.OF_FILESYSTEM) == errors.OF_FILESYSTEM
-    assert {
-        number: os.strerror(number) for number in messages.OF_FILESYSTEM
-    } == messages.OF_FILESYSTEM
+    assert set(storage.LOST_ERRORS) == errors.OF_FILESYSTEM
+    assert {number: os.strerror(number) for number in storage.LOST_ERRORS} == storage.LOST_ERRORS
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
@@ -133,7 +132,7 @@ def test_a_path_of_the_workspace_makes_it_the_filesystems_and_another_one_does_n
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as elsewhere:
         one = Attempt(pathlib.Path(folder))
         place = f"{one.top if is_inside else elsewhere}/data/{name.replace(' ', '_')}"
-        words = messages.OF_FILESYSTEM[number]
+        words = storage.LOST_ERRORS[number]
         one.fails(rank, WITH_PATH[wording].format(number=number, words=words, path=place), way=way)
         if is_away:
             one.log.append(AWAY["storage"].format(node=HOSTS[rank]))
@@ -157,7 +156,7 @@ def test_without_a_path_it_takes_another_sign_from_the_same_node(
         one = Attempt(pathlib.Path(folder))
         one.fails(
             rank,
-            WITHOUT_PATH[wording].format(number=number, words=messages.OF_FILESYSTEM[number]),
+            WITHOUT_PATH[wording].format(number=number, words=storage.LOST_ERRORS[number]),
             way=way,
         )
         if sign:
@@ -238,7 +237,7 @@ def test_what_rank_1_passes_on_is_rank_0s(
 ):
     words = WITH_PATH[wording].removeprefix("[FATAL] ")
     error = words.format(
-        number=number, words=messages.OF_FILESYSTEM[number], path=f"{attempt.top}/metrics.jsonl"
+        number=number, words=storage.LOST_ERRORS[number], path=f"{attempt.top}/metrics.jsonl"
     )
     attempt.fails(1, REPORTED[by].format(error=error), way="bare")
     if is_listed:

@@ -8,8 +8,7 @@ import typing
 import pytest
 import yaml
 
-from ddp.node import small_files
-from ddp.node.diagnosis import verdicts
+from ddp.node.diagnosis import absent_ranks, evidence, first_failure, rank_errors, verdicts
 
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    boom()\n{}\n'
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
@@ -57,12 +56,20 @@ def make_run(folder: pathlib.Path, logs: dict[int, str], merged: list[str]) -> p
     return folder
 
 
+def first(folder: pathlib.Path, job_id: int, lines: int) -> rank_errors.Failure:
+    return first_failure.find(evidence.gather(folder, job_id, hosts=[], max_lines=lines))
+
+
+def absent(folder: pathlib.Path, hosts: list[str]) -> tuple[list[int], list[str]]:
+    found = evidence.gather(folder, 12, hosts=hosts, max_lines=5)
+    ranks = absent_ranks.find(found, first_failure.find(found).lines)
+    return ranks.ranks, ranks.hosts
+
+
 @pytest.mark.parametrize("case", RANKS.values(), ids=RANKS)
 def test_the_rank_that_failed_first_is_found(tmp_path: pathlib.Path, case: dict[str, typing.Any]):
     logs = {rank: text(log) for rank, log in case["logs"].items()}
-    found = verdicts.first_failure(
-        make_run(tmp_path, logs, [text(line) for line in case.get("merged", [])]), 12, 5
-    )
+    found = first(make_run(tmp_path, logs, [text(line) for line in case.get("merged", [])]), 12, 5)
     assert (found.rank, found.node, found.lines[-1]) == (
         case["rank"],
         case["rank"] // 2,
@@ -74,31 +81,22 @@ def test_the_rank_that_failed_first_is_found(tmp_path: pathlib.Path, case: dict[
 def test_much_output_of_the_others_hides_no_rank(tmp_path: pathlib.Path):
     much = ["0: [rank0]: working"] * 50_000
     merged = [agent(0, -9, 0), BEGIN, *much, agent(1, 1, 0), *much, agent(0, 1, 0)]
-    found = verdicts.first_failure(make_run(tmp_path, {0: CUT, 2: "no more data\n"}, merged), 12, 5)
+    found = first(make_run(tmp_path, {0: CUT, 2: "no more data\n"}, merged), 12, 5)
     assert (found.rank, found.lines[-1]) == (2, "no more data")
 
 
 def test_a_message_longer_than_what_is_read_of_a_log_is_reported(tmp_path: pathlib.Path):
     long = TRACE.format(f"ValueError: {'x' * 100_000}") + "[W1120 x.cpp:9] Warning: not destroyed\n"
-    found = verdicts.first_failure(
-        make_run(tmp_path, {0: CUT, 2: long}, [agent(0, 1, 0), agent(1, 1, 0)]), 12, 5
-    )
+    found = first(make_run(tmp_path, {0: CUT, 2: long}, [agent(0, 1, 0), agent(1, 1, 0)]), 12, 5)
     assert found.rank == 2
     assert found.lines[-1].startswith("ValueError: xxxx")
-
-
-def test_of_a_line_without_end_its_last_part_is_read(tmp_path: pathlib.Path):
-    path = tmp_path / "log"
-    path.write_text(f"begin\n{'x' * 2 * small_files.MAX_JSON_BYTES}")
-    (line,) = small_files.tail(path, 1000)
-    assert len(line) == small_files.MAX_JSON_BYTES
 
 
 def test_what_a_rank_writes_as_it_leaves_comes_last(tmp_path: pathlib.Path):
     folder = make_run(tmp_path, {2: "no more data\n"}, [agent(1, 1, 0)])
     (log,) = folder.glob("logs/12.r0/node-1/*/attempt_0/0/*.log")
     log.with_name("stdout.log").write_text("step 7\n")
-    assert verdicts.first_failure(folder, 12, 5).lines == ["step 7", "no more data"]
+    assert first(folder, 12, 5).lines == ["step 7", "no more data"]
 
 
 @pytest.mark.parametrize(
@@ -125,9 +123,7 @@ def test_what_a_rank_writes_as_it_leaves_comes_last(tmp_path: pathlib.Path):
 def test_a_failure_before_any_rank_is_found_in_the_jobs_log(
     tmp_path: pathlib.Path, merged: list[str], lines: list[str]
 ):
-    found = verdicts.first_failure(
-        make_run(tmp_path, {}, ["[ENV] job=12", *merged] if merged else []), 12, 5
-    )
+    found = first(make_run(tmp_path, {}, ["[ENV] job=12", *merged] if merged else []), 12, 5)
     assert (found.rank, found.node, found.lines) == (None, None, lines)
 
 
@@ -176,10 +172,7 @@ def test_ranks_that_never_came_are_named_with_their_nodes(
 ):
     hosts = ["n0", "n1", "n2"]
     folder = make_run(tmp_path, {0: TRACE.format(message)}, [*merged, f"0: {message}"])
-    assert verdicts.absentees(folder, 12, verdicts.first_failure(folder, 12, 5).lines, hosts) == (
-        ranks,
-        nodes,
-    )
+    assert absent(folder, hosts) == (ranks, nodes)
     kind, node, words, _ = verdicts.blame(str(folder), "12", "12.r0", hosts)
     if len(nodes) == 1:
         answer = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} never joined the rendezvous"

@@ -1,269 +1,285 @@
-"""What the lines of a failure prove.
+"""Lines that the kernel, CUDA, NCCL and torch print of a fault, and what each proves.
 
-Each pattern is anchored to who writes the line: the kernel, NCCL, or torch by an exception's type and the begin of its
-text. A word anywhere in a message, or in what a program prints, proves nothing.
+Each pattern is anchored to who writes the line: by the line's beginning, or by an exception's type
+and the beginning of its text. A word anywhere in a message, or in what a program prints, proves
+nothing. To know another fault, add a row with its source.
 """
 
 import dataclasses
-import itertools
+import functools
 import re
 
-from ddp.node.diagnosis import rank_ends
+from ddp.node.diagnosis import excerpts, rank_ends
 
-RANK = re.compile(
-    r"^\[rank\d+\]: ?"
-)  # torch's prefix of an exception's lines within a process group
-_MODULES = r"(?:[A-Za-z_]\w*\.)*"  # before an exception's name
-_CHAINED = (
-    "During handling of the above exception, another exception occurred:",
-    "The above exception was the direct cause of the following exception:",
+MODULES = r"(?:[A-Za-z_]\w*\.)*"  # before an exception's name
+_OF_CUDA = (
+    rf"(?:{MODULES}(?:RuntimeError|AcceleratorError|CudaError|DeferredCudaCallError): "
+    r"|\s*what\(\):  )"
+    r"(?:\[PG [^\]]*\] [^:]*: |CUDA call failed lazily at initialization with error: )?CUDA "
 )
-# Faults of the machine: the kernel's NVRM, CUDA (driver_types.h) within torch's exceptions, NVML (nvml.h), nvidia-smi
-_BAD_NODE = re.compile(
-    r"(?:\[ *\d+\.\d+\] |\S[^\[\]]{0,60} kernel: (?:\[ *\d+\.\d+\] )?)?"  # as dmesg and the journal print it
-    r"NVRM: Xid \(PCI:[\da-fA-F:.]+\): (?!(?:13|31|43|45|68|69), )\d+, "  # those are a program's, by NVIDIA's catalog
-    rf"|(?:{_MODULES}(?:RuntimeError|AcceleratorError|CudaError|DeferredCudaCallError): |\s*what\(\):  )"
-    r"(?:\[PG [^\]]*\] [^:]*: |CUDA call failed lazily at initialization with error: )?CUDA (?:error: (?:"
-    r"(?:an )?uncorrectable (?:ECC|NVLink) error |device not ready|hardware stack error|no CUDA-capable device is |"
-    r"(?:all )?CUDA-capable device(?:s|\(s\) is/are) (?:are )?busy)"
-    r"|driver initialization failed)"
-    rf"|{_MODULES}NVMLError_(?:GpuIsLost|DriverNotLoaded|ResetRequired|IRQIssue|LibRmVersionMismatch|CorruptedInforom)\b"
-    r"|Failed to initialize NVML: "
+_SHM = "shared memory is full: use fewer workers, or a larger /dev/shm"
+_QUOTA = "quota -s, lfs quota or juicefs quota"
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineFault:
+    """A line that proves a fault of the machine, by its pattern."""
+
+    pattern: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramFault:
+    """A line with which a program fails, by its pattern, and its remedy."""
+
+    pattern: str
+    remedy: str
+    source: str
+    comes_again: bool = False  # another attempt would fail, too
+
+
+def _of_system(number: int, words: str) -> str:
+    """Return the pattern of an error of errno.h: Python's have the number, libraries' the words of strerror(3)."""
+    return (
+        rf"{MODULES}(?:\w+Error: \[Errno {number}\]"
+        rf"|(?:OS|IO|Runtime|Safetensor)Error: .*{words})"
+    )
+
+
+MACHINE_FAULTS = (
+    MachineFault(
+        r"(?:\[ *\d+\.\d+\] |\S[^\[\]]{0,60} kernel: (?:\[ *\d+\.\d+\] )?)?"
+        r"NVRM: Xid \(PCI:[\da-fA-F:.]+\): (?!(?:13|31|43|45|68|69), )\d+, ",
+        source="NVIDIA's kernel driver, as dmesg and the journal print it; the Xids left out are a"
+        " program's by NVIDIA's catalog of Xids",
+    ),
+    MachineFault(
+        rf"{_OF_CUDA}(?:error: (?:"
+        r"(?:an )?uncorrectable (?:ECC|NVLink) error |device not ready|hardware stack error"
+        r"|no CUDA-capable device is |(?:all )?CUDA-capable device(?:s|\(s\) is/are) (?:are )?busy)"
+        r"|driver initialization failed)",
+        source="torch's exceptions with the texts of CUDA's driver_types.h",
+    ),
+    MachineFault(
+        rf"{MODULES}NVMLError_(?:GpuIsLost|DriverNotLoaded|ResetRequired|IRQIssue"
+        r"|LibRmVersionMismatch|CorruptedInforom)\b",
+        source="pynvml, by the names of nvml.h",
+    ),
+    MachineFault(r"Failed to initialize NVML: ", source="nvidia-smi"),
+    MachineFault(
+        rf"(?:{MODULES}(?:DistBackendError|RuntimeError): |\s*what\(\):  .*)NCCL error in: .*"
+        r"(?:ncclSystemError|unhandled system error)",
+        source="torch's exception of an error of nccl.h",
+    ),
+    MachineFault(
+        r"ncclSystemError: System call (?!.*Last error: \w*[sS]ocket)",
+        source="the line that NCCL adds below torch's exception",
+    ),
 )
-# nccl.h, in torch's exception and in the line that NCCL adds below it
-_BAD_LINK = re.compile(
-    rf"(?:{_MODULES}(?:DistBackendError|RuntimeError): |\s*what\(\):  .*)NCCL error in: .*"
-    r"(?:ncclSystemError|unhandled system error)|ncclSystemError: System call (?!.*Last error: \w*[sS]ocket)"
+
+PROGRAM_FAULTS = (
+    # Another attempt may not meet these
+    ProgramFault(
+        rf"{MODULES}OSError: \[Errno 28\] .*'/dev/shm/",
+        _SHM,
+        source="Python's multiprocessing",
+    ),
+    ProgramFault(
+        r"RuntimeError: unable to .*</torch_.*>: No space left",
+        _SHM,
+        source="torch's shared memory (MapAllocator.cpp)",
+    ),
+    ProgramFault(
+        r"(torch\.(cuda\.)?)?OutOfMemoryError: |[\w.]+Error: CUDA (error: )?out of memory",
+        "use a smaller batch",
+        source="torch's CUDA allocator",
+    ),
+    ProgramFault(
+        r"([\w.]+_Array)?MemoryError\b|RuntimeError: .*DefaultCPUAllocator: |"
+        + _of_system(12, "Cannot allocate memory"),
+        "use a smaller batch, or more memory",
+        source="Python, NumPy, torch's alloc_cpu.cpp; ENOMEM",
+    ),
+    ProgramFault(
+        r"(its torchrun was )?killed by signal 7 ",
+        "a mapped file was cut, or /dev/shm is full",
+        source="rank_ends.py; signal(7), SIGBUS",
+    ),
+    ProgramFault(
+        r"RuntimeError: DataLoader worker .* Bus error|ERROR: Unexpected bus error encountered in w",
+        _SHM,
+        source="torch/csrc/DataLoader.cpp",
+    ),
+    ProgramFault(
+        rf"{MODULES}(?:Runtime|Accelerator)Error: "
+        r"(?:CUDA error: CUDA driver version is |The NVIDIA driver on)",
+        "torch needs a newer driver (nvidia-smi shows it), or an environment with an older CUDA",
+        source="CUDA's driver_types.h; c10/cuda/CUDAFunctions.cpp",
+    ),
+    ProgramFault(
+        r"(requests|urllib3|httpx|httpcore|aiohttp|botocore)\.[\w.]*"
+        r"(Connect|Timeout|ChunkedEncoding)"
+        r"|urllib\.error\.URLError|socket\.gaierror|huggingface_hub\.[\w.]*LocalEntryNotFound",
+        "a download failed: do the nodes reach its host?",
+        source="the exceptions of these packages",
+    ),
+    # These would come again
+    ProgramFault(
+        _of_system(122, "Disk quota exceeded"),
+        f"the quota is used up: {_QUOTA} show it",
+        source="errno.h, EDQUOT",
+        comes_again=True,
+    ),
+    ProgramFault(
+        _of_system(28, "(?<!>: )No space left on device"),  # `>: ` is torch's, of shared memory
+        f"remove files; {_QUOTA} show your limits",
+        source="errno.h, ENOSPC",
+        comes_again=True,
+    ),
+    ProgramFault(
+        _of_system(24, "Too many open files"),
+        "see ulimit -n; use fewer workers, or close files",
+        source="errno.h, EMFILE",
+        comes_again=True,
+    ),
+    ProgramFault(
+        r"FileNotFoundError\b",
+        "does the file exist on the nodes?",
+        source="Python; errno.h, ENOENT",
+        comes_again=True,
+    ),
+    ProgramFault(
+        f"(DataLoader worker )?{re.escape(rank_ends.NO_MEMORY)}",
+        "or use a smaller batch",
+        source="rank_ends.py, by the cgroup's oom_kill",
+        comes_again=True,
+    ),
+    ProgramFault(
+        r"RuntimeError: \[enforce fail at inline_container\.cc:",
+        f"was the disk full? {_QUOTA} show your limits",
+        source="torch's writer of zip archives (caffe2/serialize/inline_container.cc)",
+        comes_again=True,
+    ),
+    ProgramFault(
+        r"RuntimeError: Parent directory .* does not exist",
+        "does the folder exist on the nodes?",
+        source="torch.save",
+        comes_again=True,
+    ),
 )
-# Consequences of another rank's end, as torch, gloo and NCCL report them; a download's ConnectionResetError is none.
-# Three patterns, since one with a look-ahead takes the square of a long line's length.
+
+# A worker that was killed, by torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py
+_LOST_WORKER = re.compile(
+    r"RuntimeError: DataLoader worker \(pid(?:\(s\))? [\d, ]+\) "
+    r"(?:is killed by signal: Killed|exited unexpectedly)"
+)
+# Consequences of another rank's end, as torch, gloo and NCCL report them; a download's
+# ConnectionResetError is none. Three patterns: one with a look-ahead takes the square of a long
+# line's length.
 _OF_TORCH = re.compile(
-    rf"{_MODULES}(?:Dist\w*Error: |RuntimeError: (?:\[|Gloo |NCCL |Rank \d))|nccl\w+Error: |\s*what\(\): "
-    r"|\[[IWEF]\d{4} [\d:.]+ "
+    rf"{MODULES}(?:Dist\w*Error: |RuntimeError: (?:\[|Gloo |NCCL |Rank \d))|nccl\w+Error: "
+    r"|\s*what\(\): |\[[IWEF]\d{4} [\d:.]+ "
 )
 _COLLECTIVE = re.compile(
     r"Dist\w+Error|gloo|nccl|c10d|TCPStore|ProcessGroup|\bRank \d", re.IGNORECASE
 )
 _PEER_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exit(?:ed|ing)|connect timeout"
-    r"|collective operation timeout|communicator was aborted|recvValue failed|heartbeat monitor|Last error: \w*socket",
+    r"|collective operation timeout|communicator was aborted|recvValue failed|heartbeat monitor"
+    r"|Last error: \w*socket",
     re.IGNORECASE,
 )
-_PEER_LEFT = re.compile(
-    rf"(?:(?:\w+:ddptrain:)?\[FATAL\] )?(?:rank \d+ leaves:|a rank (?:was lost|did not answer)\b)"  # of the payload
-    rf"|{_MODULES}(?:SharedError|LostError|PeerError|SignalException)\b|Signal \d+ "
+_PEER_LEFT = re.compile(  # the payload's; the last line is torchrun's
+    r"(?:(?:\w+:ddptrain:)?\[FATAL\] )?(?:rank \d+ leaves:|a rank (?:was lost|did not answer)\b)"
+    rf"|{MODULES}(?:SharedError|LostError|PeerError|SignalException)\b|Signal \d+ "
 )
-# Faults of the network, where no rank failed by itself: errors of gloo, NCCL and errno.h
-CUT = re.compile(
-    r"[Cc]onnection (closed|refused|reset|timed out)|Broken pipe|remote process exit(?:ed|ing)|No route to host"
-    r"|Network is unreachable"
-)
-_SHM = "shared memory is full: use fewer workers, or a larger /dev/shm"
-# Python's errors begin with the number, torch's, h5py's and safetensors' have strerror(3)'s words; `>: ` is torch's shm
-_OF_SYSTEM = rf"{_MODULES}(?:\w+Error: \[Errno %s\]|(?:OS|IO|Runtime|Safetensor)Error: .*%s)"
-# What a call on a shared filesystem returns once its client or server has failed (errno.h, strerror(3)): FUSE's ends
-# open calls with ECONNABORTED and later ones with ENOTCONN (fs/fuse/dev.c), and one that was started again knows no
-# open file, hence EBADF. Lustre and CephFS give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT.
-# Sockets, and closed files, give most of them, too: they count with a path, or with other evidence.
-OF_FILESYSTEM = {
-    5: "Input/output error",
-    9: "Bad file descriptor",
-    103: "Software caused connection abort",
-    107: "Transport endpoint is not connected",
-    108: "Cannot send after transport endpoint shutdown",
-    110: "Connection timed out",
-    116: "Stale file handle",
-}
-_OF_LIMITS = (12, 24, 28, 122)  # memory, open files, room, quota
-_NUMBERS = {words: number for number, words in OF_FILESYSTEM.items()}
-_WORDS = "|".join(map(re.escape, _NUMBERS))
-_REFUSED = re.compile(
-    rf"{_MODULES}\w*Error: (?:\[\(.*?)?\[Errno (\d+)\]"
-)  # Python's; shutil.copytree's is in a list
-_REFUSED_BY_LIBRARY = re.compile(
-    rf"(?:{_MODULES}(?:OS|IO|Runtime|Safetensor)Error: |\s*what\(\):  filesystem error: ).*({_WORDS})"
-)
-_REFUSED_BEHIND_PATH = re.compile(
-    rf": ({_WORDS})(?:;|$)"
-)  # of the payload (files.py) and of the shell's commands
 # How a rank reports another one (distributed.py of the payload): its number, its node, its error
-_PASSED_ON = re.compile(
-    rf"(?:(?:\w+:ddptrain:)?\[FATAL\] |{_MODULES}(?:Shared|Peer)Error: )?(?:rank \d+ leaves: )?"
+PASSED_ON = re.compile(
+    rf"(?:(?:\w+:ddptrain:)?\[FATAL\] |{MODULES}(?:Shared|Peer)Error: )?(?:rank \d+ leaves: )?"
     r"rank (?P<rank>\d+) on (?P<node>\S+): "
 )
-_QUOTED_PATH = re.compile(r"(['\"])(/.*?)\1")
-_BARE_PATH = re.compile(r"(?<![\w.'\"/])/[^\s'\":;,()\[\]<>]+")
-_RELATIVE_PATH = re.compile(r": '([^'/][^']*)'(?: -> '[^']*')?$")
-# What a program says whose files went away without an errno: the writers of torch, C++ and NumPy, and Python's imports
-_OF_FILES = re.compile(
-    rf"\[Errno (?!(?:{'|'.join(map(str, _OF_LIMITS))})\])\d+\]|Bus error|SIGBUS|signal 7 |{_WORDS}|inline_container\.cc"
-    r"|PytorchStream|iostream error|requested and \d+ written|Parent directory .* does not exist|SafetensorError"
-    r"|ModuleNotFoundError|ImportError|BadZipFile|EOFError"
+# Faults of the network, if no rank failed by itself: errors of gloo, NCCL and errno.h
+_CUT = re.compile(
+    r"[Cc]onnection (closed|refused|reset|timed out)|Broken pipe|remote process exit(?:ed|ing)"
+    r"|No route to host|Network is unreachable"
 )
-_QUOTA = "quota -s, lfs quota or juicefs quota"
-# Faults of the program by their exceptions (errno.h's numbers), each with its remedy: those that another attempt may
-# not meet, then those that would come again
-_PASSING = {
-    rf"{_MODULES}OSError: \[Errno 28\] .*'/dev/shm/|RuntimeError: unable to .*</torch_.*>: No space left": _SHM,
-    r"(torch\.(cuda\.)?)?OutOfMemoryError: |[\w.]+Error: CUDA (error: )?out of memory": "use a smaller batch",
-    r"([\w.]+_Array)?MemoryError\b|RuntimeError: .*DefaultCPUAllocator: |"
-    + _OF_SYSTEM % (12, "Cannot allocate memory"): "use a smaller batch, or more memory",
-    r"(its torchrun was )?killed by signal 7 ": "a mapped file was cut, or /dev/shm is full",
-    r"RuntimeError: DataLoader worker .* Bus error|ERROR: Unexpected bus error encountered in w": _SHM,
-    rf"{_MODULES}(?:Runtime|Accelerator)Error: (?:CUDA error: CUDA driver version is |The NVIDIA driver on)": (
-        "torch needs a newer driver (nvidia-smi shows it), or an environment with an older CUDA"
-    ),
-    r"(requests|urllib3|httpx|httpcore|aiohttp|botocore)\.[\w.]*(Connect|Timeout|ChunkedEncoding)"
-    r"|urllib\.error\.URLError|socket\.gaierror|huggingface_hub\.[\w.]*LocalEntryNotFound": (
-        "a download failed: do the nodes reach its host?"
-    ),
-}
-_LASTING = {
-    _OF_SYSTEM % (122, "Disk quota exceeded"): f"the quota is used up: {_QUOTA} show it",
-    _OF_SYSTEM
-    % (28, "(?<!>: )No space left on device"): f"remove files; {_QUOTA} show your limits",
-    _OF_SYSTEM % (24, "Too many open files"): "see ulimit -n; use fewer workers, or close files",
-    r"FileNotFoundError\b": "does the file exist on the nodes?",
-    f"(DataLoader worker )?{re.escape(rank_ends.NO_MEMORY)}": "or use a smaller batch",
-    r"RuntimeError: \[enforce fail at inline_container\.cc:": f"was the disk full? {_QUOTA} show your limits",
-    r"RuntimeError: Parent directory .* does not exist": "does the folder exist on the nodes?",
-}
-_KNOWN = [
-    (re.compile(pattern), comes_again, remedy)
-    for comes_again, faults in ((False, _PASSING), (True, _LASTING))
-    for pattern, remedy in faults.items()
-]
-# A worker that was killed, by torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py
-LOST_WORKER = re.compile(
-    rf"(?:{RANK.pattern})?RuntimeError: DataLoader worker \(pid(?:\(s\))? [\d, ]+\) "
-    r"(?:is killed by signal: Killed|exited unexpectedly)"
-)
-# libstdc++'s words as a thread of gloo's releases the last tensor while Python shuts down: asking for the GIL ends the
-# thread, inside of a destructor (~AsyncWork). No thread has a Python frame then. Python 3.14 lets it wait;
-# in our environments ddptrain.startup waits for it.
+# libstdc++'s words as a thread of gloo's releases the last tensor while Python shuts down: asking
+# for the GIL ends the thread, inside of a destructor (~AsyncWork). No thread has a Python frame
+# then. Python 3.14 lets it wait; in our environments ddptrain.startup waits for it.
 _TERMINATED = "terminate called without an active exception"
 _NO_FRAME = "<no Python frame>"
-NOT_DESTROYED = (  # the first alone is not enough where a model of DDP still holds the group
+NOT_DESTROYED = (  # the first alone is not enough if a model of DDP still holds the group
     "aborted by torch after the program's last line, since its process group still existed: "
     "end it with torch.distributed.destroy_process_group() and os._exit(0)"
 )
 
 
-def proves_node(lines: list[str]) -> bool:
+def proves_machine_fault(lines: list[str]) -> bool:
     """Return whether a rank's last line, or an exception that led to it, proves a fault of the machine."""
-    return any(_BAD_NODE.match(line) or _BAD_LINK.match(line) for line in _raised(lines, _CHAINED))
+    for line in excerpts.raised(lines, with_context=True):
+        if any(_compiled(fault.pattern).match(line) for fault in MACHINE_FAULTS):
+            return True
+    return False
 
 
-def _raised(lines: list[str], chained: tuple[str, ...]) -> list[str]:
-    """Return a rank's last line, and the first lines of the exceptions before a line of `chained`."""
-    bare = [RANK.sub("", line, count=1) for line in lines]
-    found, raised = bare[-1:], ""
-    for before, line in itertools.pairwise(bare):
-        if before[:1].isspace() and not line[:1].isspace():
-            raised = line  # the first line behind a traceback's frames
-        if line in chained:
-            found.append(raised)
-    return found
+def find_program_fault(lines: list[str]) -> ProgramFault | None:
+    """Return the known fault of a program in a rank's last lines.
 
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """What the operating system refused a rank."""
-
-    number: int  # errno.h's
-    paths: tuple[str, ...]  # (): unknown, or none as of a socket
-    node: str = ""  # where; "": the rank's own
-
-    @property
-    def is_of_filesystem(self) -> bool:
-        """Return whether a shared filesystem that has failed gives this error."""
-        return self.number in OF_FILESYSTEM
-
-    @property
-    def may_be_of_files(self) -> bool:
-        """Return whether files that went away may be the reason, as no limit is."""
-        return self.number not in _OF_LIMITS
-
-
-def refusal(lines: list[str]) -> Refusal | None:
-    """Find the refusal of the operating system in a rank's last lines; a filesystem's goes first."""
-    found = [refused for line in _raised(lines, _CHAINED) if (refused := _parse_refusal(line))]
-    of_filesystem = [refused for refused in found if refused.is_of_filesystem]
-    return next(iter([*of_filesystem, *found]), None)
-
-
-def _parse_refusal(line: str) -> Refusal | None:
-    passed = _PASSED_ON.match(line)
-    rest = line[passed.end() :] if passed else line
-    number = _number(rest)
-    if number is None:
-        return None
-    return Refusal(number, paths(rest), passed["node"] if passed else "")
-
-
-def _number(line: str) -> int | None:
-    """Return the errno that an error names by number or words; None where it names none."""
-    if found := _REFUSED.match(line):
-        return int(found[1])
-    if found := _REFUSED_BY_LIBRARY.match(line):
-        return _NUMBERS[found[1]]
-    found = _REFUSED_BEHIND_PATH.search(line)
-    if found and paths(line[: found.start()]):
-        return _NUMBERS[found[1]]
+    The last line counts first, then the exceptions that it was raised from; one that was handled
+    explains nothing.
+    """
+    for line in excerpts.raised(lines, with_context=False):
+        for fault in PROGRAM_FAULTS:
+            if _compiled(fault.pattern).match(line):
+                return fault
     return None
 
 
-def reported_of(line: str) -> int | None:
-    """Return the rank whose failure another rank reports; None if it only reports a lost one."""
-    line = RANK.sub("", line, count=1)
-    found = _PASSED_ON.match(line)
+def is_lost_worker(line: str) -> bool:
+    """Return whether DataLoader reports that one of its workers was killed."""
+    return _LOST_WORKER.match(excerpts.without_rank(line)) is not None
+
+
+def reports_peer(line: str) -> bool:
+    """Return whether a line reports the loss of another rank."""
+    line = excerpts.without_rank(line)
+    if has_left(line):
+        return True
+    if not _OF_TORCH.match(line):
+        return False
+    return bool(_PEER_LOST.search(line) and _COLLECTIVE.search(line))
+
+
+def has_left(line: str) -> bool:
+    """Return whether a rank reports that it ends because of another one."""
+    return _PEER_LEFT.match(line) is not None
+
+
+def reported_rank(line: str) -> int | None:
+    """Return the rank whose own failure another rank reports; None if it only reports a lost one."""
+    line = excerpts.without_rank(line)
+    found = PASSED_ON.match(line)
     if found is None or reports_peer(line[found.end() :]):
         return None
     return int(found["rank"])
 
 
-def paths(line: str) -> tuple[str, ...]:
-    """Return the paths that an error names; a relative one is that in quotes at its end."""
-    quoted = [match[2] for match in _QUOTED_PATH.finditer(line)]
-    bare = _BARE_PATH.findall(_QUOTED_PATH.sub("", line))
-    relative = [match[1] for match in _RELATIVE_PATH.finditer(line)]
-    return (*quoted, *bare, *relative)
+def reports_cut(line: str) -> bool:
+    """Return whether a line reports a connection that the network cut."""
+    return _CUT.search(line) is not None
 
 
-def is_of_files(line: str) -> bool:
-    """Return whether an error may come from files that went away: with other evidence it does."""
-    return bool(_OF_FILES.search(line))
-
-
-def reports_peer(line: str) -> bool:
-    """Return whether a line reports the loss of another rank."""
-    line = RANK.sub("", line, count=1)
-    return has_left(line) or bool(
-        _OF_TORCH.match(line) and _PEER_LOST.search(line) and _COLLECTIVE.search(line)
-    )
-
-
-def has_left(line: str) -> bool:
-    """Return whether a rank reports that it ends because of another one."""
-    return bool(_PEER_LEFT.match(line))
-
-
-def known(lines: list[str]) -> tuple[bool, str] | None:
-    """Return whether a fault of the program would come again, and its remedy; None for an unknown one.
-
-    The last line counts first, then the exceptions that it was raised from; one that was handled explains nothing.
-    """
-    return next(
-        (one[1:] for line in _raised(lines, _CHAINED[1:]) for one in _KNOWN if one[0].match(line)),
-        None,
-    )
-
-
-def was_not_destroyed(lines: list[str]) -> bool:
+def was_group_left(lines: list[str]) -> bool:
     """Return whether torch aborted a rank whose program had ended without `destroy_process_group`."""
     if _TERMINATED not in lines:
         return False
     after = lines[lines.index(_TERMINATED) :]
-    return any(_NO_FRAME in line for line in after) or not any(
-        line.startswith("  File ") for line in after
-    )
+    if any(_NO_FRAME in line for line in after):
+        return True
+    return not any(line.startswith("  File ") for line in after)
