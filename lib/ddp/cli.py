@@ -1,4 +1,4 @@
-"""The terminal's front end: a command for each verb, with a flag or an argument for each of its options."""
+"""The terminal's front end: a command for each verb, a flag or an argument for each of its options."""
 
 import collections.abc
 import contextlib
@@ -16,7 +16,7 @@ import cloup
 
 import ddp
 from ddp.actions import verbs
-from ddp.options import config, declared, fields
+from ddp.options import config, declared, fields, models
 from ddp.problem import ParameterError, Problem, one_line
 from ddp.results.result import SCHEMA, Result, texts_of, values_of
 from ddp.settings import Settings
@@ -28,12 +28,8 @@ _CONTEXT: dict[str, typing.Any] = {
     "max_content_width": 120,
     "formatter_settings": cloup.HelpFormatter.settings(col1_max_width=36, col2_min_width=40),
 }
-_SBATCH = (
-    "account",
-    "partition",
-    "qos",
-    "reservation",
-)  # that SBATCH_ACCOUNT and the like set (sbatch(1))
+# Options that SBATCH_ACCOUNT and the like set (sbatch(1))
+_SBATCH = ("account", "partition", "qos", "reservation")
 _GROUP_HELP = {
     "env": "Make, list and remove environments of packages.",
     "image": "Import container images.",
@@ -76,58 +72,71 @@ def program(context: click.Context, *, is_json: bool, workspace: str | None) -> 
     """
     context.obj = Session({"workspace": workspace}, is_json)
     if context.invoked_subcommand is None:
-        daily = (
-            (f"ddp {verb.name}", _summary(verb))
-            for verb in verbs.ALL.values()
-            if verb.section == "Every day"
-        )
-        lines = "\n".join(f"  {command:12}{summary}" for command, summary in daily)
-        click.echo(
-            f"The commands of every day:\n\n{lines}\n\nAll commands: ddp --help. Options of one: ddp submit --help."
-        )
+        click.echo(_introduction())
+
+
+def _introduction() -> str:
+    """List the commands of every day, for someone who types `ddp` alone."""
+    lines = ["The commands of every day:", ""]
+    for verb in verbs.ALL.values():
+        if verb.section == "Every day":
+            command = f"ddp {verb.name}"
+            lines.append(f"  {command:12}{_summary(verb)}")
+
+    lines += ["", "All commands: ddp --help. Options of one: ddp submit --help."]
+    return "\n".join(lines)
 
 
 def main() -> typing.NoReturn:
     """Run the command line, and exit without waiting for threads that a filesystem blocks."""
     os.umask(0o022)
-    code = OK
-    try:
-        if sys.argv[1:] == ["serve"]:  # the charm, which has no terminal
-            from ddp import service  # noqa: PLC0415 - a user's command starts without it
+    if sys.argv[1:] == ["serve"]:  # the charm, which has no terminal
+        from ddp import service  # noqa: PLC0415 - a user's command starts without it
 
-            service.main()
-        found = program.main(prog_name="ddp", standalone_mode=False)
-        code = found if isinstance(found, int) else OK
-    except click.exceptions.Abort:
-        click.echo("ddp: interrupted; a submitted job goes on, see: ddp list", err=True)
-        code = FAILED
-    except click.exceptions.NoArgsIsHelpError as e:  # a group of commands alone
-        click.echo(e.message, err=True)
-        code = USAGE
-    except click.UsageError as e:
-        where = e.ctx.command_path if e.ctx is not None else "ddp"
-        click.echo(f"{where}: {_mistake(e)} see: {where} --help", err=True)
-        code = USAGE
-    except click.ClickException as e:
-        click.echo(f"ddp: {one_line(e.format_message())}", err=True)
-        code = FAILED
-    except (
-        SystemExit
-    ) as e:  # click's: a word is completed, or the reader of the output, such as head, has enough
-        code = e.code if "_DDP_COMPLETE" in os.environ and isinstance(e.code, int) else OK
+        service.main()
+
+    code = _run_program()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
+def _run_program() -> int:
+    """Run the command that was typed, write any mistake in it, and return the exit status."""
+    try:
+        found = program.main(prog_name="ddp", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("ddp: interrupted; a submitted job goes on, see: ddp list", err=True)
+        return FAILED
+    except click.exceptions.NoArgsIsHelpError as e:  # a group of commands alone
+        click.echo(e.message, err=True)
+        return USAGE
+    except click.UsageError as e:
+        where = e.ctx.command_path if e.ctx is not None else "ddp"
+        click.echo(f"{where}: {_mistake(e)} see: {where} --help", err=True)
+        return USAGE
+    except click.ClickException as e:
+        click.echo(f"ddp: {one_line(e.format_message())}", err=True)
+        return FAILED
+    except SystemExit as e:
+        # From click: it completes a word, or the reader of the output, such as head, has enough
+        is_completion = "_DDP_COMPLETE" in os.environ
+        return e.code if is_completion and isinstance(e.code, int) else OK
+    return found if isinstance(found, int) else OK
+
+
 def _mistake(e: click.UsageError) -> str:
-    """Return click's message in the form of ours, with what separates it from the next."""
+    """Return click's message in our form, with the mark that separates it from the next sentence."""
     text = one_line(e.format_message()).rstrip(".").replace(". Did you mean", "; did you mean")
-    if isinstance(e, click.NoSuchOption):  # the first possibility is the most similar one
-        meant = "".join(f"; did you mean {name}?" for name in (e.possibilities or ())[:1])
-        text = one_line(f"no option {e.option_name}{meant}")
-    return text[:1].lower() + text[1:] + ("" if text.endswith("?") else ";")
+    if isinstance(e, click.NoSuchOption):
+        text = f"no option {e.option_name}"
+        if e.possibilities:  # the first one is the most similar
+            text += f"; did you mean {e.possibilities[0]}?"
+        text = one_line(text)
+
+    text = text[:1].lower() + text[1:]
+    return text if text.endswith("?") else f"{text};"
 
 
 def settings_of(session: Session) -> Settings:
@@ -147,21 +156,16 @@ def perform(
     given: collections.abc.Mapping[str, object],
     arguments: tuple[str, ...] = (),
 ) -> int:
-    """Do a verb with flags as click parsed them; return the exit status."""
+    """Perform a verb with the flags that click parsed, and return the exit status."""
     from ddp.host import files  # noqa: PLC0415 - `ddp --help` starts without them
     from slurm_ddp import commands  # noqa: PLC0415
 
-    params = _parsed(session, verb, given, arguments)
+    params = _parse(session, verb, given, arguments)
     to = screen.Screen(is_json=session.is_json)
     try:
-        if not {"-h", "--help"}.isdisjoint(arguments) and "workload" in verb.options.model_fields:
-            from ddp.submit import precheck  # noqa: PLC0415
-
-            if text := precheck.help_of(
-                config.payload(), str(getattr(params, "workload", "")), arguments
-            ):
-                click.echo(text)
-                return OK
+        if text := _help_of_workload(params, arguments):
+            click.echo(text)
+            return OK
         answer = verb.do_when_ready(settings_of(session), params, to.log)
         if answer is not None:  # else it was shown as it went on
             _write(session, to, verb, answer)
@@ -176,22 +180,32 @@ def perform(
     return FAILED
 
 
+def _help_of_workload(params: fields.Parsed, arguments: tuple[str, ...]) -> str:
+    """Return the help of the workload that `ddp submit gpt --help` asks for, or ""."""
+    asks_for_help = "-h" in arguments or "--help" in arguments
+    if not asks_for_help or not isinstance(params, models.Training):
+        return ""
+    from ddp.submit import precheck  # noqa: PLC0415 - the other commands start without it
+
+    return precheck.help_of(config.payload(), params.workload, arguments) or ""
+
+
 def _write(session: Session, to: screen.Screen, verb: verbs.Verb, answer: verbs.Answer) -> None:
     """Write the thing asked for on standard output, and its headers on standard error."""
     texts = texts_of(answer)
     to.close()
     if session.is_json:
-        record = (
-            answer.record()
-            if isinstance(answer, Result)
-            else {"schema": SCHEMA, **values_of(texts)}
-        )
+        record = {"schema": SCHEMA, **values_of(texts)}
+        if isinstance(answer, Result):
+            record = answer.record()
         click.echo(json.dumps(record, indent=1))
         return
+
     shown = {name: text for name, text in texts.items() if name not in verb.hidden}
     if not isinstance(answer, Result) or answer.text is None:
         to.show(shown)
         return
+
     for name, text in shown.items():
         if text != answer.text:
             to.log(f"{name}: {text}")
@@ -199,96 +213,145 @@ def _write(session: Session, to: screen.Screen, verb: verbs.Verb, answer: verbs.
         click.echo(answer.text.removesuffix("\n"))
 
 
-def _parsed(
+# -- options as they are typed -----------------------------------------------------------------------------------------
+
+
+def _parse(
     session: Session,
     verb: verbs.Verb,
     given: collections.abc.Mapping[str, object],
     arguments: tuple[str, ...],
 ) -> fields.Parsed:
     """Parse a verb's options. Raises click.UsageError."""
-    values: dict[str, object] = {}
-    more: dict[str, object] = {"is_json": session.is_json}
     options = declared.options(verb.options)
+    given, secrets = _without_secrets(verb, given)
+    values = _values(options, given)
+    context: dict[str, object] = {"is_json": session.is_json, "secrets": secrets}
+    try:
+        if "workload" in values:
+            values, arguments, typed_in = _unwrap(values, arguments)
+            context |= typed_in
+        values, odd_paths = _resolve_paths(options, values)
+        params = fields.parse(verb.options, values)
+    except ParameterError as e:
+        raise click.UsageError(_as_flag(verb, e)) from e
+
+    context |= odd_paths
+    context["arguments"] = arguments
+    known = type(params).model_fields
+    update = {name: value for name, value in context.items() if name in known and value}
+    return params.model_copy(update=update)
+
+
+def _without_secrets(
+    verb: verbs.Verb, given: collections.abc.Mapping[str, object]
+) -> tuple[collections.abc.Mapping[str, object], dict[str, str]]:
+    """Take the names of exported secrets out of --env, whose words stand in the job's script.
+
+    Returns the options without them, and the secrets with their values.
+    """
+    if "secrets" not in verb.options.model_fields:
+        return given, {}
+    words = typing.cast("tuple[str, ...]", given.get("env") or ())
+    names = [word for word in words if fields.is_secret(word) and word in os.environ]
+    secrets = {name: os.environ[name] for name in names}
+    shown = tuple(word for word in words if word not in secrets)
+    return {**given, "env": shown}, secrets
+
+
+def _values(
+    options: collections.abc.Iterable[declared.Option], given: collections.abc.Mapping[str, object]
+) -> dict[str, object]:
+    """Collect the options that have a value: a flag's, sbatch's variable's or the terminal's default."""
+    values: dict[str, object] = {}
     for option in options:
-        value = given.get(option.name.replace("-", "_"))
-        if option.name == "env" and "secrets" in verb.options.model_fields:
-            words = typing.cast("tuple[str, ...]", value or ())
-            hidden = [word for word in words if fields.is_secret(word) and word in os.environ]
-            more["secrets"] = {word: os.environ[word] for word in hidden}
-            value = tuple(word for word in words if word not in hidden)
+        value = given.get(_attribute(option))
         if isinstance(value, tuple):
             value = _joined(option, typing.cast("tuple[str, ...]", value)) or None
         if value is None and option.name in _SBATCH:
             value = os.environ.get(f"SBATCH_{option.name.upper()}") or None
-        value = option.text.terminal if value is None else value
+        if value is None:
+            value = option.text.terminal
         if value is not None:
             values[option.name] = value
-    try:
-        if "workload" in values:
-            from ddp.submit import typed  # noqa: PLC0415 - the other commands start without it
+    return values
 
-            values, arguments = typed.unwrap(values, arguments)
-            active = (
-                values.pop("active", None)
-                or os.environ.get("VIRTUAL_ENV")
-                or os.environ.get("CONDA_PREFIX")
-            )
-            more |= {"ranks": values.pop("ranks", None), "typed_in": _here(), "active": active}
-        is_module = bool(values.get("module"))
-        for option in (
-            one
-            for one in options
-            if one.name in values and not (is_module and one.name == "workload")
-        ):
-            value = _absolute(option, values[option.name])
-            may_be_odd = option.text.is_path or (
-                option.text.may_be_path and str(value).startswith("/")
-            )
-            if may_be_odd and _is_odd(
-                value
-            ):  # a path of this account's; an action's is held to an alphabet
-                more[option.name.replace("-", "_")], value = value, "/path"
-            values[option.name] = value
-        params = fields.parse(verb.options, values)
-    except ParameterError as e:
-        raise click.UsageError(_as_flag(verb, e)) from e
-    known = type(params).model_fields
-    more["arguments"] = arguments
-    return params.model_copy(
-        update={name: value for name, value in more.items() if name in known and value}
-    )
+
+def _unwrap(
+    values: dict[str, object], arguments: tuple[str, ...]
+) -> tuple[dict[str, object], tuple[str, ...], dict[str, object]]:
+    """Replace a typed launcher by the program that it starts, and note where all this was typed.
+
+    Returns the options, the program's arguments and what only a terminal knows. Raises ParameterError.
+    """
+    from ddp.submit import typed  # noqa: PLC0415 - the other commands start without it
+
+    values, arguments = typed.unwrap(values, arguments)
+    active = values.pop("active", None)
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        active = active or os.environ.get(variable)
+    typed_in = {"ranks": values.pop("ranks", None), "typed_in": _here(), "active": active}
+    return values, arguments, typed_in
+
+
+def _resolve_paths(
+    options: collections.abc.Iterable[declared.Option], values: dict[str, object]
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Resolve relative paths, and set aside those with letters that an action's alphabet does not have.
+
+    A path of this account's own may have them: the model is checked with another path in its place.
+    """
+    values = dict(values)
+    odd_paths: dict[str, object] = {}
+    for option in options:
+        is_module_name = option.name == "workload" and bool(values.get("module"))
+        if option.name not in values or is_module_name:
+            continue
+        value = _absolute(option, values[option.name])
+        if _is_path(option, value) and _is_odd(value):
+            odd_paths[_attribute(option)] = value
+            value = "/path"
+        values[option.name] = value
+    return values, odd_paths
+
+
+def _attribute(option: declared.Option) -> str:
+    return option.name.replace("-", "_")
+
+
+def _is_path(option: declared.Option, value: object) -> bool:
+    return option.text.is_path or (option.text.may_be_path and str(value).startswith("/"))
 
 
 def _joined(option: declared.Option, words: tuple[str, ...]) -> str:
     """Join the words of a repeated option. A variable without a value gets the one that it has here."""
     if option.name != "env":
         return option.text.separator.join(words)
-    return shlex.join(
-        f"{word}={os.environ[word]}" if word in os.environ else word for word in words
-    )
+    variables: list[str] = []
+    for word in words:
+        is_exported = word in os.environ
+        variables.append(f"{word}={os.environ[word]}" if is_exported else word)
+    return shlex.join(variables)
 
 
 def _absolute(option: declared.Option, value: object) -> object:
     """Resolve a relative path against the current folder."""
-    if not isinstance(value, str) or value in ("", *option.text.words) or value[0] == "/":
+    if not isinstance(value, str) or value in ("", *option.text.words) or value.startswith("/"):
         return value
-    if not option.text.is_path and not (
-        option.text.may_be_path and value.startswith(("./", "../"))
-    ):
+    is_marked = value.startswith(("./", "../"))
+    if not option.text.is_path and not (option.text.may_be_path and is_marked):
         return value
     path = pathlib.Path(_here()) / value
-    return str(
-        path.parent.resolve() / path.name if ".." in path.parent.parts else path
-    )  # a link's own name stays
+    if ".." in path.parent.parts:
+        path = path.parent.resolve() / path.name  # a link keeps its own name
+    return str(path)
 
 
 def _is_odd(path: object) -> bool:
-    """Return whether a path has blanks or letters that few others have, but nothing that a terminal would obey."""
-    return (
-        isinstance(path, str)
-        and path.isprintable()
-        and re.search(r"[^A-Za-z0-9._/+@=-]", path) is not None
-    )
+    """Return whether a path has blanks or unusual letters, but nothing that a terminal would obey."""
+    if not isinstance(path, str) or not path.isprintable():
+        return False
+    return re.search(r"[^A-Za-z0-9._/+@=-]", path) is not None
 
 
 def _here() -> str:
@@ -299,68 +362,71 @@ def _here() -> str:
 
 
 def _as_flag(verb: verbs.Verb, e: Problem) -> str:
-    """Format an error, with its option as a terminal's user types it."""
-    named = {option.name for option in declared.options(verb.options) if not option.text.argument}
-    return f"--{e}" if isinstance(e, ParameterError) and e.name in named else str(e)
+    """Format an error with its option as it is typed in a terminal."""
+    flags = {option.name for option in declared.options(verb.options) if not option.text.argument}
+    is_of_flag = isinstance(e, ParameterError) and e.name in flags
+    return f"--{e}" if is_of_flag else str(e)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
 
 
 def _command(verb: verbs.Verb) -> click.Command:
-    groups: dict[str, cloup.OptionGroup] = {}
-    parameters: list[click.Parameter] = []
-    for option in sorted(
-        declared.options(verb.options), key=lambda option: _GROUPS.index(option.text.group)
-    ):
-        group = groups.setdefault(
-            option.text.group, cloup.OptionGroup(option.text.group or "Options")
-        )
-        parameters.append(_argument(option) if option.text.argument else _flag(option, group))
-    as_json = cloup.Option(
-        ["--json", "is_json"], is_flag=True, help="Write results as one JSON object."
-    )
-    parameters += filter(None, (arguments_of(verb), as_json))
-
     @click.pass_context
     def run(context: click.Context, /, **given: object) -> None:
         session = typing.cast(Session, context.obj)
-        session = dataclasses.replace(
-            session, is_json=bool(given.pop("is_json")) or session.is_json
-        )
-        context.exit(
-            perform(
-                session, verb, given, typing.cast("tuple[str, ...]", given.pop("arguments", ()))
-            )
-        )
+        is_json = bool(given.pop("is_json")) or session.is_json
+        session = dataclasses.replace(session, is_json=is_json)
+        arguments = typing.cast("tuple[str, ...]", given.pop("arguments", ()))
+        context.exit(perform(session, verb, given, arguments))
 
+    takes_workload = "workload" in verb.options.model_fields
+    settings = {**_CONTEXT, "allow_interspersed_args": not takes_workload}
     examples = "\n".join(("\b", "Examples:", *(f"  {example}" for example in verb.examples)))
     return cloup.Command(
         verb.name.split()[-1],
-        context_settings={
-            **_CONTEXT,
-            "allow_interspersed_args": "workload" not in verb.options.model_fields,
-        },
+        context_settings=settings,
         callback=run,
-        params=parameters,
+        params=_parameters(verb),
         help=verb.help,
         short_help=_summary(verb),
         epilog=examples if verb.examples else None,
     )
 
 
+def _parameters(verb: verbs.Verb) -> list[click.Parameter]:
+    """Make the flags and arguments of a verb, by group."""
+    options = sorted(declared.options(verb.options), key=lambda one: _GROUPS.index(one.text.group))
+    groups: dict[str, cloup.OptionGroup] = {}
+    parameters: list[click.Parameter] = []
+    for option in options:
+        if option.text.argument:
+            parameters.append(_argument(option))
+            continue
+        name = option.text.group
+        if name not in groups:
+            groups[name] = cloup.OptionGroup(name or "Options")
+        parameters.append(_flag(option, groups[name]))
+
+    if (rest := arguments_of(verb)) is not None:
+        parameters.append(rest)
+    as_json = "Write results as one JSON object."
+    parameters.append(cloup.Option(["--json", "is_json"], is_flag=True, help=as_json))
+    return parameters
+
+
 def arguments_of(verb: verbs.Verb) -> cloup.Argument | None:
-    """Make the argument for the words that follow the others, if any: a workload's own, or paths."""
-    metavar, text = (
-        "[PATH]...",
-        "Files and folders to copy, relative to the folder that the run started in.",
-    )
+    """Return the argument for the words that follow the others, if the verb takes any."""
+    if "arguments" not in verb.options.model_fields:
+        return None
+    metavar = "[PATH]..."
+    text = "Files and folders to copy, relative to the folder that the run started in."
     if "workload" in verb.options.model_fields:
-        metavar, text = (
-            "[ARGUMENTS]...",
-            "Options and arguments of the workload; ddp submit gpt --help lists gpt's.",
-        )
-    made = cloup.Argument(
+        metavar = "[ARGUMENTS]..."
+        text = "Options and arguments of the workload; ddp submit gpt --help lists gpt's."
+    return cloup.Argument(
         ["arguments"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, help=text
     )
-    return made if "arguments" in verb.options.model_fields else None
 
 
 def _summary(verb: verbs.Verb) -> str:
@@ -368,29 +434,43 @@ def _summary(verb: verbs.Verb) -> str:
 
 
 def _argument(option: declared.Option) -> click.Argument:
-    given: dict[str, typing.Any] = {"metavar": option.text.argument, "help": _with_default(option)}
-    given |= {"required": option.is_required, "nargs": -1 if option.text.many else 1}
-    return cloup.Argument([option.name.replace("-", "_")], type=click.STRING, **given)
+    return cloup.Argument(
+        [_attribute(option)],
+        type=click.STRING,
+        metavar=option.text.argument,
+        help=_help(option),
+        required=option.is_required,
+        nargs=-1 if option.text.many else 1,
+    )
 
 
 def _flag(option: declared.Option, group: cloup.OptionGroup) -> click.Option:
     """Make the flag of an option; without it the model's default counts."""
-    names = [f"--{option.name}", *((option.text.short,) if option.text.short else ())]
-    given: dict[str, typing.Any] = {"help": _with_default(option), "group": group}
+    flag = f"--{option.name}"
+    if option.default is True:
+        flag += f"/--no-{option.name}"
+    names = [flag]
+    if option.text.short:
+        names.append(option.text.short)
+
+    given: dict[str, typing.Any] = {"help": _help(option), "group": group}
     if option.kind == "boolean":
-        names[0] += f"/--no-{option.name}" if option.default else ""
         return cloup.Option(names, is_flag=True, default=None, **given)
     if option.choices:
         given["type"] = click.Choice(option.choices)
+    elif option.kind == "integer":
+        given |= {"type": click.INT, "metavar": "N"}
     else:
-        given |= (
-            {"type": click.INT, "metavar": "N"} if option.kind == "integer" else {"metavar": "TEXT"}
-        )
+        given["metavar"] = "TEXT"
     return cloup.Option(names, multiple=option.text.many, required=option.is_required, **given)
 
 
-def _with_default(option: declared.Option) -> str:
-    default = option.text.terminal or ("" if option.default is True else option.shown_default)
+def _help(option: declared.Option) -> str:
+    """Return an option's help with its default."""
+    default = option.shown_default
+    if option.default is True:  # the flag is the one that switches it off
+        default = ""
+    default = option.text.terminal or default
     return f"{option.text.help} [default: {default}]" if default else option.text.help
 
 
@@ -398,22 +478,23 @@ def _add_commands() -> None:
     """Add a command for each verb, below its section; the verbs of two words share a group."""
     sections: dict[str, cloup.Section] = {}
     for verb in verbs.ALL.values():
-        *outer, _ = verb.name.split()
         section = sections.setdefault(verb.section, cloup.Section(verb.section))
-        group = program
+        outer = verb.name.rpartition(" ")[0]
         if outer:
-            known = program.commands.get(outer[0])
-            group = (
-                known
-                if isinstance(known, cloup.Group)
-                else cloup.Group(outer[0], help=_GROUP_HELP[outer[0]])
-            )
-            if known is None:
-                group.context_settings = _CONTEXT
-                program.add_command(group, section=section)
-            group.add_command(_command(verb))
+            _group(outer, section).add_command(_command(verb))
         else:
             program.add_command(_command(verb), section=section)
+
+
+def _group(name: str, section: cloup.Section) -> cloup.Group:
+    """Return the group of a verb's first word; make it for the first of its verbs."""
+    known = program.commands.get(name)
+    if isinstance(known, cloup.Group):
+        return known
+    group = cloup.Group(name, help=_GROUP_HELP[name])
+    group.context_settings = _CONTEXT
+    program.add_command(group, section=section)
+    return group
 
 
 _add_commands()
