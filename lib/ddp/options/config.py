@@ -12,15 +12,13 @@ from ddp.problem import ParameterError
 from ddp.settings import Settings
 from slurm_ddp import backports
 
-SYSTEM = pathlib.Path(
-    "/etc/slurm-ddp.toml"
-)  # the charm writes it; on another cluster its administrator may
+# The charm writes it; on another cluster its administrator may
+SYSTEM = pathlib.Path("/etc/slurm-ddp.toml")
 USER = ".config/slurm-ddp.toml"
 PREFIX = "DDP_"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}  # of variables
-DEFAULT_WORKSPACE = (
-    "slurm-ddp"  # in the home folder, which clusters without the charm share between their nodes
-)
+# In the home folder, which clusters without the charm share between their nodes
+DEFAULT_WORKSPACE = "slurm-ddp"
 
 
 class Config(fields.Parsed):
@@ -43,22 +41,35 @@ def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
     """Read the effective options. Raises ParameterError with the file or variable, the option and the remedy."""
     given: dict[str, object] = {}
     sources: dict[str, str] = {}
-    home = pathlib.Path(os.environ.get("HOME") or _account().pw_dir)
-    for path in (SYSTEM, home / USER):
-        for name, value in _read(path).items():
-            given[name], sources[name] = value, str(path)
-    for name, field in Config.model_fields.items():
-        variable = PREFIX + name.upper()
-        if (text := os.environ.get(variable)) is not None:
-            value = _FLAGS.get(text.lower(), text) if field.annotation is bool else text
-            given[str(field.alias)], sources[str(field.alias)] = value, f"${variable}"
-    for name, value in (flags or {}).items():
-        if value is not None:
-            given[name], sources[name] = value, f"--{name}"
+    for name, value, source in _given(flags or {}):
+        given[name] = value
+        sources[name] = source
     try:
         return fields.parse(Config, given)
     except ParameterError as e:
         raise ParameterError(sources.get(e.name, "configuration"), str(e)) from None
+
+
+def _given(
+    flags: collections.abc.Mapping[str, object],
+) -> collections.abc.Iterator[tuple[str, object, str]]:
+    """Yield each option that is given, its value and where it stands; a later one wins."""
+    home = pathlib.Path(os.environ.get("HOME") or _account().pw_dir)
+    for path in (SYSTEM, home / USER):
+        for name, value in _read(path).items():
+            yield name, value, str(path)
+
+    for name, field in Config.model_fields.items():
+        variable = PREFIX + name.upper()
+        text = os.environ.get(variable)
+        if text is None:
+            continue
+        is_flag = field.annotation is bool
+        yield str(field.alias), _FLAGS.get(text.lower(), text) if is_flag else text, f"${variable}"
+
+    for name, value in flags.items():
+        if value is not None:
+            yield name, value, f"--{name}"
 
 
 def settings(config: Config) -> Settings:
@@ -91,14 +102,13 @@ def _account() -> pwd.struct_passwd:
     try:
         return pwd.getpwuid(os.geteuid())
     except KeyError:
-        hint = f"is the directory of accounts (LDAP, sssd) up? see: getent passwd {os.geteuid()}"
-        raise ParameterError(
-            "account", f"uid {os.geteuid()} has none on this host; {hint}"
-        ) from None
+        uid = os.geteuid()
+        hint = f"is the directory of accounts (LDAP, sssd) up? see: getent passwd {uid}"
+        raise ParameterError("account", f"uid {uid} has none on this host; {hint}") from None
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
-    """Parse a file; an empty dict if it does not exist. Raises ParameterError."""
+    """Read a configuration file; {} if it does not exist. Raises ParameterError."""
     from ddp.host import files  # noqa: PLC0415 - `ddp --help` starts without it
 
     try:
@@ -111,9 +121,6 @@ def _read(path: pathlib.Path) -> dict[str, object]:
 
 def write(config: collections.abc.Mapping[str, str | bool]) -> str:
     """Format a configuration file. The alphabets of the values exclude quotes and backslashes."""
-    lines = [f"{name} = {json.dumps(value)}" for name, value in sorted(config.items())]
-    return (
-        "# Written by the charm ddp-trainer; change its options instead. Read by ddp.\n"
-        + "\n".join(lines)
-        + "\n"
-    )
+    lines = ["# Written by the charm ddp-trainer; change its options instead. Read by ddp."]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in sorted(config.items())]
+    return "\n".join(lines) + "\n"

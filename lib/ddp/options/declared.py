@@ -1,4 +1,4 @@
-"""Options as data: all that a flag, an action's parameter and the reference need of each."""
+"""Options as data: what a flag, an action's parameter and the reference need to know of each."""
 
 import dataclasses
 import pathlib
@@ -42,7 +42,7 @@ class Option:
     name: str  # with hyphens
     kind: Kind
     text: Text
-    default: str | int | bool | None = None  # None: there is none
+    default: str | int | bool | None = None  # None: it has no default
     minimum: int | None = None
     maximum: int | None = None
     choices: tuple[str, ...] = ()
@@ -50,8 +50,8 @@ class Option:
 
     @property
     def takes_number(self) -> bool:
-        """Whether it is a text that may be a whole number or a year, which YAML does not read as a text."""
-        return self.kind == "string" and any(self._takes(number) for number in (30, 2026))
+        """Whether it is a text that may look like a number or a year, which YAML reads as numbers."""
+        return self.kind == "string" and (self._takes(30) or self._takes(2026))
 
     def _takes(self, value: object) -> bool:
         try:
@@ -62,68 +62,83 @@ class Option:
 
     @property
     def shown_default(self) -> str:
-        """The default in words; empty for none."""
-        if self.text.default or self.default is None or self.default is False or self.default == "":
+        """The default in words, or ""."""
+        has_none = self.default is None or self.default is False or self.default == ""
+        if self.text.default or has_none:
             return self.text.default
-        return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
+        return "true" if self.default is True else str(self.default)
 
     def schema(self) -> dict[str, object]:
-        """Declare it as a parameter in charmcraft.yaml."""
-        declared: dict[str, object] = {
-            "type": ["string", "integer"] if self.takes_number else self.kind
-        }
-        declared |= {"enum": list(self.choices)} if self.choices else {}
-        for name, value in (
-            ("minimum", self.minimum),
-            ("maximum", self.maximum),
-            ("default", self.default),
-        ):
+        """Return its declaration as a parameter in charmcraft.yaml."""
+        declared: dict[str, object] = {"type": self.kind}
+        if self.takes_number:
+            declared["type"] = ["string", "integer"]
+        if self.choices:
+            declared["enum"] = list(self.choices)
+
+        bounds = {"minimum": self.minimum, "maximum": self.maximum, "default": self.default}
+        for name, value in bounds.items():
             if value is not None:
                 declared[name] = value
-        shown = f" [default: {self.text.default}]" if self.text.default else ""
-        return declared | {"description": self.text.help + shown}
+
+        declared["description"] = self.text.help
+        if self.text.default:
+            declared["description"] = f"{self.text.help} [default: {self.text.default}]"
+        return declared
 
 
 def options(model: type[fields.Parsed]) -> tuple[Option, ...]:
     """List the options of a model, in the order of declaration."""
-    found = (
-        (str(field.alias), field) for field in model.model_fields.values() if not field.exclude
-    )
-    return tuple(_option(model, name, field) for name, field in found)
+    fields_shown = [field for field in model.model_fields.values() if not field.exclude]
+    return tuple(_option(model, str(field.alias), field) for field in fields_shown)
 
 
 def directives(params: fields.Parsed) -> list[tuple[str, str]]:
-    """List sbatch's options that are given as they are, those of `sbatch` too, with their values; a flag has none."""
+    """List the options to hand to sbatch as they are, with their values; that of a flag is "".
+
+    The words of the option `sbatch` come last.
+    """
     found: list[tuple[str, str]] = []
     for name, directive in fields.directives(type(params)).items():
         value = getattr(params, name)
         is_given = value is not None and value is not False and value != ""
         if is_given and not directive.is_computed:
             found.append((directive.name, "" if value is True else str(value)))
-    words = (word[2:].partition("=") for word in getattr(params, "sbatch", "").split())
-    return [*found, *((name, value) for name, _, value in words)]
+
+    for word in getattr(params, "sbatch", "").split():
+        name, _, value = word.removeprefix("--").partition("=")
+        found.append((name, value))
+    return found
 
 
 def _text(model: type[fields.Parsed], name: str) -> Text:
-    entry = next(
-        (TEXTS[c.__name__][name] for c in model.__mro__ if name in TEXTS.get(c.__name__, {})), None
-    )
-    return spec.build(Text, TEXTS[name] if entry is None else entry)
+    """Find an option's entry in options.toml: the one of its verb, or the one that verbs share."""
+    for parent in model.__mro__:
+        own = TEXTS.get(parent.__name__, {})
+        if name in own:
+            return spec.build(Text, own[name])
+    return spec.build(Text, TEXTS[name])
 
 
 def _option(model: type[fields.Parsed], name: str, field: pydantic.fields.FieldInfo) -> Option:
     base, marks = fields.base_of(field.annotation)
-    limits = next(
-        (mark for mark in (*field.metadata, *marks) if isinstance(mark, fields.Limits)), None
-    )
+    limits = _limits([*field.metadata, *marks])
     return Option(
         model=model,
         name=name,
         kind=_KINDS[base],
         text=_text(model, name),
         default=None if field.is_required() else field.default,
-        minimum=limits.least if limits else None,
-        maximum=limits.most if limits else None,
-        choices=limits.choices if limits else (),
+        minimum=limits.least,
+        maximum=limits.most,
+        choices=limits.choices,
         is_required=field.is_required(),
     )
+
+
+def _limits(marks: list[object]) -> fields.Limits:
+    """Return the first bounds or choices among an option's annotations."""
+    for mark in marks:
+        if isinstance(mark, fields.Limits):
+            return mark
+    return fields.Limits(str)  # anything goes

@@ -8,14 +8,16 @@ from slurm_ddp import backports
 _HERE = pathlib.Path(__file__)
 _DECLARED = backports.read_toml(_HERE.with_suffix(".toml"))
 FABRICS = tuple(
-    spec.build(spec.Fabric, {"name": name, **entry}) for name, entry in _DECLARED.items()
+    spec.build(spec.Fabric, {"name": name, **about}) for name, about in _DECLARED.items()
 )
 NAMES = ("auto", *sorted(_DECLARED))
 
 
 def root_scripts(name: str) -> dict[str, str]:
     """Read the Prolog and Epilog that root must install on the nodes for this fabric; most need none."""
-    paths = {
-        part: _HERE.with_name("templates") / f"{name}-{part}.sh" for part in ("prolog", "epilog")
-    }
-    return {part: path.read_text() for part, path in paths.items() if path.is_file()}
+    found: dict[str, str] = {}
+    for part in ("prolog", "epilog"):
+        path = _HERE.with_name("templates") / f"{name}-{part}.sh"
+        if path.is_file():
+            found[part] = path.read_text()
+    return found

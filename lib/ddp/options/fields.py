@@ -37,9 +37,8 @@ RESERVED = frozenset(
 Check = collections.abc.Callable[[str], str]  # of a text, which it returns. Raises ValueError
 # Names of variables with secrets, by their ends
 _SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSPHRASE)", re.ASCII | re.IGNORECASE)
-_SLURMS = re.compile(
-    r"SLURMD?_.*"
-)  # sbatch(1), output environment variables: Slurm sets them in every job
+# sbatch(1), output environment variables: Slurm sets them in every job
+_SLURMS = re.compile(r"SLURMD?_.*")
 # sbatch(1), long options: the job sets these and relies on them
 SBATCH_KEPT = tuple(
     """
@@ -66,9 +65,8 @@ class Directive:
     """The option of sbatch(1) that an option sets, with the same value unless that is computed."""
 
     name: str
-    is_computed: bool = (
-        False  # `ddp.submit.resources` computes the value, also for an option that is not given
-    )
+    # `ddp.submit.resources` computes the value, also for an option that is not given
+    is_computed: bool = False
 
 
 def matches(pattern: str, limit: int, allowed: str, also: Check = str) -> pydantic.AfterValidator:
@@ -125,17 +123,17 @@ def _check_time(value: str) -> str:
 
 def _check_grid(value: str) -> str:
     names = [word.partition("=")[0] for word in value.split()]
-    if again := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{again[0]} is given twice")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is given twice")
     return value
 
 
 def _check_steps(value: str) -> str:
     first, last = (int(part) for part in value.split("-"))
     if not 1 <= first <= last or last - first >= MAX_PROFILED_STEPS:
-        raise ValueError(
-            f"{shown(value)} is not allowed; first and last step, at most {MAX_PROFILED_STEPS} of them"
-        )
+        rule = f"first and last step, at most {MAX_PROFILED_STEPS} of them"
+        raise ValueError(f"{shown(value)} is not allowed; {rule}")
     return value
 
 
@@ -152,23 +150,27 @@ def _check_env(value: str) -> str:
     for word in shlex.split(value):
         name, equals, _ = word.partition("=")
         if not _VARIABLE.fullmatch(name):
-            raise ValueError(
-                f"{shown(word)} is not NAME=value; quote a value with blanks, as in A='b c'"
-            )
+            how = "quote a value with blanks, as in A='b c'"
+            raise ValueError(f"{shown(word)} is not NAME=value; {how}")
         check_unreserved(name)
-        if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            raise ValueError(
-                f"{name} would be in the job's script for others to read; use the trainer's hf-token"
-            )
-        if is_secret(name) and equals:
-            how = "use env-file with a file of mode 0600, or in a terminal export it and give env its name alone"
-            raise ValueError(f"{name} would be in the job's script for others to read; {how}")
+        _check_secrecy(name, has_value=bool(equals))
         if not equals:
-            secretly = f"export {name}, or use env-file with a file of mode 0600"
-            raise ValueError(
-                f"{name} has no value; {secretly if is_secret(name) else f'write {name}=value'}"
-            )
+            raise ValueError(f"{name} has no value; write {name}=value")
     return value
+
+
+def _check_secrecy(name: str, *, has_value: bool) -> None:
+    """Raise ValueError for a variable whose value nobody else may read, as in a job's script."""
+    is_readable = f"{name} would be in the job's script for others to read"
+    if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        raise ValueError(f"{is_readable}; use the trainer's hf-token")
+    if not is_secret(name):
+        return
+    if not has_value:
+        how = f"export {name}, or use env-file with a file of mode 0600"
+        raise ValueError(f"{name} has no value; {how}")
+    how = "use env-file with a file of mode 0600, or in a terminal export it and give env its name alone"
+    raise ValueError(f"{is_readable}; {how}")
 
 
 def check_unreserved(name: str) -> None:
@@ -183,16 +185,21 @@ def is_secret(name: str) -> bool:
 
 
 def parse_variables(text: str) -> dict[str, str]:
-    """Parse lines of NAME=value, in quotes or not, and comments after #. Raises ValueError, which shows no value."""
+    """Parse lines of NAME=value, in quotes or not, and comments after #.
+
+    Raises ValueError, which shows no value.
+    """
     found: dict[str, str] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if not line.strip() or line.lstrip().startswith("#"):
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
             continue
+        name, equals, value = line.removeprefix("export ").partition("=")
         if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
             raise ValueError(f"line {number} is not NAME=value")
         check_unreserved(name)
-        found[name] = value[1:-1] if re.fullmatch(r"'.*'|\".*\"", value) else value
+        is_quoted = re.fullmatch(r"'.*'|\".*\"", value) is not None
+        found[name] = value[1:-1] if is_quoted else value
     return found
 
 
@@ -224,9 +231,8 @@ def _path(*words: str) -> pydantic.AfterValidator:
 
 
 Name = typing.Annotated[str, matches(_WORD, 64, _NAME_RULE)]
-ShortName = typing.Annotated[
-    str, matches(_WORD, 56, _NAME_RULE)
-]  # something is put before or behind it
+# Something is put before or behind it
+ShortName = typing.Annotated[str, matches(_WORD, 56, _NAME_RULE)]
 Names = typing.Annotated[
     str, matches(f"{_WORD}([, ] ?{_WORD})*", 600, "names, separated by commas or blanks")
 ]
@@ -358,7 +364,10 @@ Model = typing.TypeVar("Model", bound=Parsed)
 
 
 def parse(model: type[Model], given: collections.abc.Mapping[str, object]) -> Model:
-    """Parse options; a whole number counts as its text, since YAML makes 30 a number. Raises ParameterError."""
+    """Parse options; a whole number counts as its text, since YAML makes 30 a number.
+
+    Raises ParameterError.
+    """
     known = {
         field.alias or name: field
         for name, field in model.model_fields.items()
@@ -366,15 +375,15 @@ def parse(model: type[Model], given: collections.abc.Mapping[str, object]) -> Mo
     }
     for name in sorted(given):
         if name not in known:
-            raise ParameterError(
-                shown(name)[1:-1], f"unknown option; there are: {', '.join(sorted(known))}"
-            )
-    values = {
-        name: str(value)
-        if type(value) is int and base_of(known[name].annotation)[0] is str
-        else value
-        for name, value in given.items()
-    }
+            others = ", ".join(sorted(known))
+            raise ParameterError(shown(name)[1:-1], f"unknown option; there are: {others}")
+
+    values = dict(given)
+    for name, value in given.items():
+        is_text = base_of(known[name].annotation)[0] is str
+        if is_text and type(value) is int:  # not True
+            values[name] = str(value)
+
     try:
         return model.model_validate(values)
     except pydantic.ValidationError as e:
@@ -384,7 +393,7 @@ def parse(model: type[Model], given: collections.abc.Mapping[str, object]) -> Mo
 
 
 def base_of(annotation: typing.Any) -> tuple[type, list[object]]:
-    """Find the type behind `X | None` and `Annotated`, and its annotations."""
+    """Return the type behind `X | None` and `Annotated`, and its annotations."""
     arguments = typing.get_args(annotation)
     if not arguments:
         return annotation, []
@@ -394,24 +403,28 @@ def base_of(annotation: typing.Any) -> tuple[type, list[object]]:
     return base_of(next(argument for argument in arguments if argument is not type(None)))
 
 
+_WANTED = {"string": "a text", "int": "a whole number", "bool": "true or false"}
+
+
 def _explain(error: typing.Any, value: object) -> str:
+    """Say in our words what pydantic rejects."""
     kind = str(error["type"])
     if kind == "missing":
         return "must be given"
-    for prefix, wanted in {
-        "string": "a text",
-        "int": "a whole number",
-        "bool": "true or false",
-    }.items():
+    for prefix, wanted in _WANTED.items():
         if kind.startswith(prefix):
             return f"{shown(value)} is not allowed; {wanted}"
     return str(error.get("ctx", {}).get("error", error["msg"]))
 
 
 def directives(model: type[Parsed]) -> dict[str, Directive]:
-    """Map a model's attributes to the directives of sbatch that they set, in the order of declaration."""
-    marks = ((name, mark) for name, field in model.model_fields.items() for mark in field.metadata)
-    return {name: mark for name, mark in marks if isinstance(mark, Directive)}
+    """Map a model's attributes to the directives of sbatch that they set, in the declared order."""
+    found: dict[str, Directive] = {}
+    for name, field in model.model_fields.items():
+        for mark in field.metadata:
+            if isinstance(mark, Directive):
+                found[name] = mark
+    return found
 
 
 def variables(text: str) -> tuple[tuple[str, str], ...]:
@@ -430,5 +443,8 @@ def memory_mb(text: str) -> int:
     """Convert a checked `memory` to MiB; 0 where the site decides."""
     if text == SITE:
         return 0
-    factor = {"M": 1, "G": 1024, "T": 1024 * 1024}
-    return int(text[:-1]) * factor[text[-1]] if text[-1] in factor else int(text)
+    factors = {"M": 1, "G": 1024, "T": 1024 * 1024}
+    unit = text[-1]
+    if unit in factors:
+        return int(text[:-1]) * factors[unit]
+    return int(text)

@@ -26,22 +26,21 @@ class Place(Parsed):
     @pydantic.field_validator("sbatch")
     @classmethod
     def _check_sbatch(cls, value: str) -> str:
-        own = {
-            directive.name: cls.model_fields[name].alias
-            for name, directive in fields.directives(cls).items()
-        }
         for word in value.split():
             name = word.partition("=")[0].removeprefix("--")
-            # sbatch accepts a prefix of an option's name for the option
-            if ours := next(
-                (ours for theirs, ours in own.items() if theirs.startswith(name)), None
-            ):
-                raise ValueError(f"--{name} has its own option; use {ours}")
-            if kept := next(
-                (theirs for theirs in fields.SBATCH_KEPT if theirs.startswith(name)), None
-            ):
-                raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
+            cls._check_sbatch_option(name)
         return value
+
+    @classmethod
+    def _check_sbatch_option(cls, name: str) -> None:
+        # sbatch accepts a prefix of an option's name for the option
+        for attribute, directive in fields.directives(cls).items():
+            if directive.name.startswith(name):
+                ours = cls.model_fields[attribute].alias
+                raise ValueError(f"--{name} has its own option; use {ours}")
+        for kept in fields.SBATCH_KEPT:
+            if kept.startswith(name):
+                raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
 
 
 class Resources(Place):
@@ -90,29 +89,24 @@ class Training(Nodes):
     python: fields.Python = "auto"
     requirements: fields.Path | None = None
     snapshot: bool = True
-    arguments: tuple[str, ...] = pydantic.Field(
-        (), exclude=True
-    )  # of the command line, behind the workload
+    # What only a terminal knows: an action leaves these empty
+    arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # behind the workload
     ranks: int | None = pydantic.Field(
         None, exclude=True
-    )  # on each node, as torchrun's command line asks for them
-    secrets: dict[str, str] = pydantic.Field(
-        {}, exclude=True, repr=False
-    )  # variables of the terminal's, by env
-    typed_in: str = pydantic.Field("", exclude=True)  # the folder; an action has none
-    active: str = pydantic.Field(
-        "", exclude=True
-    )  # the folder of the environment that is active there
+    )  # on each node, as torchrun asks for them
+    secrets: dict[str, str] = pydantic.Field({}, exclude=True, repr=False)  # variables of `env`
+    typed_in: str = pydantic.Field("", exclude=True)  # the folder
+    active: str = pydantic.Field("", exclude=True)  # the folder of the active environment
 
     @pydantic.field_validator("workload")
     @classmethod
     def _check_workload(cls, value: str, info: pydantic.ValidationInfo) -> str:
-        is_module = value not in ("gpt", "smoke") and not value.startswith("/")
-        if info.data.get("module") and not is_module:
-            raise ValueError(
-                f"{shown(value)} is not allowed; with module the name of one, such as train.main"
-            )
-        if is_module and not info.data.get("module"):
+        is_module_name = value not in ("gpt", "smoke") and not value.startswith("/")
+        wants_module = bool(info.data.get("module"))
+        if wants_module and not is_module_name:
+            how = "with module the name of one, such as train.main"
+            raise ValueError(f"{shown(value)} is not allowed; {how}")
+        if is_module_name and not wants_module:
             raise ValueError(f"{shown(value)} is not allowed; gpt, smoke or an absolute path")
         return value
 
