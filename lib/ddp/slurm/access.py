@@ -1,4 +1,4 @@
-"""The nodes that a job can have: those of a reservation, and those whose machines are there."""
+"""The nodes that a job can get: inside a reservation, and on machines that still exist."""
 
 import concurrent.futures
 import contextlib
@@ -10,60 +10,79 @@ from slurm_ddp.slurm import show
 
 _OPEN = frozenset({"FLEX", "ANY_NODES"})  # its jobs may have other nodes, too (scontrol(1), Flags)
 OUTSIDE = "outside the reservation"
-GONE = "without a slurmd that answers"  # Slurm notices that within SlurmdTimeout, and sends jobs there until then
-_MOST_ASKED, _PATIENCE_S = 128, 1.0  # all at once
+# Slurm notices that within SlurmdTimeout, and sends jobs there until then
+GONE = "without a slurmd that answers"
+_MOST_ASKED = 128  # all at once
+_PATIENCE_S = 1.0
 
 
 def inside(partitions: tuple[jobs.Partition, ...], reservation: str) -> tuple[jobs.Partition, ...]:
-    """Return the partitions as a job in this reservation meets them, kept nodes (MAINT) included. Raises SlurmError."""
-    records = show.records(jobs.ask("scontrol", "show", "reservations", "-o"))
-    nothing: dict[str, str] = {}
-    one = next(
-        (record for record in records if record.get("ReservationName") == reservation), nothing
-    )
-    nodes, flags = show.value(one, "Nodes"), frozenset((show.value(one, "Flags") or "").split(","))
+    """Return the partitions as a job in this reservation meets them, kept nodes (MAINT) included.
+
+    Raises SlurmError.
+    """
+    record = _reservation(reservation)
+    nodes = show.value(record, "Nodes")
+    flags = frozenset((show.value(record, "Flags") or "").split(","))
     if not nodes or flags & _OPEN:
         return partitions
     names = frozenset(jobs.hostnames(nodes))
+    has_kept = "MAINT" in flags
 
     def meet(node: jobs.Capacity) -> jobs.Capacity:
         if node.name not in names:
             return dataclasses.replace(node, state=OUTSIDE, is_usable=False)
-        return dataclasses.replace(
-            node, is_usable=node.is_usable or (node.is_kept and "MAINT" in flags)
-        )
+        is_usable = node.is_usable or (node.is_kept and has_kept)
+        return dataclasses.replace(node, is_usable=is_usable)
 
     return tuple(
         dataclasses.replace(part, nodes=tuple(map(meet, part.nodes))) for part in partitions
     )
 
 
+def _reservation(name: str) -> dict[str, str]:
+    """Return a reservation as scontrol shows it; {} if there is none of this name."""
+    for record in show.records(jobs.ask("scontrol", "show", "reservations", "-o")):
+        if record.get("ReservationName") == name:
+            return record
+    return {}
+
+
 def present(partitions: tuple[jobs.Partition, ...]) -> tuple[jobs.Partition, ...]:
-    """Mark the nodes whose slurmd cannot be reached, while another's of the partition can, as gone and unusable.
+    """Mark nodes as gone if their slurmd cannot be reached while others of the partition can.
 
     A machine that was removed leaves the node that it registered in Slurm.
     """
-    endpoints = {
-        node.name: node.endpoint for part in partitions for node in part.nodes if node.endpoint
-    }
-    reached = dict[str, bool]()
-    if 1 < len(endpoints) <= _MOST_ASKED:
-        with concurrent.futures.ThreadPoolExecutor(len(endpoints)) as pool:
-            reached = dict(zip(endpoints, pool.map(_is_reached, endpoints.values()), strict=True))
+    is_reached = _reach(partitions)
 
     def look(part: jobs.Partition) -> jobs.Partition:
-        if not any(
-            reached.get(node.name) for node in part.nodes
-        ):  # a firewall between this host and all of them
+        # If no node answers, a firewall stands between this host and all of them
+        if not any(is_reached.get(node.name) for node in part.nodes):
             return part
-        gone = {"state": GONE, "is_usable": False, "is_kept": False}
-        nodes = (
-            node if reached.get(node.name, True) else dataclasses.replace(node, **gone)
-            for node in part.nodes
-        )
+        nodes: list[jobs.Capacity] = []
+        for node in part.nodes:
+            if is_reached.get(node.name, True):
+                nodes.append(node)
+            else:
+                gone = dataclasses.replace(node, state=GONE, is_usable=False, is_kept=False)
+                nodes.append(gone)
         return dataclasses.replace(part, nodes=tuple(nodes))
 
     return tuple(map(look, partitions))
+
+
+def _reach(partitions: tuple[jobs.Partition, ...]) -> dict[str, bool]:
+    """Try to connect to each slurmd that has to run now; {} if there is only one, or very many."""
+    endpoints: dict[str, tuple[str, int]] = {}
+    for part in partitions:
+        for node in part.nodes:
+            if node.endpoint is not None:
+                endpoints[node.name] = node.endpoint
+    if not 1 < len(endpoints) <= _MOST_ASKED:
+        return {}
+    with concurrent.futures.ThreadPoolExecutor(len(endpoints)) as pool:
+        answers = pool.map(_is_reached, endpoints.values())
+        return dict(zip(endpoints, answers, strict=True))
 
 
 def _is_reached(endpoint: tuple[str, int]) -> bool:

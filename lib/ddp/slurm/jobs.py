@@ -1,7 +1,7 @@
-"""Slurm's partitions and batch jobs, through the text outputs that kept their shape from 24.11 to 26.05.
+"""Slurm's partitions and batch jobs, from text output that kept its shape from 24.11 to 26.05.
 
-No JSON: its shape changes with each release. No field that another user can
-write into (a job's name) stands before one that we decide by.
+No JSON: its shape changes with each release. A field that another user can write into (a job's
+name) comes after all that we decide by.
 """
 
 import collections.abc
@@ -40,9 +40,8 @@ _KEPT = "MAINTENANCE"
 UNUSABLE = frozenset(
     {"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"}
 )
-POWER = frozenset(
-    {"POWERED_DOWN", "POWERING_UP"}
-)  # flags of a node whose slurmd starts when a job needs it
+# Flags of a node whose slurmd starts when a job needs it
+POWER = frozenset({"POWERED_DOWN", "POWERING_UP"})
 _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
     r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
@@ -109,10 +108,9 @@ class Capacity:
     state: str  # as scontrol prints it
     is_usable: bool  # it takes jobs, now or once the ones on it have ended
     features: frozenset[str] = frozenset()
-    is_kept: bool = False  # it would take jobs, were it not for a MAINT reservation; that one's own jobs it takes
-    endpoint: tuple[str, int] | None = (
-        None  # of its slurmd, if that registered the node itself and has to run now
-    )
+    is_kept: bool = False  # in a MAINT reservation, it takes only the reservation's own jobs
+    # Of its slurmd, if that registered the node itself and has to run now
+    endpoint: tuple[str, int] | None = None
     models: frozenset[str] = frozenset()  # of its GPUs, as gres.conf names them
 
 
@@ -131,7 +129,7 @@ class Partition:
 
     @property
     def usable(self) -> tuple[Capacity, ...]:
-        """Return the nodes that take jobs."""
+        """The nodes that take jobs."""
         return tuple(node for node in self.nodes if node.is_usable)
 
 
@@ -148,85 +146,90 @@ class Job:
     partition: str
     elapsed: str
     time_limit: str
-    submitted: str  # UTC, such as 2026-11-20T18:48:22Z; or what Slurm writes where it does not know
+    submitted: str  # UTC, such as 2026-11-20T18:48:22Z; or Slurm's word for an unknown time
     reason: str
     nodes: str  # a hostlist; empty before the job starts
     name: str
-    task: str = (
-        ""  # of an array: the task's number; of tasks that wait together: a range such as 3-7%2
-    )
-    array_id: int | None = None  # of an array: its id, which its last task has for its own, too
+    task: str = ""  # of an array: its number, or a range such as 3-7%2 for tasks that wait together
+    array_id: int | None = None  # of an array; its last task has the same job_id
     is_held: bool = False  # it waits until it is released; `reason` may be any text then
 
     @property
     def run_name(self) -> str:
-        """Return the job's name, with the task's number where it is one of an array."""
+        """The job's name, with the task's number if it belongs to an array."""
         return f"{self.name}-{self.task}" if self.task else self.name
 
     @property
     def is_active(self) -> bool:
-        """Return whether this job may still change its state."""
+        """Whether this job may still change its state."""
         return self.state in ACTIVE
 
 
 def is_installed() -> bool:
     """Return whether Slurm's client commands are on this host."""
-    return all(
-        os.access(binaries.find(name), os.X_OK)
-        for name in ("sbatch", "squeue", "scontrol", "scancel", "srun")
-    )
+    paths = map(binaries.find, ("sbatch", "squeue", "scontrol", "scancel", "srun"))
+    return all(os.access(path, os.X_OK) for path in paths)
 
 
 def ping() -> None:
-    """Return when the controller answers. Raises NotAnsweringError."""
+    """Check that the controller answers. Raises NotAnsweringError."""
     try:
         answer = run(binaries.find("scontrol"), "ping", timeout=10, check=False)
     except CommandError as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     if answer.returncode != 0 or " UP" not in answer.stdout:
-        raise NotAnsweringError(
-            words(answer.stderr) or words(answer.stdout) or "scontrol ping: no answer"
-        )
+        why = words(answer.stderr) or words(answer.stdout)
+        raise NotAnsweringError(why or "scontrol ping: no answer")
 
 
 def partitions() -> tuple[Partition, ...]:
-    """Return all partitions with their nodes and limits, hidden ones too, in Slurm's order. Raises SlurmError."""
+    """List all partitions with their nodes and limits, hidden ones too, in Slurm's order.
+
+    Raises SlurmError.
+    """
     text = ask("scontrol", "-a", "show", "partition", "-o")
-    found = [record for record in show.records(text) if "PartitionName" in record]
+    records = [record for record in show.records(text) if "PartitionName" in record]
     members: dict[str, list[Capacity]] = {}
     for node in show_nodes():
         for name in node.fields.get("Partitions", "").split(","):
             members.setdefault(name, []).append(_capacity(node))
-    general = configuration()
+
+    cluster = configuration()
     return tuple(
-        Partition(
-            name=record["PartitionName"],
-            is_default=record.get("Default") == "YES",
-            is_up=record.get("State") == "UP",
-            max_time_s=times.parse_time(record.get("MaxTime", "")),
-            default_time_s=times.parse_time(record.get("DefaultTime", "")),
-            nodes=tuple(members.get(record["PartitionName"], ())),
-            preempt_mode=record.get("PreemptMode", ""),
-            limits=policy.read(record, general),
-        )
-        for record in found
+        _partition(record, cluster, members.get(record["PartitionName"], [])) for record in records
+    )
+
+
+def _partition(
+    record: dict[str, str], cluster: dict[str, str], members: list[Capacity]
+) -> Partition:
+    return Partition(
+        name=record["PartitionName"],
+        is_default=record.get("Default") == "YES",
+        is_up=record.get("State") == "UP",
+        max_time_s=times.parse_time(record.get("MaxTime", "")),
+        default_time_s=times.parse_time(record.get("DefaultTime", "")),
+        nodes=tuple(members),
+        preempt_mode=record.get("PreemptMode", ""),
+        limits=policy.read(record, cluster),
     )
 
 
 def show_nodes() -> tuple[nodes.Node, ...]:
-    """Return all nodes. Raises SlurmError."""
+    """List all nodes. Raises SlurmError."""
     try:
         return tuple(nodes.show_all())
+    except nodes.ControllerSilent as e:
+        raise NotAnsweringError(str(e)) from e
     except nodes.NodeError as e:
-        raise (NotAnsweringError if isinstance(e, nodes.ControllerSilent) else SlurmError)(
-            str(e)
-        ) from e
+        raise SlurmError(str(e)) from e
 
 
 def job(job_id: int, *, user: str) -> Job | None:
-    """Return this job of `user`; None where neither the controller nor the accounting knows it. Raises SlurmError.
+    """Return this job of `user`; None if neither the controller nor the accounting knows it.
 
-    A job that the controller does not know has ended. Accounting that is silent then only lacks how.
+    A job that the controller does not know has ended: then silent accounting is not an error.
+    Raises SlurmError.
     """
     argv = ("-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT)
     try:
@@ -245,29 +248,28 @@ def job(job_id: int, *, user: str) -> Job | None:
 
 
 def accounted(job_ids: collections.abc.Sequence[int], *, user: str) -> dict[int, Job]:
-    """Return those of these jobs of `user` that the accounting knows; on a cluster without accounting none.
+    """Return the jobs of `user` among these that the accounting knows, by id.
 
-    Raises NotAnsweringError if slurmdbd is silent.
+    A cluster without accounting knows none. Raises NotAnsweringError if slurmdbd is silent.
     """
+    wanted = ",".join(map(str, job_ids))
     try:
-        text = ask(
-            "sacct", "-X", "-n", "-P", "-j", ",".join(map(str, job_ids)), "-o", _SACCT_FIELDS
-        )
+        text = ask("sacct", "-X", "-n", "-P", "-j", wanted, "-o", _SACCT_FIELDS)
     except NotAnsweringError:
         raise
     except SlurmError as e:
         if _NO_DATABASE in str(e):
             raise NotAnsweringError(str(e)) from e
         return {}  # the cluster has no accounting, or it refuses
-    return {
-        job.job_id: job
-        for job in _parse(text, _SACCT_NAMES)
-        if job.user == user and job.job_id in job_ids
-    }
+    known = [job for job in _parse(text, _SACCT_NAMES) if job.user == user]
+    return {job.job_id: job for job in known if job.job_id in job_ids}
 
 
 def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
-    """Return the jobs of `user`, or everybody's, that the controller still knows, newest first. Raises SlurmError."""
+    """List the jobs of `user`, or everybody's, that the controller still knows, newest first.
+
+    Raises SlurmError.
+    """
     chosen = () if name is None else ("-n", name)
     whose = () if user is None else ("-u", user)
     found = _parse(ask("squeue", "-h", "-a", "-t", "all", *whose, *chosen, "-O", _QUEUE_FORMAT))
@@ -276,26 +278,22 @@ def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
 
 
 def positions() -> dict[int, tuple[int, int]]:
-    """Return the place of each pending job in its partition's queue, and its length. Raises SlurmError."""
+    """Return the position of each pending job in its partition's queue, and the queue's length.
+
+    Raises SlurmError.
+    """
+    argv = ("-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|")
     queues: dict[str, list[int]] = {}
-    text = ask(
-        "squeue",
-        "-h",
-        "-a",
-        "-t",
-        "PENDING",
-        "--sort=-p,i",
-        "-O",
-        "JobID:|,Partition:|",
-        timeout=10,
-    )
-    for line in text.splitlines():
+    for line in ask("squeue", *argv, timeout=10).splitlines():
         number, _, partition = line.rstrip("|").partition("|")
         if number.isdecimal():
             queues.setdefault(partition, []).append(int(number))
-    return {
-        number: (at, len(queue)) for queue in queues.values() for at, number in enumerate(queue, 1)
-    }
+
+    found: dict[int, tuple[int, int]] = {}
+    for queue in queues.values():
+        for position, job_id in enumerate(queue, 1):
+            found[job_id] = (position, len(queue))
+    return found
 
 
 def cancel(*jobs: int | str) -> None:
@@ -304,7 +302,10 @@ def cancel(*jobs: int | str) -> None:
 
 
 def start_now(job_id: int) -> None:
-    """Let a waiting job start before its begin time, which Slurm sets when a job is queued again. Raises SlurmError."""
+    """Let a waiting job start before its begin time, which Slurm sets when it requeues a job.
+
+    Raises SlurmError.
+    """
     ask("scontrol", "update", f"JobId={job_id}", "StartTime=now")
 
 
@@ -314,7 +315,10 @@ def release(job_id: int) -> None:
 
 
 def hostnames(hostlist: str) -> tuple[str, ...]:
-    """Return the names behind a hostlist like `node-[0-3]`, in the order of a job's node numbers. Raises SlurmError."""
+    """Expand a hostlist like `node-[0-3]` to names, in the order of a job's node numbers.
+
+    Raises SlurmError.
+    """
     names = tuple(ask("scontrol", "show", "hostnames", hostlist).split())
     if hostlist and not names:  # its exit status is 0 all the same
         raise SlurmError(f"Invalid hostlist: {hostlist}")
@@ -324,16 +328,20 @@ def hostnames(hostlist: str) -> tuple[str, ...]:
 def run_everywhere(
     *argv: str, options: collections.abc.Sequence[str], timeout_s: float, stdin: str | None = None
 ) -> tuple[str, str]:
-    """Run a command through srun; return the tasks' output, and srun's complaint if any. Raises NotAnsweringError."""
+    """Run a command through srun; return the tasks' output, and srun's complaint or "".
+
+    Raises NotAnsweringError.
+    """
+    line = (binaries.find("srun"), "--quiet", *options, *argv)
     try:
-        line = (binaries.find("srun"), "--quiet", *options, *argv)
         done = run(*line, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     except CommandError as e:
         raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
-    trouble = words(done.stderr) if done.returncode else ""
-    return done.stdout, trouble or (f"srun exited {done.returncode}" if done.returncode else "")
+    if done.returncode == 0:
+        return done.stdout, ""
+    return done.stdout, words(done.stderr) or f"srun exited {done.returncode}"
 
 
 def configuration() -> dict[str, str]:
@@ -346,10 +354,10 @@ def ask(
 ) -> str:
     """Run one of Slurm's commands in `/`: a job must not inherit a hook's folder. Raises SlurmError."""
     command = binaries.find(name)
+    env = binaries.variables(command)
+    if name in ("squeue", "sacct"):  # sbatch and srun hand theirs on to the job
+        env["TZ"] = "UTC"
     try:
-        env = binaries.variables(command)
-        if name in ("squeue", "sacct"):  # sbatch and srun hand theirs on to the job
-            env["TZ"] = "UTC"
         done = run(command, *argv, stdin=stdin, timeout=timeout, cwd="/", env=env or None)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
@@ -358,14 +366,14 @@ def ask(
             raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
         refusal = words(e.stderr) or words(e.stdout) or str(e)
         # in the whole text: 23.02 and later first tell of each try to resolve the controller's name
-        raise (NotAnsweringError if nodes.is_silence(f"{e.stderr}\n{e.stdout}") else SlurmError)(
-            refusal
-        ) from e
+        if nodes.is_silence(f"{e.stderr}\n{e.stdout}"):
+            raise NotAnsweringError(refusal) from e
+        raise SlurmError(refusal) from e
     return done.stderr if answer == "stderr" else done.stdout
 
 
 def holds_task(tasks: str, number: int) -> bool:
-    """Return whether a text like `0,4-9:2,12-15%2` holds this task; of one that Slurm cut (`...`) it may.
+    """Return whether a text like `0,4-9:2,12-15%2` holds this task; True if Slurm cut it (`...`).
 
     SLURM_BITSTR_LEN in squeue(1): 64 characters unless it is set.
     """
@@ -373,14 +381,16 @@ def holds_task(tasks: str, number: int) -> bool:
         match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
         if match is None:
             return "..." in tasks
-        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        first = int(match[1])
+        last = int(match[2] or match[1])
+        step = int(match[3] or 1)
         if number in range(first, last + 1, step):
             return True
     return False
 
 
 def words(text: str) -> str:
-    """Return Slurm's message as one line, without the commands' names in front and without saying anything twice."""
+    """Join Slurm's message to one line, without the commands' names and without repetitions."""
     if "Could not establish a configuration source" in text:  # behind the resolver's words
         return NOT_CONFIGURED
     lines: list[str] = []
@@ -393,40 +403,62 @@ def words(text: str) -> str:
 
 def _capacity(node: nodes.Node) -> Capacity:
     fields = node.fields
-    address, is_booting = node.address or "", bool(node.flags & POWER)
-    can_ask = (
-        node.is_dynamic and not is_booting and bool(re.fullmatch(r"[0-9.]+|[0-9A-Fa-f:]+", address))
-    )
-    ignored = {_KEPT, "NOT_RESPONDING"} if is_booting else {_KEPT}
-    takes_jobs = node.state in _USABLE and not node.flags & UNUSABLE - ignored
+    takes_jobs = _takes_jobs(node)
+    is_kept = _KEPT in node.flags
+    memory_mb = _number(fields.get("RealMemory", "0")) - _number(fields.get("MemSpecLimit", "0"))
+    features = (show.value(fields, "AvailableFeatures") or "").split(",")
+    kinds = [kind for name, kind in nodes.gres_items(node.gres) if name == "gpu"]
     return Capacity(
         name=node.name,
         cpus=_number(fields.get("CPUEfctv", "0")),
-        memory_mb=max(
-            _number(fields.get("RealMemory", "0")) - _number(fields.get("MemSpecLimit", "0")), 0
-        ),
+        memory_mb=max(memory_mb, 0),
         gpus=nodes.count_gres(node.gres, "gpu"),
         state=node.state_text,
-        is_usable=takes_jobs and _KEPT not in node.flags,
-        features=frozenset((show.value(fields, "AvailableFeatures") or "").split(",")) - {""},
-        is_kept=takes_jobs and _KEPT in node.flags,
-        endpoint=(address, _number(fields.get("Port", "6818"))) if can_ask else None,
-        models=frozenset(
-            kind for name, kind in nodes.gres_items(node.gres) if name == "gpu" and kind
-        ),
+        is_usable=takes_jobs and not is_kept,
+        features=frozenset(filter(None, features)),
+        is_kept=takes_jobs and is_kept,
+        endpoint=_endpoint(node),
+        models=frozenset(filter(None, kinds)),
     )
 
 
+def _takes_jobs(node: nodes.Node) -> bool:
+    """Return whether a node takes jobs, apart from a reservation that keeps it."""
+    ignored = {_KEPT}
+    if node.flags & POWER:
+        ignored.add("NOT_RESPONDING")
+    return node.state in _USABLE and not node.flags & (UNUSABLE - ignored)
+
+
+def _endpoint(node: nodes.Node) -> tuple[str, int] | None:
+    """Return the address and port of a slurmd that registered its node and has to run now."""
+    address = node.address or ""
+    is_booting = bool(node.flags & POWER)
+    is_numeric = re.fullmatch(r"[0-9.]+|[0-9A-Fa-f:]+", address) is not None
+    if not node.is_dynamic or is_booting or not is_numeric:
+        return None
+    return address, _number(node.fields.get("Port", "6818"))
+
+
 def _parse(text: str, names: collections.abc.Sequence[str] = _QUEUE_FIELDS) -> tuple[Job, ...]:
-    """Parse the jobs that squeue or sacct printed; the second line of a name with a line break in it is none."""
-    rows = (line.split("|", len(names) - 1) for line in text.splitlines())
-    whole = (row for row in rows if len(row) == len(names) and row[0].isdecimal())
-    return tuple(_job(dict(zip(names, row, strict=True))) for row in whole)
+    """Parse the jobs that squeue or sacct printed.
+
+    A job's name may have a line break in it: its second line is not a record.
+    """
+    found: list[Job] = []
+    for line in text.splitlines():
+        row = line.split("|", len(names) - 1)
+        if len(row) == len(names) and row[0].isdecimal():
+            found.append(_job(dict(zip(names, row, strict=True))))
+    return tuple(found)
 
 
 def _job(record: dict[str, str]) -> Job:
     state = next(iter(record["State"].split()), "UNKNOWN")  # CANCELLED by 1000
     task = record.get("ArrayTaskID", "").replace("N/A", "")
+    submitted = record["SubmitTime"]
+    if submitted[:1].isdecimal():
+        submitted += "Z"
     return Job(
         job_id=int(record["JobID"]),
         user=record["UserName"],
@@ -437,9 +469,7 @@ def _job(record: dict[str, str]) -> Job:
         partition=record["Partition"],
         elapsed=record["TimeUsed"],
         time_limit=record["TimeLimit"],
-        submitted=f"{record['SubmitTime']}Z"
-        if record["SubmitTime"][:1].isdecimal()
-        else record["SubmitTime"],
+        submitted=submitted,
         reason=record.get("Reason", ""),
         is_held=record.get("PriorityLong") == "0",
         nodes=record["NodeList"].replace("None assigned", ""),
@@ -450,15 +480,21 @@ def _job(record: dict[str, str]) -> Job:
 
 
 def _exit_code(text: str, state: str) -> int:
-    """Return an exit code as a shell would, from Slurm's `code:signal`.
+    """Return the exit code that a shell would, from Slurm's `code:signal`.
 
-    Of a job whose script did not end by itself slurmctld notes the bare status 1 or nothing: squeue prints 0:1, sacct
-    1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0.
+    If the script did not end by itself, slurmctld notes the bare status 1 or nothing: squeue prints
+    0:1, sacct 1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0.
     """
-    code, signal = (_number(part) for part in text.partition(":")[::2])
+    left, _, right = text.partition(":")
+    code = _number(left)
+    signal = _number(right)
     if signal == 1:
-        code, signal = 1, 0
-    return code or (128 + signal if signal else int(state in _LOST))
+        return 1
+    if code:
+        return code
+    if signal:
+        return 128 + signal
+    return 1 if state in _LOST else 0
 
 
 def _number(text: str) -> int:

@@ -24,57 +24,67 @@ class Limits:
     default_memory_per_cpu_mb: int | None = None
     max_array_size: int | None = None  # the cluster's
     is_exclusive: bool = False  # jobs get whole nodes
+    # By a name such as AllowGroups
     lists: collections.abc.Mapping[str, tuple[str, ...]] = dataclasses.field(
         default_factory=dict[str, tuple[str, ...]]
     )
 
 
 def read(partition: Record, cluster: Record) -> Limits:
-    """Read a partition as `scontrol show partition` prints it; its limits of memory replace the cluster's."""
-    most_mb, most_per_cpu_mb = _memory("Max", partition, cluster)
-    # Without associations Slurm 24.11 lets each account that it knows into a partition
-    ignored = (
-        ""
-        if "associations" in cluster.get("AccountingStorageEnforce", "associations")
-        else "account"
-    )
-    lists = {name: partition.get(name, "") for name, option in OPTIONS.items() if option != ignored}
-    by_gpu = "DefMemPerGPU" in partition.get("JobDefaults", "")
-    default_mb, default_per_cpu_mb = (None, None) if by_gpu else _memory("Def", partition, cluster)
+    """Read a partition as scontrol prints it; its memory limits replace the cluster's."""
+    max_mb, max_per_cpu_mb = _memory("Max", partition, cluster)
+    default_mb, default_per_cpu_mb = _memory("Def", partition, cluster)
+    if "DefMemPerGPU" in partition.get("JobDefaults", ""):
+        default_mb = None
+        default_per_cpu_mb = None
+    array_size = cluster.get("MaxArraySize", "")  # 0: no arrays
     return Limits(
         max_nodes=_number(partition, "MaxNodes"),
         max_cpus_per_node=_number(partition, "MaxCPUsPerNode"),
-        max_memory_mb=most_mb,
-        max_memory_per_cpu_mb=most_per_cpu_mb,
+        max_memory_mb=max_mb,
+        max_memory_per_cpu_mb=max_per_cpu_mb,
         default_memory_mb=default_mb,
         default_memory_per_cpu_mb=default_per_cpu_mb,
-        max_array_size=int(size)
-        if (size := cluster.get("MaxArraySize", "")).isdecimal()
-        else None,  # 0: no arrays
+        max_array_size=int(array_size) if array_size.isdecimal() else None,
         is_exclusive=partition.get("OverSubscribe") == "EXCLUSIVE",
-        lists={
-            name: tuple(text.split(",")) for name, text in lists.items() if text not in ("", "ALL")
-        },
+        lists=_lists(partition, cluster),
     )
+
+
+def _lists(partition: Record, cluster: Record) -> dict[str, tuple[str, ...]]:
+    """Return the groups, accounts and QOS that the partition allows or denies, by rule."""
+    # Without associations Slurm 24.11 lets each account that it knows into a partition
+    enforced = cluster.get("AccountingStorageEnforce", "associations")
+    ignores_accounts = "associations" not in enforced
+    found: dict[str, tuple[str, ...]] = {}
+    for name, option in OPTIONS.items():
+        text = partition.get(name, "")
+        is_ignored = option == "account" and ignores_accounts
+        if text not in ("", "ALL") and not is_ignored:
+            found[name] = tuple(text.split(","))
+    return found
 
 
 def refusal(
     partition: str, limits: Limits, *, account: str | None, qos: str | None
 ) -> tuple[str, str] | None:
-    """Return the option and the reason why a partition does not take this process's user; None if it does."""
+    """Return the option and the reason why a partition rejects this process's user, or None."""
+    given = {"account": account, "qos": qos}
     for name, listed in limits.lists.items():
         option = OPTIONS[name]
-        given = account if option == "account" else qos
-        mine = _groups() if option == "partition" else {given}
+        mine = _groups() if option == "partition" else {given[option]}
         names = {one.lower() for one in mine if one not in (None, "", "(null)")}
-        if names and names.isdisjoint(map(str.lower, listed)) == name.startswith("Allow"):
-            who = "your groups" if option == "partition" else given
+        if not names:
+            continue
+        is_listed = not names.isdisjoint(map(str.lower, listed))
+        if is_listed != name.startswith("Allow"):
+            who = "your groups" if option == "partition" else given[option]
             return option, f"partition {partition} does not take {who}: {name}={','.join(listed)}"
     return None
 
 
 def _groups() -> set[str | None]:
-    """List the groups of the user, as slurmctld looks them up; of an unknown user none."""
+    """List the groups of the user as slurmctld looks them up; an unknown user has none."""
     found: set[str | None] = set()
     with contextlib.suppress(KeyError):  # a group without a name
         about = pwd.getpwuid(os.geteuid())
@@ -85,10 +95,14 @@ def _groups() -> set[str | None]:
 def _memory(kind: str, partition: Record, cluster: Record) -> tuple[int | None, int | None]:
     """Return the limit, or the default, of a node and of a core in MiB."""
     names = (f"{kind}MemPerNode", f"{kind}MemPerCPU")
-    source = partition if any(_number(partition, name) for name in names) else cluster
+    has_own = any(_number(partition, name) for name in names)
+    source = partition if has_own else cluster
     return _number(source, names[0]), _number(source, names[1])
 
 
 def _number(record: Record, name: str) -> int | None:
+    """Read a limit; 0 means none."""
     text = record.get(name, "")
-    return int(text) if text.isdecimal() and int(text) else None
+    if not text.isdecimal():
+        return None
+    return int(text) or None
