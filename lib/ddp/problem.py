@@ -1,4 +1,4 @@
-"""What went wrong and what to do: errors that carry their remedy as a value, which a front end turns into words."""
+"""Errors that a user can fix, each with its remedy as a value that a front end puts into words."""
 
 import collections.abc
 import dataclasses
@@ -11,7 +11,7 @@ Results = dict[str, str]
 class Command:
     """A command of this program: `Command("submit", {"time-limit": 30})` is `ddp submit --time-limit 30`.
 
-    `arguments` stand without a flag, such as a run's name. Options that are None or empty are left out.
+    `arguments` have no flag, such as a run's name. Options that are None or "" are left out.
     """
 
     verb: str  # the words behind `ddp`, such as "env create"
@@ -23,12 +23,16 @@ class Command:
     @property
     def given(self) -> dict[str, str]:
         """The options that have a value, as texts."""
-        return {name: str(value) for name, value in self.options.items() if value not in (None, "")}
+        given = {name: value for name, value in self.options.items() if value not in (None, "")}
+        return {name: str(value) for name, value in given.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step of the cluster's operator: plain words or a shell command; `name` finds a front end's own words."""
+    """A step for the cluster's operator: plain words or a shell command.
+
+    A front end may have its own words for it, by `name`.
+    """
 
     name: str
     text: str
@@ -45,14 +49,16 @@ def plain(remedy: Remedy) -> str:
         return remedy.text
     words = ["ddp", *remedy.verb.split()]
     for name, value in remedy.given.items():
-        words += [f"--{name}"] if value == "true" else [f"--{name}", value]
+        words.append(f"--{name}")
+        if value != "true":
+            words.append(value)
     return shlex.join([*words, *remedy.arguments])
 
 
 class Problem(Exception):
-    """A failure that a user or operator can fix. `str()` is one line: what failed, why, and what to type.
+    """A failure that a user or operator can fix. `str()` is a line: what failed, why, what to type.
 
-    `what` is that line without the remedy; `results` are what an action returns all the same.
+    `what` is that line without the remedy; `results` are known all the same, and shown with it.
     """
 
     def __init__(
@@ -65,7 +71,9 @@ class Problem(Exception):
 
     def text(self, render: Render = plain) -> str:
         """Return the line with the remedy in a front end's words."""
-        return self.what if self.remedy is None else one_line(f"{self.what}; {render(self.remedy)}")
+        if self.remedy is None:
+            return self.what
+        return one_line(f"{self.what}; {render(self.remedy)}")
 
     def __str__(self) -> str:
         return self.text()
@@ -80,7 +88,7 @@ class ParameterError(Problem):
 
 
 class UnfinishedError(Exception):
-    """A command ends before its job does, and has not failed; `results` are the command's."""
+    """The command ends before its job, without having failed; `results` are the command's."""
 
     def __init__(self, results: Results) -> None:
         super().__init__("the job goes on")
@@ -89,7 +97,8 @@ class UnfinishedError(Exception):
 
 def one_line(text: str, limit: int = 600) -> str:
     """Join `text` to one printable line of at most `limit` characters."""
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    flat = " ".join(printable.split())
     return flat if len(flat) <= limit else flat[: limit - 3] + "..."
 
 

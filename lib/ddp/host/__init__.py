@@ -1,1 +1,1 @@
-"""What commands on this host leave for each other: locks, and waits that one may end."""
+"""Files that commands on this host share: locks, waits that a user can end, texts written whole."""

@@ -1,4 +1,4 @@
-"""Common parts of the operations on the shared filesystem: the error, private folders, atomic writes."""
+"""Files that are read and written with care: a user's texts, private folders, atomic writes."""
 
 import os
 import pathlib
@@ -23,19 +23,20 @@ class RefusedError(Exception):
 
 
 def special(mode: int) -> str:
-    """Name the type of a path that is neither a regular file nor a link, such as a pipe; "" for these two."""
+    """Name the type of a path, such as a pipe; "" for a regular file or a link."""
     return _KINDS.get(stat.S_IFMT(mode), "")
 
 
 def read_named(
     path: pathlib.Path, limit_bytes: int = MAX_NAMED_BYTES, *, is_private: bool = False
 ) -> bytes:
-    """Read a file that the user named, which may be anything; links are followed. Raises OSError or RefusedError.
+    """Read a file that the user named; links are followed, and `is_private` demands mode 0600.
 
-    A pipe would block, and a device may have no end. With `is_private` no other account may read it.
+    A pipe would block, and a device may have no end. Raises OSError or RefusedError.
     """
     real = pathlib.Path(os.path.realpath(path))
-    if kind := special(real.stat().st_mode):
+    kind = special(real.stat().st_mode)
+    if kind:
         raise RefusedError(f"{path} is {kind}, not a file")
     with small_files.opened(real) as file:
         if is_private and os.fstat(file.fileno()).st_mode & 0o077:
@@ -47,12 +48,12 @@ def read_named(
 
 
 def private(folder: pathlib.Path) -> pathlib.Path:
-    """Return a folder of mode 0700 that belongs to this account. Raises RefusedError."""
+    """Check that a folder belongs to this account, and give it mode 0700. Raises RefusedError."""
     about = folder.lstat()
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
-        raise RefusedError(
-            f"{folder} is not a folder of this account (uid {os.geteuid()}); as root: remove it"
-        )
+    uid = os.geteuid()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != uid:
+        text = f"{folder} is not a folder of this account (uid {uid}); as root: remove it"
+        raise RefusedError(text)
     if about.st_mode & 0o7777 != 0o700:
         folder.chmod(0o700)
     return folder

@@ -1,6 +1,6 @@
 """Locks between the commands on this host: one for each run, one for environments.
 
-A command holds them until it has submitted, or ends; the kernel releases those of a process that was killed.
+A command holds them until it has submitted, or ends; the kernel releases a killed process's locks.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class Claims(contextlib.AbstractContextManager["Claims"]):
         self.drop(*self._held)
 
     def take(self, name: str) -> bool:
-        """Acquire a lock unless another command holds it; return whether this one does."""
+        """Acquire a lock unless another command holds it; return whether this one has it."""
         if name in self._held:
             return True
         folder = pathlib.Path(spool.own_cache(str(CACHE)), "locks")
@@ -41,7 +41,7 @@ class Claims(contextlib.AbstractContextManager["Claims"]):
         return True
 
     def wait(self, name: str, *, timeout_s: float) -> bool:
-        """Acquire a lock as soon as no other command holds it; return False after `timeout_s`."""
+        """Wait for a lock and acquire it; return False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self.take(name):
             if time.monotonic() >= deadline:
@@ -50,7 +50,8 @@ class Claims(contextlib.AbstractContextManager["Claims"]):
         return True
 
     def drop(self, *names: str) -> None:
-        """Release locks; one that is not held is fine."""
+        """Release locks, as far as they are held."""
         for name in names:
-            if (lock := self._held.pop(name, None)) is not None:
+            lock = self._held.pop(name, None)
+            if lock is not None:
                 os.close(lock)

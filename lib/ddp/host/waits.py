@@ -1,4 +1,4 @@
-"""The waits of an account's commands on this host, each a file: who removes it ends the waiting, not the job."""
+"""The waits of this account's commands, each a file on this host: removing it ends the wait."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ _NAME = "wait-{}"  # of the command's process
 
 
 def folder() -> pathlib.Path:
-    """Return the folder of the files, which is this account's own. Raises OSError."""
+    """Make and return this account's folder of waits. Raises OSError."""
     place = pathlib.Path(spool.own_cache(str(locks.CACHE)), "waits")
     place.mkdir(mode=0o700, exist_ok=True)
     return place
@@ -37,29 +37,31 @@ class Wait(contextlib.AbstractContextManager["Wait"]):
         self._path = None
 
     def begin(self, *names: str) -> None:
-        """Let `stop` find this command, by any of these names; a second time they are added."""
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk: the job is submitted, and the wait goes on
+        """Let `stop` find this command by any of these names; later calls add names."""
+        with contextlib.suppress(OSError):  # a full disk: the job is submitted, the wait goes on
             if self._path is None:
-                path = folder() / _NAME.format(os.getpid())
-                self._lock = os.open(
-                    path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
-                )
-                self._path = path
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(self._lock, "".join(f"{name}\n" for name in names).encode())
+                self._open()
+            lines = "".join(f"{name}\n" for name in names)
+            os.write(self._lock, lines.encode())
+
+    def _open(self) -> None:
+        path = folder() / _NAME.format(os.getpid())
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._lock = os.open(path, flags, 0o600)
+        self._path = path
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @property
     def is_over(self) -> bool:
         """Whether the limit has passed, or someone has ended the waiting."""
-        if self.limit_s is not None and time.monotonic() - self._began >= self.limit_s:
+        elapsed_s = time.monotonic() - self._began
+        if self.limit_s is not None and elapsed_s >= self.limit_s:
             return True
         return self._path is not None and not self._path.exists()
 
 
 def stop(name: str | None) -> list[list[str]]:
-    """End the waits of this account's commands for a run or job, or all of them; return the names of each."""
+    """End the waits of this account for a run or job, or all of them; return the names of each."""
     ended: list[list[str]] = []
     for path in sorted(folder().glob(_NAME.format("*"))):
         names = _names_of_live(path)
@@ -70,7 +72,7 @@ def stop(name: str | None) -> list[list[str]]:
 
 
 def _names_of_live(path: pathlib.Path) -> list[str]:
-    """List the names of a live command's wait; of one that was killed, remove the file and return none."""
+    """Return the names of a live command's wait; remove the file of a command that was killed."""
     with contextlib.suppress(FileNotFoundError), path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

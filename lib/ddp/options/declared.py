@@ -50,7 +50,7 @@ class Option:
 
     @property
     def takes_number(self) -> bool:
-        """Whether it is a text that may look like a number or a year, which YAML reads as numbers."""
+        """Whether it is a text that YAML may read as a number, such as 30 or 2026."""
         return self.kind == "string" and (self._takes(30) or self._takes(2026))
 
     def _takes(self, value: object) -> bool:

@@ -169,7 +169,8 @@ def _check_secrecy(name: str, *, has_value: bool) -> None:
     if not has_value:
         how = f"export {name}, or use env-file with a file of mode 0600"
         raise ValueError(f"{name} has no value; {how}")
-    how = "use env-file with a file of mode 0600, or in a terminal export it and give env its name alone"
+    how = "use env-file with a file of mode 0600"
+    how += ", or in a terminal export it and give env its name alone"
     raise ValueError(f"{is_readable}; {how}")
 
 

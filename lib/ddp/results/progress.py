@@ -14,7 +14,7 @@ T = typing.TypeVar("T")
 
 
 def ahead(work: collections.abc.Callable[[], T]) -> concurrent.futures.Future[T]:
-    """Start work now in a thread."""
+    """Start work in a thread, and return its future."""
     pool = concurrent.futures.ThreadPoolExecutor(1)
     future = pool.submit(work)
     pool.shutdown(wait=False)
@@ -22,7 +22,7 @@ def ahead(work: collections.abc.Callable[[], T]) -> concurrent.futures.Future[T]
 
 
 def with_progress(log: Log, text: str, work: collections.abc.Callable[[], T]) -> T:
-    """Return `work()`, done in a thread, and log every few seconds that it goes on."""
+    """Do work in a thread and return its result; log every few seconds that it goes on."""
     log(tables.Step(text, text))
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -31,6 +31,7 @@ def with_progress(log: Log, text: str, work: collections.abc.Callable[[], T]) ->
             try:
                 return future.result(timeout=REPORT_S)
             except concurrent.futures.TimeoutError:
-                if future.done():
+                if future.done():  # the work itself raised it
                     raise
-                log(tables.Step(f"{text}: {time.monotonic() - began:.0f} s", text))
+                elapsed_s = time.monotonic() - began
+                log(tables.Step(f"{text}: {elapsed_s:.0f} s", text))

@@ -1,4 +1,4 @@
-"""The result of a command: texts for people and actions, and the same as values for programs."""
+"""The result of a command: texts for people and actions, the same as values for programs."""
 
 import collections.abc
 import dataclasses
@@ -15,28 +15,36 @@ _TEXTS = frozenset("name run hash python torch environment options".split())
 
 
 def values_of(shown: collections.abc.Mapping[str, str]) -> dict[str, object]:
-    """Convert results for programs: amounts to numbers, a table to a list of objects; the rest stays text."""
-
-    def value(name: str, text: str) -> object:
+    """Convert results for programs: amounts become numbers, a table becomes a list of objects."""
+    found: dict[str, object] = {}
+    for name, text in shown.items():
         if isinstance(text, tables.Table):
-            head, *body = text.rows
-            rows = (zip(map(str.lower, head), row, strict=True) for row in body)
-            return [
-                {name: tables.value(cell, is_text=name in _TEXTS) for name, cell in row}
-                for row in rows
-            ]
-        return tables.value(text) if name in _NUMBERS else text
+            found[name] = _objects(text)
+        elif name in _NUMBERS:
+            found[name] = tables.value(text)
+        else:
+            found[name] = text
+    return found
 
-    return {name: value(name, text) for name, text in shown.items()}
+
+def _objects(table: tables.Table) -> list[dict[str, object]]:
+    """Make an object of each row, with the head's names in lower case."""
+    head, *body = table.rows
+    names = [name.lower() for name in head]
+    objects: list[dict[str, object]] = []
+    for row in body:
+        cells = zip(names, row, strict=True)
+        objects.append({name: tables.value(cell, is_text=name in _TEXTS) for name, cell in cells})
+    return objects
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a command returns."""
+    """The result of a command, in the forms that front ends need."""
 
-    shown: dict[str, str]  # an action's results, and what a terminal shows
-    values: dict[str, object]  # what --json prints: numbers as numbers, times as ISO
-    text: str | None = None  # all that standard output gets, such as a log; None: `shown`
+    shown: dict[str, str]  # for an action and a terminal
+    values: dict[str, object]  # for --json: numbers as numbers, times as ISO
+    text: str | None = None  # standard output as a whole, such as a log; None: `shown`
 
     def texts(self) -> dict[str, str]:
         """Return the results of an action."""
@@ -51,5 +59,5 @@ Answer = Result | Results
 
 
 def texts_of(answer: Answer) -> Results:
-    """Give the results as an action returns them."""
+    """Return the results as an action does."""
     return answer.texts() if isinstance(answer, Result) else answer

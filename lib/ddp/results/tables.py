@@ -1,6 +1,6 @@
-"""Results and lines of progress that are more than their text: a terminal shows them as tables and a status line.
+"""Texts that a terminal shows as more: tables, lines of a log, a status line.
 
-Both are texts, as actions, pipes and JSON have them.
+Actions, pipes and JSON take them as the texts that they are.
 """
 
 import collections.abc
@@ -9,26 +9,26 @@ Rows = collections.abc.Sequence[collections.abc.Sequence[str]]
 
 
 class Table(str):
-    """Rows of printable cells, the first of them the head; as a text they are aligned by blanks."""
+    """Rows of printable cells, the head first; as a text, columns aligned by blanks."""
 
     __slots__ = ("rows",)
     rows: Rows
 
     def __new__(cls, rows: Rows, text: str | None = None) -> "Table":
-        """Make a table of rows, which all have as many cells; `text` where it is not the aligned rows."""
+        """Make a table of rows of equal length; `text` replaces the aligned columns."""
         made = super().__new__(cls, _aligned(rows) if text is None else text)
         made.rows = rows
         return made
 
 
 class Line(str):
-    """A line of what a command was asked for, such as a log that it follows: it goes to standard output."""
+    """A line of output, such as one of a log that is followed: it goes to standard output."""
 
     __slots__ = ()
 
 
 class Step(str):
-    """A line of progress of a task that goes on; the next line of the same task takes its place on a terminal."""
+    """A line of progress; on a terminal the next line of the same task takes its place."""
 
     __slots__ = ("task",)
     task: str
@@ -41,17 +41,23 @@ class Step(str):
 
 
 def value(cell: str, *, is_text: bool = False) -> object:
-    """Convert a cell: a number is a number unless it is a text's, and an empty one or `-` is None."""
-    for kind in () if is_text else (int, float):
+    """Convert a cell to a number if it is one, unless `is_text`; an empty one or `-` is None."""
+    if cell in ("", "-"):
+        return None
+    if is_text:
+        return cell
+    for kind in (int, float):
         try:
             return kind(cell)
         except ValueError:
             continue
-    return None if cell in ("", "-") else cell
+    return cell
 
 
 def _aligned(rows: Rows) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines: list[str] = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

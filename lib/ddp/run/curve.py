@@ -1,4 +1,4 @@
-"""A curve in the terminal, by plotext."""
+"""A curve drawn for a terminal, by plotext."""
 
 import collections.abc
 import importlib
@@ -8,12 +8,11 @@ Points = collections.abc.Sequence[tuple[float, float]]
 
 
 def draw(points: Points, marks: Points = (), *, columns: int = 76, rows: int = 12) -> str:
-    """Draw points, sorted by step, as a line in a frame; `marks` are drawn as `o`. Empty without points."""
+    """Draw points, sorted by step, as a line in a frame, with `marks` as `o`; "" without points."""
     if not points:
         return ""
-    plot: typing.Any = importlib.import_module(
-        "plotext"
-    )  # it takes as long to import as the rest of the program
+    # It takes as long to import as the rest of the program
+    plot: typing.Any = importlib.import_module("plotext")
     plot.clear_figure()
     plot.theme("clear")
     plot.limit_size(False, False)  # this process's own terminal may be another, or none

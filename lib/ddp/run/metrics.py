@@ -1,7 +1,7 @@
 """A run's metrics.jsonl, read as it grows and kept within bounds.
 
-A run of a million steps must fill neither memory nor a page, and a spike of one step must stay visible. So a long
-curve is thinned: of each few neighbours the lowest and the highest value stay.
+A run of a million steps must fill neither memory nor a page, and a spike of one step must stay
+visible. So a long curve is thinned: of each few neighbours the lowest and the highest value stay.
 """
 
 import array
@@ -14,6 +14,7 @@ import json
 import math
 import os
 import pathlib
+import typing
 
 from ddp.node import small_files
 from ddp.run import reading
@@ -53,66 +54,80 @@ class Series:
     def add(self, step: float, value: float) -> None:
         """Append a point. A step that exists already replaces all from it on: the run was resumed there."""
         if step <= self._latest:
-            keep = bisect.bisect_left(self._steps, step)
-            del self._steps[keep:], self._values[keep:]
-            self.lost = None if self.lost is not None and self.lost >= step else self.lost
+            self._cut(step)
         self._latest = step
         if not -_LARGEST < value < _LARGEST:  # NaN too
-            self.lost = step if self.lost is None else self.lost
+            if self.lost is None:
+                self.lost = step
             return
+
         self.lost = None
         self._steps.append(step)
         self._values.append(value if abs(value) >= _LEAST else 0.0)
         if len(self._steps) > self._max:
-            kept = self._extremes(range(0, len(self._steps), _GROUP))
-            self._steps = array.array("d", [self._steps[index] for index in kept])
-            self._values = array.array("d", [self._values[index] for index in kept])
+            self._thin()
+
+    def _cut(self, step: float) -> None:
+        """Remove all points from a step on."""
+        keep = bisect.bisect_left(self._steps, step)
+        del self._steps[keep:]
+        del self._values[keep:]
+        if self.lost is not None and self.lost >= step:
+            self.lost = None
+
+    def _thin(self) -> None:
+        """Keep of each few neighbours the lowest and the highest value."""
+        kept = self._extremes(range(0, len(self._steps), _GROUP))
+        self._steps = array.array("d", [self._steps[index] for index in kept])
+        self._values = array.array("d", [self._values[index] for index in kept])
 
     def points(self, limit: int = MAX_POINTS) -> list[Point]:
-        """Return at most about `limit` points: first, last, and the extremes of equal ranges of steps."""
+        """Return about `limit` points: first, last, and the extremes of equal ranges of steps."""
         count = len(self._steps)
         if count <= limit or count < 3:
             return list(zip(self._steps, self._values, strict=True))
-        first, last, buckets = self._steps[0], self._steps[-1], max(1, limit // 2 - 1)
-        bounds = [
-            bisect.bisect_left(self._steps, first + (last - first) * at / buckets)
-            for at in range(buckets)
-        ]
-        return [(self._steps[index], self._values[index]) for index in self._extremes(bounds)]
+        first = self._steps[0]
+        last = self._steps[-1]
+        num_ranges = max(1, limit // 2 - 1)
+        begins: list[int] = []
+        for at in range(num_ranges):
+            step = first + (last - first) * at / num_ranges
+            begins.append(bisect.bisect_left(self._steps, step))
+        return [(self._steps[index], self._values[index]) for index in self._extremes(begins)]
 
     def _extremes(self, begins: collections.abc.Sequence[int]) -> list[int]:
         """Return the indices of the first and the last value, and of the extremes of each range."""
         count = len(self._steps)
         kept = {0, count - 1}
         for begin, end in zip(begins, [*begins[1:], count], strict=True):
-            if values := self._values[begin:end]:
-                kept |= {begin + values.index(min(values)), begin + values.index(max(values))}
+            values = self._values[begin:end]
+            if values:
+                kept.add(begin + values.index(min(values)))
+                kept.add(begin + values.index(max(values)))
         return sorted(kept)
 
 
 @dataclasses.dataclass
 class Metrics:
-    """The content of a metrics.jsonl up to where it was read; of a brief look, that of its end."""
+    """The records read so far; after a brief look only the last ones."""
 
     series: dict[str, Series] = dataclasses.field(default_factory=dict[str, Series])
-    start: reading.Json = dataclasses.field(
-        default_factory=reading.Json
-    )  # the last attempt's first record
-    checkpoint: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last one
-    noted: reading.Json = dataclasses.field(
-        default_factory=reading.Json
-    )  # a script's lowest loss up to the last line
-    slowest: reading.Json = dataclasses.field(
-        default_factory=reading.Json
-    )  # rank, host, times the ranks' median
+    # The last attempt's first record, and the last record of a checkpoint
+    start: reading.Json = dataclasses.field(default_factory=reading.Json)
+    checkpoint: reading.Json = dataclasses.field(default_factory=reading.Json)
+    # The lowest losses that a script noted in its last line
+    noted: reading.Json = dataclasses.field(default_factory=reading.Json)
+    # The slowest rank: rank, host, times the ranks' median
+    slowest: reading.Json = dataclasses.field(default_factory=reading.Json)
     step: int | None = None
     total_steps: int | None = None
     time: float | None = None  # of the last step
     num_records: int = 0
     bad_lines: int = 0
+    # Time and step of the last records
     recent: collections.deque[Point] = dataclasses.field(
         default_factory=lambda: collections.deque[Point](maxlen=_RECENT)
-    )  # time and step of the last records
+    )
 
     def last(self, name: str) -> float | None:
         """Return the last finite value of a quantity."""
@@ -133,11 +148,10 @@ class Metrics:
         times = reading.real(self.slowest.get("times")) or 0.0
         if times <= TOO_SLOW:
             return ""
-        rank, host = (
-            reading.whole(self.slowest.get("rank")),
-            reading.printable(str(self.slowest.get("host")), 64),
-        )
-        return f"rank {rank} on {host} takes {times:.3g} times the ranks' median for its data and forward pass"
+        rank = reading.whole(self.slowest.get("rank"))
+        host = reading.printable(str(self.slowest.get("host")), 64)
+        rate = f"{times:.3g} times the ranks' median"
+        return f"rank {rank} on {host} takes {rate} for its data and forward pass"
 
     @property
     def best(self) -> Point | None:
@@ -145,35 +159,49 @@ class Metrics:
         return self.lowest("val_loss")
 
     def lowest(self, name: str) -> Point | None:
-        """Return step and value of a loss's lowest point, as noted in the last line if only the file's end was read."""
-        points, noted = self.points(name, MAX_POINTS), reading.as_list(self.noted.get(name))
-        step, value = (reading.real(one) for one in (*noted, None, None)[:2])
-        if (
-            step is not None
-            and value is not None
-            and abs(step) < _LARGEST_STEP
-            and -_LARGEST < value < _LARGEST
-        ):
-            points.append((step, value))
+        """Return step and value of a loss's lowest point.
+
+        The file's last line notes it, in case only the file's end was read.
+        """
+        points = self.points(name, MAX_POINTS)
+        noted = self._noted_point(name)
+        if noted is not None:
+            points.append(noted)
         return min(points, key=lambda point: point[1], default=None)
+
+    def _noted_point(self, name: str) -> Point | None:
+        noted = reading.as_list(self.noted.get(name))
+        if len(noted) < 2:
+            return None
+        step = reading.real(noted[0])
+        value = reading.real(noted[1])
+        if step is None or value is None:
+            return None
+        is_finite = abs(step) < _LARGEST_STEP and -_LARGEST < value < _LARGEST
+        return (step, value) if is_finite else None
 
     @property
     def steps_per_second(self) -> float | None:
-        """The rate of the last steps, with evaluations and checkpoints."""
-        (began, first), (ended, last) = (
-            (self.recent[0], self.recent[-1]) if self.recent else ((0, 0), (0, 0))
-        )
-        return (last - first) / (ended - began) if ended > began and last > first else None
+        """The rate of the last steps, evaluations and checkpoints included."""
+        if not self.recent:
+            return None
+        began, first = self.recent[0]
+        ended, last = self.recent[-1]
+        if ended <= began or last <= first:
+            return None
+        return (last - first) / (ended - began)
 
     def add(self, record: reading.Json) -> None:
         """Add a line of the file."""
         step = reading.real(record.get("step"))
+        kind = record.get("kind")
         if step is None or not abs(step) < _LARGEST_STEP:
             self.bad_lines += 1
-        elif (kind := record.get("kind")) == "checkpoint":
+        elif kind == "checkpoint":
             self.checkpoint = record
         elif kind == "start":
-            self.slowest, self.start = {}, record
+            self.slowest = {}
+            self.start = record
             self.total_steps = reading.whole(record.get("total_steps")) or self.total_steps
         else:
             self.noted = reading.as_object(record.get("best")) or self.noted
@@ -196,13 +224,15 @@ class Metrics:
 
     def _add_step(self, step: float, record: reading.Json) -> None:
         self.slowest = reading.as_object(record.get("slowest")) or self.slowest
-        self.step, self.time = reading.whole(step), reading.real(record.get("time"))
+        self.step = reading.whole(step)
+        self.time = reading.real(record.get("time"))
         self.total_steps = reading.whole(record.get("total_steps")) or self.total_steps
-        if self.time is not None and 0 < self.time < _LARGEST:
-            if self.recent and self.recent[-1][1] > step:
-                self.recent.clear()
-            if not self.recent or self.recent[-1][1] < step:  # a step may have several lines
-                self.recent.append((self.time, step))
+        if self.time is None or not 0 < self.time < _LARGEST:
+            return
+        if self.recent and self.recent[-1][1] > step:
+            self.recent.clear()
+        if not self.recent or self.recent[-1][1] < step:  # a step may have several lines
+            self.recent.append((self.time, step))
 
 
 class Reader:
@@ -223,30 +253,45 @@ class Reader:
         """
         with contextlib.suppress(OSError), small_files.opened(self.path) as file:
             about = os.fstat(file.fileno())
-            if self._file != (about.st_dev, about.st_ino) or about.st_size < self._offset:
-                self._file, self._offset = (about.st_dev, about.st_ino), 0
-                self._metrics, self._is_skipping = Metrics(), False
-                if self._tail_bytes is not None and about.st_size > self._tail_bytes:
-                    self._offset, self._is_skipping = about.st_size - self._tail_bytes, True
-                    self._metrics.bad_lines = -1  # the line that is cut is not bad
+            is_same_file = self._file == (about.st_dev, about.st_ino)
+            if not is_same_file or about.st_size < self._offset:
+                self._begin(about)
             file.seek(self._offset)
-            rest = b""
-            while chunk := file.read(_CHUNK_BYTES):
-                whole, newline, rest = (rest + chunk).rpartition(b"\n")
-                if newline:
-                    self._take(whole)
-                    self._offset += len(whole) + 1
-                elif len(rest) > 4 * _CHUNK_BYTES:
-                    self._offset += len(rest)
-                    self._is_skipping, rest = True, b""
-            if (
-                not self._is_skipping
-                and rest.rstrip().endswith(b"}")
-                and _parse(rest.decode(errors="replace"))
-            ):
-                self._take(rest)
-                self._offset += len(rest)
+            rest = self._read_lines(file)
+            self._read_last_line(rest)
         return self._metrics
+
+    def _begin(self, about: os.stat_result) -> None:
+        """Begin with a new file, at its beginning or that much before its end."""
+        self._file = (about.st_dev, about.st_ino)
+        self._offset = 0
+        self._metrics = Metrics()
+        self._is_skipping = False
+        if self._tail_bytes is not None and about.st_size > self._tail_bytes:
+            self._offset = about.st_size - self._tail_bytes
+            self._is_skipping = True
+            self._metrics.bad_lines = -1  # the line that is cut is not bad
+
+    def _read_lines(self, file: typing.BinaryIO) -> bytes:
+        """Read the whole lines up to the file's end, and return the rest behind them."""
+        rest = b""
+        while chunk := file.read(_CHUNK_BYTES):
+            whole, newline, rest = (rest + chunk).rpartition(b"\n")
+            if newline:
+                self._take(whole)
+                self._offset += len(whole) + 1
+            elif len(rest) > 4 * _CHUNK_BYTES:
+                self._offset += len(rest)
+                self._is_skipping = True
+                rest = b""
+        return rest
+
+    def _read_last_line(self, rest: bytes) -> None:
+        if self._is_skipping or not rest.rstrip().endswith(b"}"):
+            return
+        if _parse(rest.decode(errors="replace")):
+            self._take(rest)
+            self._offset += len(rest)
 
     def _take(self, data: bytes) -> None:
         if self._is_skipping:
@@ -259,7 +304,7 @@ class Reader:
 
 
 def _parse(line: str) -> reading.Json:
-    """Return the object in a line; empty if there is none."""
+    """Return the object in a line, or {}."""
     try:
         return reading.as_object(json.loads(line))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A run as its folder and Slurm know it: the frozen types that every command and the exporter share."""
+"""A run as its folder and Slurm know it: frozen types for every command and the exporter."""
 
 import collections
 import collections.abc
@@ -28,7 +28,10 @@ _NOT_FIGURES = {"workload", "state", "ranks", "error", "run_dir", "loss_png"}
 
 
 class State(str, enum.Enum):  # noqa: UP042 - enum.StrEnum came with Python 3.11
-    """The state of a run, in Slurm's words; PREEMPTED has saved and stopped, UNKNOWN is known to nobody."""
+    """The state of a run, in Slurm's words.
+
+    PREEMPTED means that it saved and stopped; UNKNOWN that neither Slurm nor its files tell.
+    """
 
     PENDING = "PENDING"
     REQUEUED = "REQUEUED"
@@ -101,7 +104,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run. Texts are those of its files, hostile ones included."""
+    """A run. Its texts come from files that may hold anything."""
 
     name: str
     folder: pathlib.Path
@@ -109,9 +112,8 @@ class Run:
     config: Json = dataclasses.field(default_factory=Json)
     summary: Json = dataclasses.field(default_factory=Json)
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
-    job_id: int | None = (
-        None  # of the last job; None: none, or an element of a sweep that has not started
-    )
+    # Of the last job; None: none, or an element of a sweep that has not started
+    job_id: int | None = None
     attempts: tuple[Attempt, ...] = ()
     failures: tuple[Failure, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -127,22 +129,21 @@ class Run:
     job: jobs.Job | None = None
     state: State = State.UNKNOWN
     why: str = ""
-    silence: str = ""  # why Slurm's word on its job is missing; empty: Slurm was asked and answered
+    silence: str = ""  # why Slurm's record of its job is missing; empty: Slurm answered
 
     @property
     def kind(self) -> str:
-        """The kind: gpt, smoke, script, collectives, prepare, sweep; empty if it is unknown."""
+        """The kind: gpt, smoke, script, collectives, prepare or sweep; "" if it is unknown."""
         return str(self.record.get("kind") or self.summary.get("workload") or "")
 
     @property
     def beginning(self) -> str:
-        """What the nodes do before the ranks start, and how far the last one is; empty if nothing is known of it."""
-        nodes = f" on {len(self.unpacked_percent)} nodes" if len(self.unpacked_percent) > 1 else ""
-        return (
-            f"unpacking the environment{nodes}: {min(self.unpacked_percent)}%"
-            if self.unpacked_percent
-            else ""
-        )
+        """What the nodes do before the ranks start, and how far the slowest one is, or ""."""
+        if not self.unpacked_percent:
+            return ""
+        count = len(self.unpacked_percent)
+        nodes = f" on {count} nodes" if count > 1 else ""
+        return f"unpacking the environment{nodes}: {min(self.unpacked_percent)}%"
 
     @property
     def log_path(self) -> pathlib.Path:
@@ -152,64 +153,74 @@ class Run:
     @property
     def last_attempt(self) -> Attempt | None:
         """The last attempt of the last job."""
-        own = [one for one in self.attempts if self.job_id is None or one.order[0] == self.job_id]
-        return own[-1] if own else None
+        for attempt in reversed(self.attempts):
+            if self.job_id is None or attempt.order[0] == self.job_id:
+                return attempt
+        return None
 
     @property
     def step(self) -> int | None:
         """The last step."""
+        if self.metrics.step is not None:
+            return self.metrics.step
+        summarised = reading.whole(self.summary.get("steps"))
+        if summarised is not None:
+            return summarised
         last = self.last_attempt
         reported = reading.number(last.step, -1) if last is not None else -1
-        known = (
-            self.metrics.step,
-            reading.whole(self.summary.get("steps")),
-            reported if reported >= 0 else None,
-        )
-        return next((step for step in known if step is not None), None)
+        return reported if reported >= 0 else None
 
     @property
     def total_steps(self) -> int | None:
         """The number of steps in all. Runs of earlier releases have it in their settings only."""
-        found = self.metrics.total_steps or reading.whole(self.config.get("steps"))
-        return found if found and found > 0 else None
+        found = self.metrics.total_steps or reading.whole(self.config.get("steps")) or 0
+        return found if found > 0 else None
 
     @property
     def loss(self) -> float | None:
-        """The last training loss; of a script the one that it ended with."""
-        last = self.last_attempt if self.kind == "script" else None
-        known = (last.loss if last else None, self.metrics.last("loss"), self.figure("last_loss"))
-        return next((loss for loss in known if loss is not None), None)
+        """The last training loss; for a script the one that it ended with."""
+        last = self.last_attempt
+        if self.kind == "script" and last is not None and last.loss is not None:
+            return last.loss
+        logged = self.metrics.last("loss")
+        return self.figure("last_loss") if logged is None else logged
 
     @property
     def validated(self) -> float | None:
         """The lowest validation loss."""
-        known = self.figure("best_loss")
-        return known if known is not None or self.metrics.best is None else self.metrics.best[1]
+        summarised = self.figure("best_loss")
+        if summarised is not None:
+            return summarised
+        best = self.metrics.best
+        return None if best is None else best[1]
 
     @property
     def best_loss(self) -> float | None:
-        """The lowest validation loss; of a script that measures none, the lowest loss."""
-        lowest = (
-            self.metrics.lowest("loss")
-            if self.kind == "script" and self.validated is None
-            else None
-        )
-        return lowest[1] if lowest else self.validated
+        """The lowest validation loss; for a script that measures none, the lowest loss."""
+        validated = self.validated
+        if validated is None and self.kind == "script":
+            lowest = self.metrics.lowest("loss")
+            return None if lowest is None else lowest[1]
+        return validated
 
     @property
     def score(self) -> float | None:
-        """The loss that runs are compared by: the lowest of validation, or without one the last of training."""
-        return self.validated if self.validated is not None else self.loss
+        """The loss to compare runs by: the lowest of validation, or else the last of training."""
+        validated = self.validated
+        return self.loss if validated is None else validated
 
     @property
     def rate(self) -> tuple[float, str] | None:
-        """Tokens, samples or steps per second, and which: of the summary, of an active run the last ones."""
+        """Tokens, samples or steps per second, and which: the last ones while the run is active."""
         for unit in ("tokens", "samples"):
-            whole, last = self.figure(f"{unit}_per_second"), self.metrics.last(f"{unit}_per_second")
-            if value := (last or whole if self.state.is_active else whole or last):
+            overall = self.figure(f"{unit}_per_second")
+            last = self.metrics.last(f"{unit}_per_second")
+            value = (last or overall) if self.state.is_active else (overall or last)
+            if value:
                 return value, unit
-        steps = self.metrics.steps_per_second if self.kind == "script" else None
-        return (steps, "steps") if steps else None
+        if self.kind == "script" and self.metrics.steps_per_second:
+            return self.metrics.steps_per_second, "steps"
+        return None
 
     @property
     def choice(self) -> Json:
@@ -229,67 +240,74 @@ class Run:
         found: dict[str, str] = {}
         for source in (self.record, self.choice, self.config):
             for name, value in _flat(source):
-                is_setting = name.rsplit(".", maxsplit=1)[-1] not in {*_NOT_SETTINGS, *_OF_CLUSTER}
-                if is_setting and value not in (None, [], {}, "") and len(found) < _MAX_SETTINGS:
-                    found[reading.printable(name.removeprefix("request."), 80)] = text(value)
+                last_part = name.rsplit(".", maxsplit=1)[-1]
+                is_setting = last_part not in _NOT_SETTINGS and last_part not in _OF_CLUSTER
+                is_given = value not in (None, [], {}, "")
+                if is_setting and is_given and len(found) < _MAX_SETTINGS:
+                    shown_name = reading.printable(name.removeprefix("request."), 80)
+                    found[shown_name] = text(value)
         return found
 
     @property
     def changes(self) -> list[Json]:
-        """What changed in its settings while it was trained: setting, before, after, step."""
-        listed = [reading.as_object(line) for line in reading.as_list(self.config.get("changes"))]
+        """The changes of its settings while it trained: setting, before, after, step."""
+        listed = map(reading.as_object, reading.as_list(self.config.get("changes")))
         return [
-            line
-            for line in listed
-            if line.get("setting") and reading.whole(line.get("step")) is not None
+            change
+            for change in listed
+            if change.get("setting") and reading.whole(change.get("step")) is not None
         ]
 
     @property
     def recipe(self) -> dict[str, str]:
-        """The settings; of one that changed each value, and from which step it holds."""
+        """The settings; a changed one has all its values, each with the step that it holds from."""
+        values: dict[str, list[str]] = {}
+        for change in self.changes:
+            name = reading.printable(change["setting"], 80)
+            own = values.setdefault(name, [text(change.get("before"))])
+            own.append(f"{text(change.get('after'))} from step {change['step']}")
+
         found = self.settings
-        for name in dict.fromkeys(
-            reading.printable(change["setting"], 80) for change in self.changes
-        ):
-            own = [change for change in self.changes if change["setting"] == name]
-            values = [text(own[0].get("before"))]
-            values += [f"{text(change.get('after'))} from step {change['step']}" for change in own]
-            found[name] = ", ".join(values)
+        for name, own in values.items():
+            found[name] = ", ".join(own)
         return found
 
     @property
     def figures(self) -> dict[str, object]:
-        """The numbers and texts of the summary; of a script, which writes none, what it logged."""
-        logged: Json = {}
+        """The numbers and texts of the summary; a script writes none, but may log some."""
+        known: Json = {}
         if self.kind == "script":
-            logged = {"steps": self.step, "last_loss": self.loss, "best_loss": self.best_loss}
-            logged |= {f"{unit}_per_second": value for value, unit in filter(None, [self.rate])}
-        known = [one for one in (logged | self.summary).items() if one[0] not in _NOT_FIGURES][
-            :_MAX_SETTINGS
-        ]
-        return {name: value for name, value in known if isinstance(value, str | int | float)}
+            known = {"steps": self.step, "last_loss": self.loss, "best_loss": self.best_loss}
+            if self.rate is not None:
+                value, unit = self.rate
+                known[f"{unit}_per_second"] = value
+        known |= self.summary
+
+        names = [name for name in known if name not in _NOT_FIGURES][:_MAX_SETTINGS]
+        return {name: known[name] for name in names if isinstance(known[name], str | int | float)}
 
     def figure(self, name: str) -> float | None:
-        """Return a finite number of the summary."""
+        """Return a finite number of the summary, or None."""
         number = reading.real(self.summary.get(name))
-        return number if number is not None and abs(number) < 1e300 else None
+        if number is None or not abs(number) < 1e300:
+            return None
+        return number
 
     @property
     def devices(self) -> collections.Counter[str]:
-        """How many ranks ran on which device."""
-        ranks = [reading.as_object(rank) for rank in reading.as_list(self.summary.get("ranks"))]
+        """The number of ranks on each kind of device."""
+        ranks = map(reading.as_object, reading.as_list(self.summary.get("ranks")))
         return collections.Counter(str(rank["device"]) for rank in ranks if rank.get("device"))
 
     @property
     def cluster(self) -> dict[str, str]:
         """The hardware and software that the run ran on."""
-        found = {name: self.record.get(name) for name in _OF_CLUSTER} | self.metrics.start
-        devices = ", ".join(f"{count} x {device}" for device, count in self.devices.items())
-        found |= {
-            "nodes": ", ".join(self.hosts),
-            "devices": devices,
-            **dict.fromkeys(("kind", "step", "time")),
-        }
+        found: Json = {name: self.record.get(name) for name in _OF_CLUSTER}
+        found |= self.metrics.start
+        found["nodes"] = ", ".join(self.hosts)
+        found["devices"] = ", ".join(f"{count} x {one}" for one, count in self.devices.items())
+        for name in ("kind", "step", "time"):  # of the record
+            found.pop(name, None)
         return {name: text(value) for name, value in found.items() if value}
 
 

@@ -1,4 +1,4 @@
-"""The state of a run: the one place that derives it, from Slurm's answer, the attempts' outcomes and the summary."""
+"""The state of a run, derived from Slurm's answer, the attempts' outcomes and the summary."""
 
 import dataclasses
 
@@ -6,23 +6,31 @@ from ddp.problem import one_line
 from ddp.run.model import Run, State
 from ddp.slurm import jobs
 
-_OUTCOMES = {"done": State.COMPLETED} | {
-    name: State(name.upper()) for name in ("preempted", "failed", "cancelled")
+_OUTCOMES = {
+    "done": State.COMPLETED,
+    "preempted": State.PREEMPTED,
+    "failed": State.FAILED,
+    "cancelled": State.CANCELLED,
 }
 # Ends that only Slurm knows; an attempt's outcome cannot contradict them
 _OF_SLURM = frozenset(
-    map(State, "CANCELLED PREEMPTED TIMEOUT OUT_OF_MEMORY NODE_FAIL DEADLINE BOOT_FAIL".split())
+    {
+        State.CANCELLED,
+        State.PREEMPTED,
+        State.TIMEOUT,
+        State.OUT_OF_MEMORY,
+        State.NODE_FAIL,
+        State.DEADLINE,
+        State.BOOT_FAIL,
+    }
 )
 _BACK = ("SPECIAL_EXIT", "EXPEDITING")  # as REQUEUED, REQUEUE_HOLD and REQUEUE_FED
 
 
 def of_job(job: jobs.Job) -> State:
-    """Return the state of Slurm's record of a job."""
-    if (
-        job.state.startswith("REQUEUE")
-        or job.state in _BACK
-        or (job.state == "PENDING" and job.restarts)
-    ):
+    """Return the state that Slurm's record of a job means."""
+    waits_again = job.state == "PENDING" and job.restarts > 0
+    if job.state.startswith("REQUEUE") or job.state in _BACK or waits_again:
         return State.REQUEUED
     try:
         return State(job.state)
@@ -31,50 +39,59 @@ def of_job(job: jobs.Job) -> State:
 
 
 def with_job(run: Run, job: jobs.Job | jobs.Silence | None) -> Run:
-    """Return the run with its state, and why it is in it.
+    """Return the run with its state, and the reason for it.
 
-    `job` is Slurm's record of its job; None: Slurm knows none; a Silence: the run's files are all that is known.
+    `job` is Slurm's record of the run's job, None if Slurm knows none, or a Silence: then the run's
+    files are all that is known.
     """
     if isinstance(job, jobs.Silence):
         state, why = _of_files(run) or (State.UNKNOWN, "Slurm does not answer")
-        return dataclasses.replace(
-            run, job=None, state=state, why=one_line(why, 200), silence=str(job)
-        )
-    state, why = _derive(run, job)
-    return dataclasses.replace(run, job=job, state=state, why=one_line(why, 200), silence="")
+        silence = str(job)
+        job = None
+    elif job is None:
+        state, why = _of_files(run) or (State.UNKNOWN, _lost(run))
+        silence = ""
+    else:
+        state, why = _of_job_and_files(run, job)
+        silence = ""
+    why = one_line(why, 200)
+    return dataclasses.replace(run, job=job, state=state, why=why, silence=silence)
 
 
-def _derive(run: Run, job: jobs.Job | None) -> tuple[State, str]:
-    if job is None:
-        return _of_files(run) or (State.UNKNOWN, _lost(run))
-    reason = job.reason if job.reason not in ("None", "NonZeroExitCode", "") else ""
+def _of_job_and_files(run: Run, job: jobs.Job) -> tuple[State, str]:
+    reason = "" if job.reason in ("None", "NonZeroExitCode") else job.reason
+    known = of_job(job)
+    if job.state == "RUNNING":
+        return known, run.beginning
     if job.is_active:
-        return of_job(job), reason if job.state != "RUNNING" else run.beginning
-    ended = of_job(job)
+        return known, reason
+
     written = _of_last_attempt(run)
     if written is None:
-        return ended, reason
+        return known, reason
     state, why = written
-    is_refuted = ended != state and (ended in _OF_SLURM or state == State.COMPLETED)
+    is_refuted = known != state and (known in _OF_SLURM or state == State.COMPLETED)
     if not is_refuted:
         return state, why
-    return ended, why if state == State.PREEMPTED else reason
+    return known, why if state == State.PREEMPTED else reason
 
 
 def _of_files(run: Run) -> tuple[State, str] | None:
-    """Return the end that the run's own files tell, and why; None if they tell of none."""
-    is_by_hand = run.last_attempt is None and run.job_id is None and bool(run.summary)
-    if not is_by_hand:
+    """Return the end that the run's own files tell of, and the reason, or None."""
+    was_started_by_hand = run.last_attempt is None and run.job_id is None and bool(run.summary)
+    if not was_started_by_hand:
         return _of_last_attempt(run)
     state = _OUTCOMES.get(str(run.summary.get("state")), State.UNKNOWN)
     return state, str(run.summary.get("error") or "")
 
 
 def _of_last_attempt(run: Run) -> tuple[State, str] | None:
-    """Return the outcome that the last attempt left, and why; None if it left none."""
+    """Return the outcome that the last attempt left, and the reason; None if it left none."""
     attempt = run.last_attempt
-    state = _OUTCOMES.get(attempt.outcome) if attempt is not None else None
-    if attempt is None or state is None:
+    if attempt is None:
+        return None
+    state = _OUTCOMES.get(attempt.outcome)
+    if state is None:
         return None
     if state == State.PREEMPTED:
         return state, f"saved at step {attempt.step}"

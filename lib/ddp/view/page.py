@@ -1,4 +1,4 @@
-"""The report: one self-contained page of HTML."""
+"""The report page: HTML that needs no other file."""
 
 import collections.abc
 import datetime
@@ -13,6 +13,7 @@ from slurm_ddp.slurm import times
 
 COLORS = 8  # in page.css; further runs repeat them, dashed
 _HERE = pathlib.Path(__file__).parent
+Row = tuple[str, list[str]]
 
 
 def page(
@@ -21,24 +22,20 @@ def page(
     made: datetime.datetime,
     logs: collections.abc.Sequence[list[str]] = (),
 ) -> str:
-    """Render the page about these runs, side by side, with the last lines of their logs; `made` is the time on it.
+    """Render the page about these runs, side by side, with the last lines of their logs.
 
-    Its Content-Security-Policy keeps a browser from fetching anything and from running any script, whatever the runs'
-    files hold.
+    `made` is the time on it. Its Content-Security-Policy keeps a browser from fetching anything and
+    from running any script, whatever the runs' files hold.
     """
-    labels = [reading.printable(run.name, 120) for run in runs]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.trim_blocks = environment.lstrip_blocks = True
-    environment.filters |= {"clean": reading.printable, "when": _when, "lasted": _lasted}
-    return environment.get_template("page.html.j2").render(
+    settings = _rows([run.recipe for run in runs])
+    settings.sort(key=_is_equal_in_all)  # what differs comes first
+    return _template().render(
         runs=runs,
         logs=[*logs, *([] for _ in runs)],
-        labels=labels,
+        labels=[reading.printable(run.name, 120) for run in runs],
         charts=charts.make(runs),
-        figures=_rows([{name: text(value) for name, value in run.figures.items()} for run in runs]),
-        settings=sorted(_rows([run.recipe for run in runs]), key=lambda row: len(set(row[1])) == 1),
+        figures=_rows([_figures(run) for run in runs]),
+        settings=settings,
         cluster=_rows([run.cluster for run in runs]),
         made=made,
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
@@ -47,18 +44,38 @@ def page(
     )
 
 
-def _rows(columns: list[dict[str, str]]) -> list[tuple[str, list[str]]]:
-    """Make a row of a name and a cell for each run, for each name that any of them has."""
-    names = dict.fromkeys(name for column in columns for name in column)
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"clean": reading.printable, "when": _when, "lasted": _lasted}
+    return environment.get_template("page.html.j2")
+
+
+def _figures(run: Run) -> dict[str, str]:
+    return {name: text(value) for name, value in run.figures.items()}
+
+
+def _rows(columns: list[dict[str, str]]) -> list[Row]:
+    """Make a row for each name that any run has: the name, and a cell for each run."""
+    names: dict[str, None] = {}
+    for column in columns:
+        names |= dict.fromkeys(column)
     return [(name, [column.get(name, "-") for column in columns]) for name in names]
 
 
+def _is_equal_in_all(row: Row) -> bool:
+    return len(set(row[1])) == 1
+
+
 def _when(seconds: float | None) -> str:
-    return (
-        "-"
-        if seconds is None
-        else datetime.datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    )
+    if seconds is None:
+        return "-"
+    return datetime.datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _lasted(attempt: Attempt) -> str:

@@ -1,7 +1,7 @@
-"""What a command writes: results on standard output, progress on standard error.
+"""A command's output: results on standard output, progress on standard error.
 
-On a terminal tables, a status line and colours, as wide as it is; elsewhere plain text, the same for every reader;
-with --json one object. NO_COLOR (https://no-color.org) leaves out colours; a terminal that is `dumb` is none.
+A terminal gets tables in its width, a status line and colours; anything else plain text; --json one
+object. NO_COLOR (https://no-color.org) leaves out colours; a `dumb` terminal counts as plain text.
 """
 
 import collections.abc
@@ -35,12 +35,12 @@ _GAP, _TABLE_GAP = 2, 3  # cells between columns
 
 
 def is_terminal(stream: typing.TextIO) -> bool:
-    """Tell whether the stream is a terminal that shows what is written."""
+    """Return whether the stream is a terminal that understands escape sequences."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
 def console(stream: typing.TextIO) -> "rich.console.Console":
-    """Make a console for a stream; without a terminal it writes no colours, even with FORCE_COLOR set."""
+    """Make a console for a stream; only a terminal gets colours, even with FORCE_COLOR set."""
     import rich.console  # noqa: PLC0415
 
     return rich.console.Console(
@@ -49,7 +49,7 @@ def console(stream: typing.TextIO) -> "rich.console.Console":
 
 
 class Screen:
-    """Where a command's results and its progress go."""
+    """Writes a command's results and its progress."""
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
@@ -57,30 +57,35 @@ class Screen:
         self._step: tables.Step | None = None
 
     def log(self, text: str) -> None:
-        """Write a line of progress; on a terminal a task that goes on has one line; of a log, write the line itself."""
-        if isinstance(text, tables.Line) and not self._is_json:
+        """Write a line of progress. On a terminal a task's lines replace each other."""
+        if isinstance(text, tables.Line) and not self._is_json:  # output, not progress
             self.close()
             click.echo(text)
-            return
-        if isinstance(text, tables.Step) and is_terminal(sys.stderr):
-            import rich.text  # noqa: PLC0415
+        elif isinstance(text, tables.Step) and is_terminal(sys.stderr):
+            self._replace(text)
+        else:
+            self.close()
+            click.echo(text, err=True)
 
-            if self._step is not None and self._step.task != text.task:
-                self.close()
-            self._status = self._status or console(sys.stderr).status("")
-            self._status.start()
-            self._status.update(rich.text.Text(text))
-            self._step = text
-            return
-        self.close()
-        click.echo(text, err=True)
+    def _replace(self, step: tables.Step) -> None:
+        """Show a line in place of the last one of the same task."""
+        import rich.text  # noqa: PLC0415
+
+        if self._step is not None and self._step.task != step.task:
+            self.close()
+        self._status = self._status or console(sys.stderr).status("")
+        self._status.start()
+        self._status.update(rich.text.Text(step))
+        self._step = step
 
     def close(self) -> None:
         """End the line that changes; its last text stays."""
-        if self._status is not None:
-            self._status.stop()
-            click.echo(self._step, err=True)
-            self._status = self._step = None
+        if self._status is None:
+            return
+        self._status.stop()
+        click.echo(self._step, err=True)
+        self._status = None
+        self._step = None
 
     def show(self, results: Results) -> None:
         """Write the results."""
@@ -91,35 +96,37 @@ class Screen:
             _write(results)
 
     def fail(self, error: str, results: Results) -> None:
-        """Write why it failed, on one line of standard error, behind what is known all the same."""
+        """Write the results that are known, then the error on one line of standard error."""
         self.close()
         if self._is_json:
-            click.echo(
-                json.dumps({"schema": SCHEMA, **values_of(results), "error": error}, indent=1)
-            )
+            record = {"schema": SCHEMA, **values_of(results), "error": error}
+            click.echo(json.dumps(record, indent=1))
         elif results:
             self.show(results)
-        if is_terminal(sys.stderr):
-            import rich.text  # noqa: PLC0415
 
-            console(sys.stderr).print(
-                rich.text.Text.assemble(("ddp:", "bold red"), f" {error}"), soft_wrap=True
-            )
-        else:
+        if not is_terminal(sys.stderr):
             click.echo(f"ddp: {error}", err=True)
+            return
+        import rich.text  # noqa: PLC0415
+
+        line = rich.text.Text.assemble(("ddp:", "bold red"), f" {error}")
+        console(sys.stderr).print(line, soft_wrap=True)
 
 
 def _width(results: Results) -> int:
-    return (
-        max((len(name) for name, value in results.items() if "\n" not in value), default=0) + _GAP
-    )
+    """Return the width of the names' column."""
+    names = [name for name, value in results.items() if "\n" not in value]
+    return max(map(len, names), default=0) + _GAP
 
 
 def _write(results: Results) -> None:
     """Write plain text: results of one line in two columns, longer ones below their names."""
     width = _width(results)
     for name, value in results.items():
-        click.echo(f"{name}:\n{value.rstrip()}" if "\n" in value else name.ljust(width) + value)
+        if "\n" in value:
+            click.echo(f"{name}:\n{value.rstrip()}")
+        else:
+            click.echo(name.ljust(width) + value)
 
 
 def _draw(results: Results, to: "rich.console.Console") -> None:
@@ -139,26 +146,26 @@ def _draw(results: Results, to: "rich.console.Console") -> None:
 
 
 def _coloured(text: str) -> "rich.text.Text":
-    """Return a text whose first word, if it is a state or a verdict, has its colour; the best of its kind is green."""
+    """Colour a state or verdict that a text begins with; the best of a column (`*`) is green."""
     import rich.text  # noqa: PLC0415
 
-    found = rich.text.Text(text, style="bold green" if text.endswith(" *") else "")
-    word = re.match(r"\w*", text)
-    if word and (style := COLOURS.get(word[0])):
-        found.stylize(f"bold {style}", 0, word.end())
+    is_best = text.endswith(" *")
+    found = rich.text.Text(text, style="bold green" if is_best else "")
+    word = re.match(r"\w+", text)
+    if word is not None and word[0] in COLOURS:
+        found.stylize(f"bold {COLOURS[word[0]]}", 0, word.end())
     return found
 
 
 def _tables(rows: tables.Rows, columns: int) -> "collections.abc.Iterator[rich.table.Table]":
     """Yield rows as a table; one that is too wide is cut into several, each with the first column."""
-    natural = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    least = [min(width, _LEAST_CELL) for width in natural]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    least = [min(width, _LEAST_CELL) + _TABLE_GAP for width in widths]
+    room = columns + _TABLE_GAP
     group: list[int] = []
-    for at in range(len(natural)):
-        if (
-            len(group) > 1
-            and sum(least[one] + _TABLE_GAP for one in (*group, at)) > columns + _TABLE_GAP
-        ):
+    for at in range(len(widths)):
+        needed = sum(least[one] for one in (*group, at))
+        if len(group) > 1 and needed > room:
             yield _table(rows, group)
             group = [0]
         group.append(at)
