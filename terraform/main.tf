@@ -1,6 +1,7 @@
 # The bundle as one Terraform module: the applications, options and relations of bundle.yaml, which a test compares.
 
 resource "juju_application" "mysql" {
+  count      = var.mysql == null ? 0 : 1
   name       = "mysql"
   model_uuid = var.model_uuid
 
@@ -16,74 +17,42 @@ resource "juju_application" "mysql" {
   units       = 1
 }
 
-module "slurmctld" {
-  source = "git::https://github.com/canonical/slurm-charms//charms/slurmctld/terraform?ref=track/25.11"
-
-  app_name = "slurmctld"
-  base     = var.base
-  channel  = var.slurm_channel
-  config = merge({
-    cluster-name      = "ddp"
-    default-partition = "slurmd"
-    # A lost node is noticed after one minute, and a job that it ends is queued for half a minute: docs/howto/resume.md
-    slurm-conf-parameters = "SlurmdTimeout=60\nAuthInfo=cred_expire=30\n"
-  }, var.slurmctld.config)
-  constraints = var.slurmctld.constraints
-  machines    = var.slurmctld.machines
-  model_uuid  = var.model_uuid
-  units       = 1
+locals {
+  # Plain applications: the modules of the Slurm charms admit no provider above 1.x, which Juju 4 needs.
+  slurm = {
+    slurmctld = merge(var.slurmctld, {
+      units = 1
+      config = merge({
+        cluster-name      = "ddp"
+        default-partition = "slurmd"
+        # A lost node is noticed after one minute, and a job that it ends is queued for half a minute: docs/howto/resume.md
+        slurm-conf-parameters = "SlurmdTimeout=60\nAuthInfo=cred_expire=30\n"
+      }, var.slurmctld.config)
+    })
+    slurmdbd   = merge(var.slurmdbd, { units = 1 })
+    slurmrestd = merge(var.slurmrestd, { units = 1 })
+    slurmd = merge(var.slurmd, {
+      config = merge({ default-node-state = "idle" }, var.slurmd.config)
+    })
+    sackd = merge(var.sackd, { units = 1 })
+  }
 }
 
-module "slurmdbd" {
-  source = "git::https://github.com/canonical/slurm-charms//charms/slurmdbd/terraform?ref=track/25.11"
+resource "juju_application" "slurm" {
+  for_each   = local.slurm
+  name       = each.key
+  model_uuid = var.model_uuid
 
-  app_name    = "slurmdbd"
-  base        = var.base
-  channel     = var.slurm_channel
-  config      = var.slurmdbd.config
-  constraints = var.slurmdbd.constraints
-  machines    = var.slurmdbd.machines
-  model_uuid  = var.model_uuid
-  units       = 1
-}
+  charm {
+    name    = each.key
+    base    = var.base
+    channel = var.slurm_channel
+  }
 
-module "slurmrestd" {
-  source = "git::https://github.com/canonical/slurm-charms//charms/slurmrestd/terraform?ref=track/25.11"
-
-  app_name    = "slurmrestd"
-  base        = var.base
-  channel     = var.slurm_channel
-  config      = var.slurmrestd.config
-  constraints = var.slurmrestd.constraints
-  machines    = var.slurmrestd.machines
-  model_uuid  = var.model_uuid
-  units       = 1
-}
-
-module "slurmd" {
-  source = "git::https://github.com/canonical/slurm-charms//charms/slurmd/terraform?ref=track/25.11"
-
-  app_name    = "slurmd"
-  base        = var.base
-  channel     = var.slurm_channel
-  config      = merge({ default-node-state = "idle" }, var.slurmd.config)
-  constraints = var.slurmd.constraints
-  machines    = var.slurmd.machines
-  model_uuid  = var.model_uuid
-  units       = var.slurmd.units
-}
-
-module "sackd" {
-  source = "git::https://github.com/canonical/slurm-charms//charms/sackd/terraform?ref=track/25.11"
-
-  app_name    = "sackd"
-  base        = var.base
-  channel     = var.slurm_channel
-  config      = var.sackd.config
-  constraints = var.sackd.constraints
-  machines    = var.sackd.machines
-  model_uuid  = var.model_uuid
-  units       = 1
+  config      = each.value.config
+  constraints = each.value.constraints
+  machines    = each.value.machines
+  units       = each.value.units
 }
 
 module "juicefs_server_proxy" {
@@ -145,10 +114,11 @@ module "trainer" {
 
 locals {
   filesystem = var.filesystem != null ? var.filesystem : { name = "juicefs-server-proxy", endpoint = "filesystem" }
+  database   = var.database != null ? var.database : { name = "mysql", endpoint = "database" }
 
   # The name of each integration, and its two ends as "application:endpoint"
   integrations = {
-    slurmdbd-mysql        = ["slurmdbd:database", "mysql:database"]
+    slurmdbd-mysql        = ["slurmdbd:database", "${local.database.name}:${local.database.endpoint}"]
     slurmctld-slurmdbd    = ["slurmctld:slurmdbd", "slurmdbd:slurmctld"]
     slurmctld-slurmrestd  = ["slurmctld:slurmrestd", "slurmrestd:slurmctld"]
     slurmctld-slurmd      = ["slurmctld:slurmd", "slurmd:slurmctld"]
@@ -177,11 +147,7 @@ resource "juju_integration" "all" {
 
   depends_on = [
     juju_application.mysql,
-    module.slurmctld,
-    module.slurmdbd,
-    module.slurmrestd,
-    module.slurmd,
-    module.sackd,
+    juju_application.slurm,
     module.juicefs_server_proxy,
     module.shared_filesystem_client,
     module.slurm_gpu,

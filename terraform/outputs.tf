@@ -1,12 +1,12 @@
 output "components" {
   description = "The deployed applications, by their names in bundle.yaml."
   value = {
-    mysql                    = juju_application.mysql
-    slurmctld                = module.slurmctld.application
-    slurmdbd                 = module.slurmdbd.application
-    slurmrestd               = module.slurmrestd.application
-    slurmd                   = module.slurmd.application
-    sackd                    = module.sackd.application
+    mysql                    = one(juju_application.mysql[*])
+    slurmctld                = juju_application.slurm["slurmctld"]
+    slurmdbd                 = juju_application.slurm["slurmdbd"]
+    slurmrestd               = juju_application.slurm["slurmrestd"]
+    slurmd                   = juju_application.slurm["slurmd"]
+    sackd                    = juju_application.slurm["sackd"]
     juicefs-server-proxy     = one(module.juicefs_server_proxy[*].application)
     shared-filesystem-client = module.shared_filesystem_client.application
     slurm-gpu                = module.slurm_gpu.application

@@ -26,14 +26,27 @@ variable "base" {
 }
 
 variable "mysql" {
-  description = "The accounting database."
+  description = "The accounting database; null leaves it out, as on Juju 4, and then `database` names what takes its place."
   type = object({
     config      = optional(map(string), { profile = "testing" })
     constraints = optional(string, "arch=amd64")
     machines    = optional(set(string))
   })
-  default  = {}
-  nullable = false
+  default = {}
+}
+
+variable "database" {
+  description = "Another provider of mysql_client in the model, as { name = \"mysql-proxy\", endpoint = \"database\" }."
+  type = object({
+    name     = string
+    endpoint = optional(string, "database")
+  })
+  default = null
+
+  validation {
+    condition     = (var.database == null) != (var.mysql == null)
+    error_message = "Set exactly one of mysql and database: set the other to null."
+  }
 }
 
 variable "slurmctld" {

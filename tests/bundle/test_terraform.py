@@ -12,10 +12,10 @@ import yaml
 
 CHARMS = sorted(path.parent for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"))
 PRODUCT = rules.ROOT / "terraform"
-UPSTREAM = yaml.safe_load((rules.ROOT / "tests" / "bundle" / "upstream.yaml").read_text())
 MODULES = [*(charm / "terraform" for charm in CHARMS), PRODUCT]
 FILES = {"main.tf", "outputs.tf", "terraform.tf", "variables.tf"}  # Canonical's CC008
 ARCH = "arch=amd64"  # what Juju 4 adds itself
+PROVIDER = ">= 1.0, < 3.0"  # 2.0 is the first for Juju 4
 EVERYWHERE = {"app_name", "base", "channel", "config", "model_uuid", "revision"}
 
 
@@ -64,9 +64,7 @@ def test_a_module_has_the_files_of_cc008_and_uses_what_it_declares(module: pathl
         assert variable["description"].endswith("."), name
         assert "type" in variable
     providers = parsed(module / "terraform.tf")["terraform"]["required_providers"][0]
-    assert providers == {"juju": {"source": "juju/juju", "version": "~> 1.0"}}, (
-        "as upstream's modules, which are used beside"
-    )
+    assert providers == {"juju": {"source": "juju/juju", "version": PROVIDER}}
 
 
 @pytest.mark.parametrize("charm", CHARMS, ids=lambda path: path.name)
@@ -109,54 +107,82 @@ def test_every_application_with_units_has_the_bundle_s_constraints():
         assert re.search(rf'constraints += optional\(string, "{constraints}"\)', block), name
 
 
-def test_the_product_deploys_the_bundle():
-    bundle = yaml.safe_load(rules.BUNDLE.read_text())
+def deployed() -> dict[str, dict[str, Any]]:
+    """Return the applications of bundle.yaml."""
+    return yaml.safe_load(rules.BUNDLE.read_text())["applications"]
+
+
+def options(text: str, application: str) -> None:
+    """Fail unless a configuration in the module's text sets the options of the bundle."""
+    for option, value in deployed()[application].get("options", {}).items():
+        assert f"{option} = {json.dumps(value)}" in re.sub(" +", " ", text), application
+
+
+def test_every_application_of_the_bundle_is_in_the_product():
+    main = parsed(PRODUCT / "main.tf")
+    modules = {name.replace("_", "-") for name in main["module"]}
+    assert modules | set(main["locals"]["slurm"]) | {"mysql"} == set(deployed())
+
+
+def test_the_product_s_slurm_is_the_bundle_s():
     main, variables = parsed(PRODUCT / "main.tf"), inputs(PRODUCT)
-    applications = bundle["applications"]
-    modules = main["module"]
-    assert {name.replace("_", "-") for name in modules} | set(
-        main["resource"]["juju_application"]
-    ) == set(applications)
-    for label, module in modules.items():
-        name = label.replace("_", "-")
-        charm = pathlib.PurePath(applications[name]["charm"]).stem
-        assert f"/{charm}/terraform" in module["source"]
-        upstream = module["source"].startswith("git::")
-        channel = variables["slurm_channel" if upstream else "channel"]["default"]
-        if upstream:
-            assert applications[name]["channel"] == channel
-            assert module["source"].endswith(
-                "?ref=" + UPSTREAM["checkouts"]["slurm-charms"]["branch"]
-            )
-        for option, value in applications[name].get("options", {}).items():
-            assert f"{option} = {json.dumps(value)}" in re.sub(" +", " ", module["config"]), name
-        own = (
-            None
-            if upstream
-            else parsed(rules.ROOT / "charms" / charm / "terraform" / "variables.tf")["variable"]
-        )
-        used = set(module) - {"source", "count"}
-        assert own is None or used <= set(own)
-        deployed = module.get("app_name") or (own["app_name"]["default"] if own else None)
-        assert deployed == name
-    mysql = main["resource"]["juju_application"]["mysql"]
-    (charm,) = mysql["charm"]
-    assert charm == {key: applications["mysql"][key] for key in ("base", "channel")} | {
-        "name": "mysql"
+    (charm,) = main["resource"]["juju_application"]["slurm"]["charm"]
+    assert charm == {
+        "name": "${each.key}",
+        "base": "${var.base}",
+        "channel": "${var.slurm_channel}",
     }
+    bundle = deployed()
+    for name, text in main["locals"]["slurm"].items():
+        body = bundle[name]
+        assert body["charm"] == name
+        assert body["channel"] == variables["slurm_channel"]["default"]
+        assert body["base"] == variables["base"]["default"]
+        options(text, name)
+        if name != "slurmd":
+            assert f"units = {body['num_units']}" in text
+    nodes = (PRODUCT / "variables.tf").read_text()
+    assert f"units       = optional(number, {bundle['slurmd']['num_units']})" in nodes
+
+
+def test_the_product_s_database_is_the_bundle_s():
+    mysql = parsed(PRODUCT / "main.tf")["resource"]["juju_application"]["mysql"]
+    body = deployed()["mysql"]
+    (charm,) = mysql["charm"]
+    assert charm == {"name": "mysql", "base": body["base"], "channel": body["channel"]}
     text = (PRODUCT / "variables.tf").read_text()
-    assert f'{{ profile = "{applications["mysql"]["options"]["profile"]}" }}' in text
-    assert f"units       = optional(number, {applications['slurmd']['num_units']})" in text
+    assert f'{{ profile = "{body["options"]["profile"]}" }}' in text
+
+
+def test_the_product_s_modules_are_our_charms():
+    bundle = deployed()
+    for label, module in parsed(PRODUCT / "main.tf")["module"].items():
+        name = label.replace("_", "-")
+        charm = pathlib.PurePath(bundle[name]["charm"]).stem
+        assert module["source"] == f"../charms/{charm}/terraform"
+        own = inputs(rules.ROOT / "charms" / charm / "terraform")
+        assert set(module) - {"source", "count"} <= set(own)
+        assert module.get("app_name", own["app_name"]["default"]) == name
+        options(module.get("config", ""), name)
 
 
 def test_the_product_integrates_what_the_bundle_relates():
     bundle = yaml.safe_load(rules.BUNDLE.read_text())
     main = parsed(PRODUCT / "main.tf")
-    default = "juicefs-server-proxy:filesystem"
-    ends = main["locals"]["integrations"].values()
-    ours = {frozenset(default if end.startswith("${") else end for end in pair) for pair in ends}
-    assert ours == {frozenset(pair) for pair in bundle["relations"]}
-    waits = set(main["resource"]["juju_integration"]["all"]["depends_on"])
-    assert waits == {f"${{module.{label}}}" for label in main["module"]} | {
-        "${juju_application.mysql}"
+    local = main["locals"]
+    defaults = {
+        f"${{local.{name}.name}}:${{local.{name}.endpoint}}": _default_end(local[name])
+        for name in ("filesystem", "database")
     }
+    ends = [[defaults.get(end, end) for end in pair] for pair in local["integrations"].values()]
+    assert {frozenset(pair) for pair in ends} == {frozenset(pair) for pair in bundle["relations"]}
+    waits = set(main["resource"]["juju_integration"]["all"]["depends_on"])
+    modules = {f"${{module.{label}}}" for label in main["module"]}
+    assert waits == modules | {"${juju_application.mysql}", "${juju_application.slurm}"}
+
+
+def _default_end(choice: str) -> str:
+    """Return the application and endpoint that a local names where its variable is null."""
+    found = re.search(r'name *[:=] *"([^"]+)", *"?endpoint"? *[:=] *"([^"]+)"', choice)
+    assert found is not None, choice
+    return f"{found[1]}:{found[2]}"
