@@ -21,7 +21,7 @@ from slurm_ddp import download, juicefs_access, mounts
 from slurm_ddp.charm import Level, StatusError
 from slurm_ddp.commands import CommandError, CommandTimeout, Completed, last_line, run
 
-RELEASE = "1.3.1"  # what is installed when the charm has no resource
+RELEASE = "1.4.1"  # what is installed when the charm has no resource
 _RELEASE_URL = "https://github.com/juicedata/juicefs/releases/download/v{version}/juicefs-{version}-linux-{arch}.tar.gz"
 _SHA256: dict[str, str] = juicefs_access.FACTS["checksums"]
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

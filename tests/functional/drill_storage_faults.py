@@ -2,7 +2,7 @@
 
     tox -e functional -- tests/functional/drill_storage_faults.py
 
-The sandbox's clients are JuiceFS 1.3.1, on the volume that juicefs-server-proxy serves itself.
+The sandbox's clients are JuiceFS 1.4.1, on the volume that juicefs-server-proxy serves itself.
 """
 
 import time

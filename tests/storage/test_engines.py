@@ -9,6 +9,7 @@ import subprocess
 import time
 import typing
 
+import clients
 import leaks
 import proxies
 import pytest
@@ -41,7 +42,7 @@ def _postgres(postgres: servers.Server) -> Case:
     return Case(postgres, url, {"meta-user": servers.USER, "meta-password": servers.PASSWORD})
 
 
-ENGINES = ["redis", "redis-tls", "sentinel", "postgres", "postgres-tls"]
+ENGINES = ["redis", "redis-tls", "sentinel", "mariadb", "postgres", "postgres-tls"]
 
 
 @pytest.fixture(params=ENGINES)
@@ -69,6 +70,10 @@ def _engine(
                 master = stack.enter_context(servers.redis())
                 watcher = stack.enter_context(servers.sentinel(master))
                 yield Case(master, f"redis://mymaster,{watcher.address}/1", login)
+            case "mariadb":
+                server = stack.enter_context(servers.mariadb())
+                url = f"mysql://{servers.USER}@{server.address}/jfs"
+                yield Case(server, url, {"meta-password": servers.PASSWORD})
             case "postgres":
                 yield _postgres(request.getfixturevalue("postgres"))
             case _:
@@ -100,73 +105,6 @@ def proxy(
     return deploy
 
 
-@contextlib.contextmanager
-def fusectl() -> collections.abc.Generator[pathlib.Path]:
-    """Show the kernel's FUSE connections, by the minor number of the device; few containers have them mounted."""
-    folder = pathlib.Path("/sys/fs/fuse/connections")
-    subprocess.run(
-        ["mount", "-t", "fusectl", "fusectl", str(folder)],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True, capture_output=True, timeout=30)
-
-
-@contextlib.contextmanager
-def mounted(
-    proxy: proxies.Proxy, folder: pathlib.Path, *, is_read_only: bool = False
-) -> collections.abc.Generator[pathlib.Path]:
-    """Mount what the proxy offers as a client does: by the endpoint, the secret's content, and the shared library."""
-    volume, secret = proxy.offer
-    access = juicefs_access.of(volume, secret, directory=folder / "client")
-    access.ensure_files()
-    mountpoint = folder / "mnt"
-    mountpoint.mkdir()
-    about = {
-        "no-usage-report": True,
-        "cache-dir": str(folder / "cache"),
-        "cache-size": "64",
-        "subdir": "/",
-    }
-    flags = juicefs.flags(about)
-    if is_read_only:
-        flags.append("--read-only")
-    argv = [str(proxy.program), "--no-agent", "mount", *flags, access.url, str(mountpoint)]
-    with (folder / "mount.log").open("w") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=log, env=clean_env(access.environment))
-        try:
-            end = time.monotonic() + 30
-            while not mounts.at(str(mountpoint)):
-                assert process.poll() is None and time.monotonic() < end, (
-                    folder / "mount.log"
-                ).read_text()
-                time.sleep(0.05)
-            yield mountpoint
-        finally:
-            minor = os.minor(mountpoint.stat().st_dev) if mounts.at(str(mountpoint)) else None
-            subprocess.run(
-                ["umount", str(mountpoint)], check=False, capture_output=True, timeout=30
-            )
-            subprocess.run(
-                ["umount", "-l", str(mountpoint)], check=False, capture_output=True, timeout=30
-            )
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                # A container that was started meanwhile has a copy of the mount. The connection is ended, as with the last
-                # copy: at a SIGTERM JuiceFS would leave its session behind.
-                if minor is None:
-                    process.terminate()
-                else:
-                    with fusectl() as connections:
-                        (connections / str(minor) / "abort").write_text("1")
-                process.wait(60)
-
-
 def hidden(proxy: proxies.Proxy) -> list[str]:
     """List the values that must not be shown."""
     return [proxy.content["meta-password"], proxy.content["secret-key"]]
@@ -185,7 +123,7 @@ def test_a_volume_is_made_mounted_and_shown_and_no_secret_is_seen(
         assert out.unit_status == testing.ActiveStatus(
             f"offering volume {mine.config['volume-name']}"
         )
-        with mounted(mine, tmp_path) as mountpoint:
+        with clients.mounted(mine, tmp_path) as mountpoint:
             (mountpoint / "checkpoint").write_bytes(b"weights" * 100000)
             (mountpoint / "checkpoint").rename(mountpoint / "done")
             assert (mountpoint / "done").read_bytes() == b"weights" * 100000
@@ -221,7 +159,7 @@ def test_a_root_that_others_can_write_gets_the_sticky_bit_and_a_stricter_one_sta
         and "it has 1777 now" in repairs()[0]
     )
     for owner, mode, wanted in ((0, 0o777, 0o1777), (4242, 0o2775, 0o3775), (0, 0o755, 0o755)):
-        with mounted(mine, tmp_path) as mountpoint:
+        with clients.mounted(mine, tmp_path) as mountpoint:
             (mountpoint / "a" / "b").mkdir(parents=True, exist_ok=True)  # which stay as they are
             for path in (mountpoint / "a" / "b", mountpoint / "a", mountpoint):
                 path.chmod(mode)
@@ -231,7 +169,7 @@ def test_a_root_that_others_can_write_gets_the_sticky_bit_and_a_stricter_one_sta
         for _ in range(2):
             assert isinstance(mine.hook().unit_status, testing.ActiveStatus)
         assert len(repairs()) - before == (mode != wanted)
-        with mounted(mine, tmp_path) as mountpoint:
+        with clients.mounted(mine, tmp_path) as mountpoint:
             found = [path.stat() for path in (mountpoint, mountpoint / "a", mountpoint / "a" / "b")]
             assert [stat.st_mode & 0o7777 for stat in found] == [wanted, mode, mode]
             assert {(stat.st_uid, stat.st_gid) for stat in found} == {(owner, owner)}
@@ -245,7 +183,7 @@ def test_only_root_reads_what_was_deleted(
     owner, other = 2001, 2002
     mine = proxy(case, bucket, trash_days=1)
     mine.hook("config_changed")
-    with servers.folder() as place, mounted(mine, place) as mountpoint:
+    with servers.folder() as place, clients.mounted(mine, place) as mountpoint:
         private = mountpoint / "private"
         private.mkdir(mode=0o700)
         os.chown(private, owner, owner)
@@ -263,7 +201,7 @@ def test_only_root_reads_what_was_deleted(
 
 def test_without_trash_nothing_that_was_deleted_stays(mine: proxies.Proxy):
     mine.hook("config_changed")
-    with servers.folder() as place, mounted(mine, place) as mountpoint:
+    with servers.folder() as place, clients.mounted(mine, place) as mountpoint:
         (mountpoint / "file").write_text("mine")
         (mountpoint / "file").unlink()
         assert list(mountpoint.glob(".trash/*")) == []
@@ -291,7 +229,7 @@ def test_folders_on_the_way_to_what_is_mounted_are_looked_at_alone(
         juicefs.ensure_sticky(program, access, "/team/data") == "/team/data was made with mode 1777"
     )
     assert juicefs.ensure_sticky(program, access, "/team/data") == ""
-    with mounted(mine, tmp_path) as mountpoint:
+    with clients.mounted(mine, tmp_path) as mountpoint:
         assert [(mountpoint / name).stat().st_mode & 0o7777 for name in ("team", "team/data")] == [
             0o755,
             0o1777,
@@ -352,14 +290,13 @@ def mine(
 
 
 def test_a_database_that_is_too_old_is_reported(
-    bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
+    bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy], before: pathlib.Path
 ):
-    """Debian's MariaDB is before 11.1."""
+    """Debian's MariaDB is before 11.1, which juicefs 1.3 needs."""
     with servers.mariadb() as server:
         url = f"mysql://{servers.USER}@{server.address}/jfs"
-        out = proxy(Case(server, url, {"meta-password": servers.PASSWORD}), bucket).hook(
-            "config_changed"
-        )
+        mine = proxy(Case(server, url, {"meta-password": servers.PASSWORD}), bucket)
+        out = dataclasses.replace(mine, program=before).hook("config_changed")
     assert out.unit_status == testing.BlockedStatus(
         "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
     )
@@ -440,7 +377,7 @@ def test_a_read_only_mount_is_known_by_its_connection_and_opens_it_again(
     settings = embedded.store.Settings(mine.app, "127.0.0.1", tmp_path, password)
     assert embedded.users.mounted_by(settings) == ""
     connection = "the volume's metadata server has connections from 127.0.0.1"
-    with mounted(mine, tmp_path, is_read_only=True) as mountpoint:
+    with clients.mounted(mine, tmp_path, is_read_only=True) as mountpoint:
         with pytest.raises(OSError, match="Read-only file system"):
             (mountpoint / "file").touch()
         assert embedded.users.mounted_by(settings) == connection
@@ -476,7 +413,7 @@ def test_blocks_are_encrypted_when_a_key_is_given(
         assert mine.hook("config_changed").unit_status == testing.ActiveStatus(
             "offering volume shared"
         )
-        with mounted(mine, tmp_path) as mountpoint:
+        with clients.mounted(mine, tmp_path) as mountpoint:
             (mountpoint / "f").write_bytes(b"plaintext" * 20000)
             assert (mountpoint / "f").read_bytes() == b"plaintext" * 20000
     blocks = [path for path in folder.rglob("*") if path.is_file()]
