@@ -10,7 +10,7 @@ import time
 import proxies
 
 from slurm_ddp import juicefs, juicefs_access, mounts
-from slurm_ddp.run import clean_env
+from slurm_ddp.commands import clean_env
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ from ops import testing
 import embedded.store
 import embedded.users
 from slurm_ddp import juicefs, juicefs_access, mounts
-from slurm_ddp.commands import clean_env
 from slurm_ddp.interfaces import filesystem_info as fs
 
 
