@@ -145,7 +145,7 @@ def settings_of(session: Session) -> Settings:
         found = config.settings(config.load(session.flags))
     except ParameterError as e:
         raise click.UsageError(str(e)) from e
-    if found.uid == 0:
+    if found.workspace.uid == 0:
         raise click.UsageError("jobs never run as root; log in to an ordinary account: su - NAME")
     return found
 

@@ -28,7 +28,6 @@ from ddp.run import telemetry
 from ddp.settings import Settings
 from ddp.slurm import jobs
 from ddp.submit import tokens
-from ddp.workspace import folders, operations
 from slurm_ddp import backports, commands
 from slurm_ddp.slurm import advice
 
@@ -70,11 +69,10 @@ def answer(request: Json, log: Log) -> Json:
     """Do a request and return the last line of the answer."""
     render = functools.partial(render_remedy, request["unit"])
     try:
-        given = fields.parse(config.Config, request["config"])
+        given = fields.parse(config.Config, {**request["config"], "unit": request["unit"]})
         attached = request.get("wheelhouse")
         settings = dataclasses.replace(
             config.settings(given),
-            unit=request["unit"],
             token=request.get("token", ""),
             wheelhouse=pathlib.Path(attached) if attached else None,
             takes_any_script=False,
@@ -89,17 +87,9 @@ def answer(request: Json, log: Log) -> Json:
 
 def _do(settings: Settings, request: Json, log: Log) -> Json:
     wanted = request["do"]
+    workspace = settings.workspace
     if wanted == "make-folders":
-        place = str(settings.workspace)
-        folders.call(settings, operations.make_users, workspace=place)
-        trusted = folders.trusted(settings)
-        made = folders.call(
-            settings,
-            operations.make_folders,
-            workspace=place,
-            names=folders.FOLDERS,
-            trusted=trusted,
-        )
+        made = workspace.ensure_shared_folders()
         if not made["denied"]:
             tokens.sync(settings)
         return made
@@ -109,7 +99,7 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     if wanted == "check":
         return dataclasses.asdict(readiness.check(settings))
     if wanted == "metrics":
-        return telemetry.collect(settings)
+        return telemetry.collect(workspace)
     verb = verbs.ACTIONS.get(wanted)
     if verb is None:
         raise ParameterError("do", f"unknown request {wanted!r}")
@@ -119,12 +109,12 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
         if can_be_ended:
             settings.wait.begin(wanted)
         params = _bounded(params)
-        text = _held(settings.unit, can_be_ended=can_be_ended)
+        text = _held(workspace.unit, can_be_ended=can_be_ended)
     else:
         stop = (
             f"to stop waiting, without cancelling a job: juju cancel-task {request.get('task', '')}"
         )
-        text = f"{settings.unit} runs no other action while this one waits; {stop}"
+        text = f"{workspace.unit} runs no other action while this one waits; {stop}"
     note = threading.Timer(_quiet_s(request, params), log, [text])
     note.daemon = True
     note.start()

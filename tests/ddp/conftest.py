@@ -12,6 +12,7 @@ import pytest
 from ddp.host import locks
 from ddp.settings import Settings
 from ddp.slurm import jobs
+from ddp.workspace.folders import Workspace
 from slurm_ddp.slurm import nodes
 
 sys.path += [
@@ -80,17 +81,8 @@ def settings(
     monkeypatch.setattr("ddp.slurm.cluster._listing", None)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # the lane's own
     about = pwd.getpwuid(os.geteuid())
-    return Settings(
-        "",
-        workspace,
-        about.pw_name,
-        about.pw_uid,
-        about.pw_gid,
-        payload,
-        "auto",
-        "",
-        takes_any_script=True,
-    )
+    own = Workspace(workspace, about.pw_name, about.pw_uid)
+    return Settings(own, about.pw_gid, payload, "auto", "", takes_any_script=True)
 
 
 @pytest.fixture

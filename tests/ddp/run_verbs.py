@@ -1,6 +1,5 @@
 """The verbs of the program asked without a front end: results as texts, remedies in plain words."""
 
-import dataclasses
 import os
 import pwd
 import typing
@@ -25,9 +24,8 @@ class Program(Trainer):
             if name not in ("submit-user", "hf-token")
         }
         options["account"] = pwd.getpwuid(os.geteuid()).pw_name
-        settings = dataclasses.replace(
-            config.settings(fields.parse(config.Config, options)), unit="trainer/0"
-        )
+        options["unit"] = "trainer/0"
+        settings = config.settings(fields.parse(config.Config, options))
         verb, self.log = verbs.ACTIONS[action], []
         try:
             given = fields.parse(

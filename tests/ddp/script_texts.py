@@ -42,7 +42,7 @@ def texts(
         settings,
         request,
         params,
-        stored.model_copy(update={"folder": str(settings.environments)}),
+        stored.model_copy(update={"folder": str(settings.workspace.environments)}),
         run="first",
         program=scripts.Program(
             ("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome, start=start

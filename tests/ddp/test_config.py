@@ -37,7 +37,7 @@ def refusal(flags: dict[str, object] | None = None) -> str:
 
 def test_without_any_source_the_defaults_count(home: pathlib.Path):
     assert config.load() == config.Config()
-    assert config.settings(config.load()).workspace == pathlib.Path(
+    assert config.settings(config.load()).workspace.path == pathlib.Path(
         pwd.getpwuid(os.geteuid()).pw_dir, "slurm-ddp"
     )
 
@@ -143,10 +143,10 @@ def test_an_account_that_the_host_does_not_know(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_settings_are_those_of_this_account(monkeypatch: pytest.MonkeyPatch):
     found = config.settings(config.load({"workspace": "/mnt/shared/"}))
-    assert (found.workspace, found.uid, found.takes_any_script) == (
+    assert (found.workspace.path, found.workspace.uid, found.takes_any_script) == (
         pathlib.Path("/mnt/shared"),
         os.geteuid(),
         True,
     )
-    assert found.user == pwd.getpwuid(os.geteuid()).pw_name
+    assert found.workspace.user == pwd.getpwuid(os.geteuid()).pw_name
     assert (found.payload / "ddptrain").is_dir()

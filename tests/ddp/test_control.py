@@ -49,7 +49,7 @@ def fails(
         **more,
     }
     params = fields.parse(models.SubmitDdp, given)
-    with settings.claims, pytest.raises(Problem) as caught:
+    with settings.workspace.claims, pytest.raises(Problem) as caught:
         verbs.ALL["submit"].do(settings, params, lambda _: None)
     shown = verbs.ALL["show"].do(
         settings, fields.parse(models.OneRun, {"run": "night"}), lambda _: None
@@ -191,7 +191,7 @@ def test_a_traceback_names_the_users_own_file(
     settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, origin: str | None
 ):
     """The copy is what ran; a frame below it, in a library, says less than the last one of the user's code."""
-    project, run = tmp_path / "net-1", settings.runs / "night"
+    project, run = tmp_path / "net-1", settings.workspace.runs / "night"
     project.mkdir()
     (project / "train.py").write_text("import net\n")
 
@@ -214,7 +214,7 @@ def test_a_traceback_names_the_users_own_file(
 
     cluster.submitted, cluster.states = leave, [("FAILED", 256)]
     given = {"workload": str(project / "train.py"), "run": "night", "nodes": 1, "wait": True}
-    with settings.claims, pytest.raises(Problem) as caught:
+    with settings.workspace.claims, pytest.raises(Problem) as caught:
         verbs.ALL["submit"].do(settings, fields.parse(models.SubmitDdp, given), lambda _: None)
     assert str(caught.value) == "job 40 FAILED, exit code 1: ValueError: x (net/model.py:22)"
     assert places.Places().find(['  File "other.py", line 3, in g', "[FATAL] no"]) == "other.py:3"

@@ -26,7 +26,7 @@ HUGE = 1 << 40  # of zeros, without any blocks
 @pytest.fixture
 def special(settings: Settings) -> collections.abc.Iterator[dict[str, pathlib.Path]]:
     """Paths that are no texts, in the workspace; a device as a link."""
-    place = settings.workspace / "odd"
+    place = settings.workspace.path / "odd"
     place.mkdir()
     os.mkfifo(place / "pipe", 0o600)
     (place / "device").symlink_to("/dev/zero")
@@ -108,7 +108,7 @@ def user(
     (tmp_path / "proj").mkdir()
     (tmp_path / "proj" / "train.py").write_text("")
     monkeypatch.chdir(tmp_path / "proj")
-    folder = settings.runs / "night"
+    folder = settings.workspace.runs / "night"
     (folder / "code").mkdir(parents=True)
     (folder / "code" / "train.py").write_text("")
     (folder / "job.json").write_text(
@@ -180,7 +180,7 @@ def test_a_project_with_pipes_and_sockets_is_copied_without_them(
 def test_a_fetch_copies_the_files_and_names_what_it_left_out(
     settings: Settings, user: None, special: dict[str, pathlib.Path], tmp_path: pathlib.Path
 ):
-    code = settings.runs / "night" / "code"
+    code = settings.workspace.runs / "night" / "code"
     (code.parent / "code.json").write_text("{}")
     for name in ("a", "out/z", "out/deep/y"):
         (code / name).parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from ddp.settings import Settings
 from ddp.slurm import jobs
 from ddp.submit import precheck
 from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 from slurm_ddp import mounts
 from slurm_ddp.commands import Completed
 
@@ -59,7 +60,7 @@ def node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Node:
 def test_a_node_is_examined(
     settings: Settings, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ):
-    monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
+    monkeypatch.setattr(Workspace, "node_cache", property(lambda _: tmp_path / "cache"))
     monkeypatch.setattr(mounts, "find", lambda _: None)
     facts = examine.gather(
         settings, fields.parse(models.Doctor, {}), jobs.partitions(), lambda _: None

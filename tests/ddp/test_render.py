@@ -21,8 +21,9 @@ def project(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> pathlib.Path:
     """Return a folder outside of the workspace, in which the user types."""
+    workspace = dataclasses.replace(settings.workspace, uid=1000)
     user = dataclasses.replace(
-        settings, uid=1000, gid=1000
+        settings, workspace=workspace, gid=1000
     )  # a pod never runs as root, who may run the tests
     monkeypatch.setattr(cli, "settings_of", lambda _: user)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
@@ -55,16 +56,18 @@ def test_the_code_of_the_manifests_is_in_the_workspace(settings: Settings, proje
     assert err.startswith(f"copying 3 files, 0.0 MiB, of {project}\n")
     ranks = container(out)
     script = pathlib.Path(ranks["args"][0])
-    assert script == settings.runs / "night" / "code" / "exp" / "train.py"
+    assert script == settings.workspace.runs / "night" / "code" / "exp" / "train.py"
     assert script.read_text() == "import sys\n"
     assert (ranks["args"][1:], ranks["command"][-1]) == (
         ["--lr", "1"],
-        str(settings.runs / "night" / "code"),
+        str(settings.workspace.runs / "night" / "code"),
     )
     variables = {one["name"]: one.get("value") for one in ranks["env"]}
     assert (pathlib.Path(variables["PYTHONPATH"]) / "ddptrain" / "__init__.py").is_file()
     assert pathlib.Path(variables["RUN_DIR"]).is_dir()
-    assert [path.name for path in settings.runs.iterdir()] == ["night"], "nothing half-made stays"
+    assert [path.name for path in settings.workspace.runs.iterdir()] == ["night"], (
+        "nothing half-made stays"
+    )
     (project / "exp" / "train.py").write_text("import os\n")
     assert script.read_text() == "import sys\n"
     assert (
@@ -82,13 +85,13 @@ def test_without_a_snapshot_the_script_lies_in_the_workspace(
     assert code == 1
     assert (
         err
-        == f"ddp: workload: {project}/exp/train.py is outside the workspace {settings.workspace}\n"
+        == f"ddp: workload: {project}/exp/train.py is outside the workspace {settings.workspace.path}\n"
     )
-    (settings.workspace / "train.py").touch()
-    code, out, err = typed(*words, str(settings.workspace / "train.py"))
+    (settings.workspace.path / "train.py").touch()
+    code, out, err = typed(*words, str(settings.workspace.path / "train.py"))
     assert code == 0, err
-    assert container(out)["args"] == [f"{settings.workspace}/train.py"]
-    assert list(settings.runs.iterdir()) == []
+    assert container(out)["args"] == [f"{settings.workspace.path}/train.py"]
+    assert list(settings.workspace.runs.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -106,14 +109,14 @@ def test_what_cannot_be_leaves_nothing(
     assert code != 0
     assert out == ""
     assert message in err
-    assert list(settings.runs.iterdir()) == []
+    assert list(settings.workspace.runs.iterdir()) == []
 
 
 def test_the_payload_s_own_workloads_need_no_code(settings: Settings, project: pathlib.Path):
     code, out, _ = typed("render", "--kubernetes", *IMAGE, "smoke")
     assert code == 0
     assert container(out)["args"][:3] == ["--module", "ddptrain", "smoke"]
-    assert list(settings.runs.iterdir()) == []
+    assert list(settings.workspace.runs.iterdir()) == []
 
 
 def test_manifests_as_json(settings: Settings, project: pathlib.Path):
@@ -124,7 +127,7 @@ def test_manifests_as_json(settings: Settings, project: pathlib.Path):
         "schema": 1,
         "manifests": plain,
         "run": "night",
-        "run-dir": f"{settings.runs}/night",
+        "run-dir": f"{settings.workspace.runs}/night",
     }
 
 

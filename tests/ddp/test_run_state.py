@@ -63,8 +63,8 @@ def make(
 def test_every_view_has_the_same_state(
     settings: Settings, cluster: Cluster, outcome: str | None, word: str | None
 ):
-    make(settings.runs, "run", outcome, summary="done")
-    make(settings.runs, "other", "done", summary="done")
+    make(settings.workspace.runs, "run", outcome, summary="done")
+    make(settings.workspace.runs, "other", "done", summary="done")
     if word is not None:
         cluster.jobs.append(Job(5, USER, "run", pathlib.Path("/s"), "", [(word, 0)]))
     listed = listing.list_runs(
@@ -76,9 +76,9 @@ def test_every_view_has_the_same_state(
         settings, fields.parse(models.CompareRuns, {"runs": "run,other"}), lambda _: None
     )
     exported = next(
-        one["state"] for one in telemetry.collect(settings)["runs"] if one["run"] == "run"
+        one["state"] for one in telemetry.collect(settings.workspace)["runs"] if one["run"] == "run"
     )
-    html = page.page([catalog.load(settings, ["run"])[0][0]], made=run_jobs.NOW)
+    html = page.page([catalog.load(settings.workspace, ["run"])[0][0]], made=run_jobs.NOW)
     assert shown.texts()["state"] == found
     assert compared.texts()["results"].split("\n")[1].split()[:2] == ["run", found]
     assert f">{found}</span>" in html

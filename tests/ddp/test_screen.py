@@ -310,7 +310,7 @@ def test_waiting_for_a_job_reports_its_steps(
     cluster.submitted = started
     lines: list[str] = []
     verb = verbs.ALL["submit"]
-    with settings.claims:
+    with settings.workspace.claims:
         verb.do(
             settings,
             fields.parse(verb.options, {"workload": "smoke", "run": "night", "wait": True}),

@@ -124,7 +124,7 @@ def test_an_action_that_takes_long_shows_how_to_stop_it(
         "params": {},
         "task": "7",
         "unit": "t/0",
-        "config": {"workspace": str(settings.workspace)},
+        "config": {"workspace": str(settings.workspace.path)},
     }
     assert service.answer(request, lines.append) == {"results": {}}
     assert lines == [

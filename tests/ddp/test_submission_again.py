@@ -37,7 +37,7 @@ def outside_of_git(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def do(settings: Settings, action: str, **given: object) -> dict[str, str]:
     verb = verbs.ACTIONS[action]
-    with settings.claims:
+    with settings.workspace.claims:
         return texts_of(verb.do(settings, fields.parse(verb.options, given), lambda _: None) or {})
 
 
@@ -55,21 +55,21 @@ def test_a_script_s_run(settings: Settings, cluster: Cluster, pip: Pip, tmp_path
     script.write_text("print(1)\n")
     cluster.states = [("COMPLETED", 0)]
     do(settings, "submit-ddp", workload=str(script), run="night", nodes=1)
-    before = contents(settings.runs / "night")
+    before = contents(settings.workspace.runs / "night")
     assert json.loads(before["job.json"])["job_id"] == 40
     script.write_text("print(2)\n")
     cluster.submit_refusal = REFUSAL
     with pytest.raises(Problem, match="QOSMaxSubmitJobPerUserLimit"):
         do(settings, "submit-ddp", workload=str(script), run="night", nodes=2, args="--lr 1")
-    assert contents(settings.runs / "night") == before
+    assert contents(settings.workspace.runs / "night") == before
     cluster.submit_refusal = ""
     do(settings, "submit-ddp", workload=str(script), run="night", nodes=2, args="--lr 1")
-    after = json.loads((settings.runs / "night" / "job.json").read_text())
+    after = json.loads((settings.workspace.runs / "night" / "job.json").read_text())
     assert (after["job_id"], after["code"]["folder"]) == (41, "code")
 
 
 def record(settings: Settings, run: str = "first") -> dict[str, typing.Any]:
-    return json.loads((settings.runs / run / "job.json").read_text())
+    return json.loads((settings.workspace.runs / run / "job.json").read_text())
 
 
 def fill(
@@ -78,7 +78,7 @@ def fill(
     """Let every write fail with this error once sbatch has answered."""
 
     def full(*_: object, **__: object) -> typing.NoReturn:
-        raise OSError(number, os.strerror(number), str(settings.runs))
+        raise OSError(number, os.strerror(number), str(settings.workspace.runs))
 
     cluster.submitted = lambda _: monkeypatch.setattr(folder, "replace", full)
 
@@ -94,8 +94,8 @@ def test_a_job_that_slurm_accepted_before_a_write_failed_is_found(
     *,
     is_there: bool,
 ):
-    (settings.datasets / "python-stdlib").mkdir()
-    (settings.datasets / "python-stdlib" / "dataset.json").write_text("{}")
+    (settings.workspace.datasets / "python-stdlib").mkdir()
+    (settings.workspace.datasets / "python-stdlib" / "dataset.json").write_text("{}")
     if is_there:
         cluster.states = [("COMPLETED", 0)]
         do(settings, "submit-ddp", workload="gpt", run="first", nodes=1)
@@ -112,7 +112,7 @@ def test_a_job_that_slurm_accepted_before_a_write_failed_is_found(
         do(settings, "submit-ddp", workload="gpt", run="first", nodes=1)
     assert len(cluster.jobs) == 1 + is_there, "it is not submitted a second time"
     cluster.jobs[-1].states = [("FAILED", 256)]
-    run = catalog.load(settings, ["first"])[0][0]
+    run = catalog.load(settings.workspace, ["first"])[0][0]
     assert (run.job_id, run.state) == (40 + is_there, "FAILED")
     assert record(settings)["job_id"] == 40 + is_there, "the later look completes it"
     assert "previous" not in record(settings)
@@ -174,13 +174,13 @@ def test_a_submission_that_nobody_can_confirm_keeps_its_folder(
     with pytest.raises(Problem, match="Slurm may have accepted the job; ddp list"):
         do(settings, "submit-ddp", workload="smoke", run="first")
     assert record(settings)["job_id"] is None
-    assert catalog.load(settings, ["first"])[0][0].job_id == 40
+    assert catalog.load(settings.workspace, ["first"])[0][0].job_id == 40
 
 
 def test_an_intent_that_came_to_nothing_gives_way_to_the_former_record(
     settings: Settings, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    path = settings.runs / "first"
+    path = settings.workspace.runs / "first"
     path.mkdir()
     (path / "control").mkdir()
     (path / "control" / "7.r0.outcome").write_text('{"outcome": "done"}')
@@ -188,14 +188,16 @@ def test_an_intent_that_came_to_nothing_gives_way_to_the_former_record(
     folder.write_record(
         path, {"job_id": None, "kind": "gpt", "submission": "ddp:x", "previous": before}
     )
-    assert catalog.load(settings, ["first"])[0][0].job_id is None, "a submission may be under way"
+    assert catalog.load(settings.workspace, ["first"])[0][0].job_id is None, (
+        "a submission may be under way"
+    )
     monkeypatch.setattr(folder, "_SUBMISSION_S", -1.0)
-    assert (catalog.load(settings, ["first"])[0][0].state, record(settings)) == (
+    assert (catalog.load(settings.workspace, ["first"])[0][0].state, record(settings)) == (
         "COMPLETED",
         before,
     )
     folder.write_record(path, {"job_id": None, "kind": "gpt", "submission": "ddp:x"})
-    catalog.load(settings, ["first"])[0][0]
+    catalog.load(settings.workspace, ["first"])[0][0]
     assert record(settings) == {"job_id": None, "kind": "gpt"}, "and nobody asks Slurm again"
 
 
@@ -204,10 +206,10 @@ def test_an_intent_that_came_to_nothing_gives_way_to_the_former_record(
 def test_a_preparation_by_an_array(
     settings: Settings, cluster: Cluster, pip: Pip, *, refused: str, is_there: bool
 ):
-    raw = settings.workspace / "raw"
+    raw = settings.workspace.path / "raw"
     raw.mkdir()
     (raw / "a.txt").write_text("x\n")
-    run = settings.runs / "prepare-raw"
+    run = settings.workspace.runs / "prepare-raw"
     cluster.states = [("COMPLETED", 0)]
     if is_there:
         do(settings, "prepare-dataset", source=str(raw), wait=False)
@@ -289,7 +291,7 @@ def test_a_limit_is_reported_and_one_that_nothing_ends_is_refused(
     except Problem as e:
         answer = str(e)
         assert cluster.job(41).cancelled
-        assert not (settings.runs / "night").exists()
+        assert not (settings.workspace.runs / "night").exists()
     assert answer.startswith(wanted)
     assert bool(answer) == bool(wanted)
 
@@ -330,12 +332,12 @@ def test_a_run_that_a_dying_mount_left_unfinished_is_used_again(
     do(
         settings, "submit-ddp", workload=program, run="first", nodes=1
     )  # which makes the environment
-    expected = sorted(contents(settings.runs / "first"))
+    expected = sorted(contents(settings.workspace.runs / "first"))
     number = 0
     for number in itertools.accumulate(itertools.count(1), initial=0):
         run, num_jobs = f"night-{number}", len(cluster.jobs)
         with pytest.MonkeyPatch.context() as patch:
-            mount = DyingMount(patch, settings.runs, number)
+            mount = DyingMount(patch, settings.workspace.runs, number)
             try:
                 do(settings, "submit-ddp", workload=program, run=run, nodes=1)
             except Problem as e:
@@ -346,7 +348,7 @@ def test_a_run_that_a_dying_mount_left_unfinished_is_used_again(
         do(settings, "submit-ddp", workload=program, run=run, nodes=1)
         left = sorted(
             name
-            for name in contents(settings.runs / run)
+            for name in contents(settings.workspace.runs / run)
             if not pathlib.Path(name).name.startswith(".")
         )
         assert left == expected, f"after {number} changes"
@@ -362,7 +364,7 @@ def test_a_sweep_that_a_dying_mount_left_unfinished_is_used_again(
     for number in itertools.accumulate(itertools.count(1), initial=0):
         name, num_jobs = f"s{number}", len(cluster.jobs)
         with pytest.MonkeyPatch.context() as patch:
-            DyingMount(patch, settings.runs, number)
+            DyingMount(patch, settings.workspace.runs, number)
             try:
                 do(
                     settings,
@@ -384,7 +386,7 @@ def test_a_run_whose_record_is_lost_goes_on_and_says_so(
     settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path
 ):
     cluster.states = [("COMPLETED", 0)]
-    script = settings.workspace / "train.py"
+    script = settings.workspace.path / "train.py"
     script.write_text("")
     given: dict[str, object] = {
         "workload": str(script),
@@ -393,7 +395,7 @@ def test_a_run_whose_record_is_lost_goes_on_and_says_so(
         "nodes": 1,
     }
     do(settings, "submit-ddp", **given)
-    run = settings.runs / "night"
+    run = settings.workspace.runs / "night"
     (run / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "loss": 0.5}\n')
     (run / "job.json").write_text("[")
     shown = do(settings, "submit-ddp", **given, **{"dry-run": True})
@@ -404,7 +406,7 @@ def test_a_run_whose_record_is_lost_goes_on_and_says_so(
     do(settings, "submit-ddp", **given)
     assert record(settings, "night")["job_id"] == 41
     for left, is_run in (("notes.txt", False), ("code", False), ("metrics.jsonl", True)):
-        place = settings.runs / left.partition(".")[0]
+        place = settings.workspace.runs / left.partition(".")[0]
         place.mkdir()
         (place / left).mkdir() if left == "code" else (place / left).write_text(
             '{"step": 1, "loss": 1}\n'

@@ -42,7 +42,7 @@ def queued(cluster: Cluster, name: str, state: str, *, job_id: int = 40, restart
 
 
 def only(settings: Settings) -> Json:
-    (run,) = telemetry.collect(settings)["runs"]
+    (run,) = telemetry.collect(settings.workspace)["runs"]
     return run
 
 
@@ -51,7 +51,7 @@ def failed(attempt: str, kind: str) -> str:
 
 
 def test_a_workspace_without_runs(settings: Settings, cluster: Cluster):
-    assert telemetry.collect(settings) == {"runs": [], "gpus": {}, "doctor": None}
+    assert telemetry.collect(settings.workspace) == {"runs": [], "gpus": {}, "doctor": None}
 
 
 WORDS = "rank 3 on slurmd-1 takes 1.83 times the ranks' median for its data and forward pass"
@@ -170,7 +170,7 @@ def test_what_is_no_training_is_left_out(
 ):
     folder = make(workspace, "owt")
     (folder / "job.json").write_text(json.dumps({"job_id": 40, "kind": kind}))
-    assert telemetry.collect(settings)["runs"] == []
+    assert telemetry.collect(settings.workspace)["runs"] == []
 
 
 def test_the_newest_runs_of_all_users(
@@ -179,20 +179,25 @@ def test_the_newest_runs_of_all_users(
     for number, top in enumerate([workspace, workspace / "users" / "ann", workspace]):
         folder = make(top, f"run-{number}")
         os.utime(folder / "job.json", (1000 + number, 1000 + number))
-    assert [run["run"] for run in telemetry.collect(settings)["runs"]] == [
+    assert [run["run"] for run in telemetry.collect(settings.workspace)["runs"]] == [
         "run-2",
         "run-1",
         "run-0",
     ]
     monkeypatch.setattr(telemetry, "MAX_RUNS", 2)
-    assert [run["run"] for run in telemetry.collect(settings)["runs"]] == ["run-2", "run-1"]
+    assert [run["run"] for run in telemetry.collect(settings.workspace)["runs"]] == [
+        "run-2",
+        "run-1",
+    ]
 
 
 @pytest.mark.parametrize(("words", "count"), CASES["gpus_that_a_job_holds"])
 def test_gpus_that_a_job_holds(settings: Settings, cluster: Cluster, words: str, count: int):
     """By what Slurm allocated, where it tracks gres/gpu (AccountingStorageTRES), else by what was asked for."""
     cluster.running = f"ann|{words}\nbob|1|1|cpu=1,node=1|N/A|gres/gpu:2|N/A|\n"
-    assert telemetry.collect(settings)["gpus"] == ({"ann": count} if count else {}) | {"bob": 2}
+    assert telemetry.collect(settings.workspace)["gpus"] == ({"ann": count} if count else {}) | {
+        "bob": 2
+    }
 
 
 def test_hostile_values_of_one_run_cost_no_other_its_figures(
@@ -219,11 +224,11 @@ def test_hostile_values_of_one_run_cost_no_other_its_figures(
 def test_a_controller_that_does_not_answer_is_an_error(settings: Settings, cluster: Cluster):
     cluster.silent = 9
     with pytest.raises(jobs.NotAnsweringError):
-        telemetry.collect(settings)
+        telemetry.collect(settings.workspace)
 
 
 def test_doctors_findings_are_kept(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
-    telemetry.note_findings(str(settings.baselines), {"error": 1, "warning": 2})
-    doctor = telemetry.collect(settings)["doctor"]
+    telemetry.note_findings(str(settings.workspace.baselines), {"error": 1, "warning": 2})
+    doctor = telemetry.collect(settings.workspace)["doctor"]
     assert abs(doctor.pop("time") - time.time()) < 60
     assert doctor == {"error": 1, "warning": 2}

@@ -17,6 +17,7 @@ from ddp.host import locks
 from ddp.settings import Settings
 from ddp.slurm import jobs
 from ddp.submit import control
+from ddp.workspace.folders import Workspace
 from slurm_ddp import commands
 from slurm_ddp.slurm import nodes
 
@@ -78,9 +79,8 @@ def settings(workspace: pathlib.Path, charm_dir: pathlib.Path) -> Settings:
     for name in ("runs", "datasets", "environments", "baselines"):
         (workspace / name).mkdir()
     about = pwd.getpwnam(USER)
-    return Settings(
-        "trainer/0", workspace, USER, about.pw_uid, about.pw_gid, charm_dir / "payload", "auto", ""
-    )
+    own = Workspace(workspace, USER, about.pw_uid, unit="trainer/0")
+    return Settings(own, about.pw_gid, charm_dir / "payload", "auto", "")
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     """Replace what makes an environment; the archive is stored for real, uncompressed."""
     double = Pip()
     monkeypatch.setattr(uv, "run", double.run)
-    monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
+    monkeypatch.setattr(Workspace, "node_cache", property(lambda _: tmp_path / "cache"))
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "zstd").write_text(ZSTD)
@@ -119,4 +119,4 @@ def ready(trainer: typing.Any) -> typing.Any:
 
 @pytest.fixture
 def node(tmp_path: pathlib.Path, settings: Settings) -> Node:
-    return Node(tmp_path, settings.runs / "first")
+    return Node(tmp_path, settings.workspace.runs / "first")

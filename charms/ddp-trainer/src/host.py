@@ -11,8 +11,8 @@ import program
 from ddp.options import config as configuration
 from ddp.options import fields
 from ddp.problem import ParameterError
-from ddp.settings import USERS
 from ddp.workspace import operations
+from ddp.workspace.operations import USERS
 from slurm_ddp import apt, files, mounts
 from slurm_ddp.commands import CommandError
 

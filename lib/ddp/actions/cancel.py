@@ -13,6 +13,7 @@ from ddp.run.model import PREPARATION
 from ddp.settings import Settings
 from ddp.slurm import jobs, patience
 from ddp.submit import control, tokens
+from ddp.workspace.folders import Workspace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +38,11 @@ class CancelTarget:
 
 def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result:
     """Cancel runs by name or job id, and wait until they have left their nodes. Raises Problem."""
+    workspace = settings.workspace
     named = dict.fromkeys(params.run.replace(",", " ").split())
     with jobs.asking():
-        queue = jobs.jobs(user=settings.user)
-        targets = [_target(settings, queue, name) for name in named]
+        queue = jobs.jobs(user=workspace.user)
+        targets = [_target(workspace, queue, name) for name in named]
     arguments = list(dict.fromkeys(one for target in targets for one in target.arguments))
     text, left = ", ".join(map(str, targets)), [job for target in targets for job in target.known]
     try:
@@ -55,7 +57,7 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
     slurm = patience.Patience(log)
     while any(job.is_active for job in left) and time.monotonic() - began < control.LEAVE_S:
         control.pause(0.5)
-        known = slurm.ask(lambda: jobs.jobs(user=settings.user))
+        known = slurm.ask(lambda: jobs.jobs(user=workspace.user))
         if isinstance(known, jobs.Silence):
             began = time.monotonic()  # nobody knows how long the jobs have been leaving
             continue
@@ -65,7 +67,7 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
             reported = time.monotonic()
             log(f"{text}: {_states(left) or 'no longer queued'}, {reported - began:.0f} s")
     for name in names:
-        tokens.drop(settings, name)
+        tokens.drop(workspace, name)
     state, runs = (
         _states(left) or "CANCELLED",
         ", ".join(reading.printable(one.run) for one in targets),
@@ -85,22 +87,22 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
 
 
 def _target(
-    settings: Settings, queue: collections.abc.Sequence[jobs.Job], name: str
+    workspace: Workspace, queue: collections.abc.Sequence[jobs.Job], name: str
 ) -> CancelTarget:
     """Find what a name stands for: a run, a sweep, a preparation, a job's id. Raises ParameterError."""
-    if name.isdecimal() and not catalog.read_record(settings, name):
-        return _by_id(settings, queue, int(name))
-    return _by_run(queue, catalog.name_of(settings, name)[0])
+    if name.isdecimal() and not catalog.read_record(workspace, name):
+        return _by_id(workspace, queue, int(name))
+    return _by_run(queue, catalog.name_of(workspace, name)[0])
 
 
 def _by_id(
-    settings: Settings, queue: collections.abc.Sequence[jobs.Job], job_id: int
+    workspace: Workspace, queue: collections.abc.Sequence[jobs.Job], job_id: int
 ) -> CancelTarget:
     """Find what a job's id means: a job, a sweep's run, a whole sweep or preparation. Raises ParameterError."""
-    known = jobs.job(job_id, user=settings.user)
+    known = jobs.job(job_id, user=workspace.user)
     if known is None:
         raise ParameterError(
-            "run", f"Slurm knows no job {job_id} of {settings.user}", remedy=catalog.LIST
+            "run", f"Slurm knows no job {job_id} of {workspace.user}", remedy=catalog.LIST
         )
     if known.name.startswith(PREPARATION):
         return _by_run(queue, known.name)

@@ -8,6 +8,7 @@ from ddp.results.result import Result
 from ddp.run import catalog
 from ddp.run.model import WITHOUT_LOSS, Run
 from ddp.settings import Settings
+from ddp.workspace.folders import Workspace
 
 _WIDEST = 120  # columns; a wider table has a column for each run instead of a line
 _MOST = 40  # characters of a setting
@@ -15,7 +16,7 @@ _MOST = 40  # characters of a setting
 
 def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Result:
     """Compare the settings and results of runs; a sweep stands for all of its runs."""
-    runs, silence = _select(settings, params.runs or "")
+    runs, silence = _select(settings.workspace, params.runs or "")
     _check(runs)
     differing = _differing_settings(runs)
     best = catalog.best_of(runs)
@@ -36,16 +37,16 @@ def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Resu
     return Result(results, values)
 
 
-def _select(settings: Settings, text: str) -> tuple[list[Run], str]:
+def _select(workspace: Workspace, text: str) -> tuple[list[Run], str]:
     """Load the runs that are named, once each; return also why Slurm was not asked, or ""."""
     given = text.replace(",", " ").split()
-    names = dict.fromkeys(catalog.name_of(settings, name)[0] for name in given)
-    queue = catalog.ask_queue(settings)
-    read = [catalog.read(settings, name, is_brief=True) for name in names]
+    names = dict.fromkeys(catalog.name_of(workspace, name)[0] for name in given)
+    queue = catalog.ask_queue(workspace)
+    read = [catalog.read(workspace, name, is_brief=True) for name in names]
     runs: list[Run] = []
-    for run in catalog.judge(settings, read, queue):
+    for run in catalog.judge(workspace, read, queue):
         if run.kind == "sweep":
-            runs += catalog.elements(settings, run, queue)
+            runs += catalog.elements(workspace, run, queue)
         else:
             runs.append(run)
     return runs, catalog.silence_of(runs, queue)

@@ -13,7 +13,6 @@ from ddp.results.progress import Log
 from ddp.results.result import Result
 from ddp.run import catalog
 from ddp.settings import Settings
-from ddp.workspace import folders
 
 _COPY_S = 600.0
 LeftOut = dict[str, str]  # why a path was not copied, by its name
@@ -24,14 +23,15 @@ def fetch(settings: Settings, params: models.Fetch, _: Log) -> Result:
 
     Raises Problem before anything is copied.
     """
-    name = catalog.name_of(settings, params.run)[0]
-    record = catalog.read_record(settings, name)
+    workspace = settings.workspace
+    name = catalog.name_of(workspace, params.run)[0]
+    record = catalog.read_record(workspace, name)
     if not record:
-        raise ParameterError("run", f"no run {name!r} in {settings.runs}", remedy=catalog.LIST)
-    source = pathlib.Path(str(record.get("workdir") or settings.runs / name))
+        raise ParameterError("run", f"no run {name!r} in {workspace.runs}", remedy=catalog.LIST)
+    source = pathlib.Path(str(record.get("workdir") or workspace.runs / name))
     target = pathlib.Path(params.to or pathlib.Path.cwd())
-    found = folders.call(settings, lambda: _names(source, params.arguments), timeout_s=_COPY_S)
-    left_out = folders.call(settings, lambda: _special(source, found), timeout_s=_COPY_S)
+    found = workspace.do(lambda: _names(source, params.arguments), timeout_s=_COPY_S)
+    left_out = workspace.do(lambda: _special(source, found), timeout_s=_COPY_S)
     names = [one for one in found if one not in left_out]
     if not names:
         raise _nothing(name, source, left_out)
@@ -40,7 +40,7 @@ def fetch(settings: Settings, params: models.Fetch, _: Log) -> Result:
         raise ParameterError(
             "to", f"{target / taken[0]} exists already{more}; choose another folder, or remove it"
         )
-    left_out |= folders.call(settings, lambda: _copy(source, target, names), timeout_s=_COPY_S)
+    left_out |= workspace.do(lambda: _copy(source, target, names), timeout_s=_COPY_S)
     copied = [one for one in names if one not in left_out]
     shown = {"run": name, "from": str(source), "to": str(target), "files": "\n".join(copied)}
     values: dict[str, object] = {**shown, "files": copied, "left_out": left_out}

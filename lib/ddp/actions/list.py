@@ -24,11 +24,13 @@ Order = dict[int, tuple[int, int]]
 def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
     """List the runs, the newest first, each with its state, last figures, and nodes or position in the queue."""
     names = [
-        name for name in catalog.names(settings) if fnmatch.fnmatchcase(name, params.name or "*")
+        name
+        for name in catalog.names(settings.workspace)
+        if fnmatch.fnmatchcase(name, params.name or "*")
     ]
     is_filtered = params.state is not None or params.since is not None or params.sort != "submitted"
     runs, silence = catalog.load(
-        settings, names if is_filtered else names[: params.lines], is_brief=True
+        settings.workspace, names if is_filtered else names[: params.lines], is_brief=True
     )
     if params.state is not None:
         wanted = set(params.state.upper().replace(",", " ").split())

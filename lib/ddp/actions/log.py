@@ -17,19 +17,19 @@ from ddp.workspace import folders
 
 def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
     """Return the last lines of a job's log; with `follow` report new lines until the job ends or the limit passes."""
-    name, job_id = catalog.find(settings, params.run)
-    path = settings.runs / name
+    workspace = settings.workspace
+    name, job_id = catalog.find(workspace, params.run)
+    path = workspace.runs / name
     if params.follow:
         _follow(settings, path, job_id, params, log)
     results = {"job-id": str(job_id), "run": name}
-    known = jobs.look(lambda: catalog.job_of(settings, name, job_id))
+    known = jobs.look(lambda: catalog.job_of(workspace, name, job_id))
     if isinstance(known, jobs.Silence):
         results["slurm"] = str(known)
     elif known is not None:
         results["state"] = known.state
     try:
-        place, found = folders.call(
-            settings,
+        place, found = workspace.do(
             folder.read_log,
             path=path,
             job_id=job_id,
@@ -77,9 +77,9 @@ def _follow(
     is_pending = False
     slurm = patience.Patience(log)
     while True:
-        known = slurm.ask(lambda: catalog.job_of(settings, path.name, job_id))
-        lines, offsets = folders.call(  # the last ones of a job that has ended, too
-            settings, folder.follow_log, path=path, job_id=job_id, rank=params.rank, offsets=offsets
+        known = slurm.ask(lambda: catalog.job_of(settings.workspace, path.name, job_id))
+        lines, offsets = settings.workspace.do(  # the last ones of a job that has ended, too
+            folder.follow_log, path=path, job_id=job_id, rank=params.rank, offsets=offsets
         )
         for line in lines:
             log(tables.Line(reading.printable(line)))

@@ -9,6 +9,7 @@ from ddp.problem import Command, Problem, Step
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs, remedies
 from ddp.workspace import checks, folders
+from ddp.workspace.folders import Workspace
 from slurm_ddp import mounts
 
 
@@ -22,15 +23,16 @@ class Readiness:
 
 def check(settings: Settings) -> Readiness:
     """Check whether jobs can be submitted now."""
-    if problem := slurm_problem() or mount_problem(settings):
+    workspace = settings.workspace
+    if problem := slurm_problem() or mount_problem(workspace):
         return Readiness("waiting", _status(settings, problem))
     try:
-        contents = folders.look(settings)
+        contents = workspace.look()
     except folders.WorkspaceError as e:
         return Readiness("waiting", _status(settings, e))
     try:
         checks.trusted(contents)
-        checks.check_writable(settings, contents)
+        checks.check_writable(workspace, contents)
         environment = environments.installed(settings, contents)
     except Problem as e:
         return Readiness("blocked", _status(settings, e))
@@ -50,34 +52,34 @@ def _status(settings: Settings, problem: Problem) -> str:
     )
 
 
-def require(settings: Settings, *, asks_nodes: bool = False) -> None:
+def require(workspace: Workspace, *, asks_nodes: bool = False) -> None:
     """Make this user's folders; with `asks_nodes` list the nodes meanwhile. Raises Problem if no job can start."""
     if asks_nodes:
         cluster.list_ahead()
-    if problem := slurm_problem() or mount_problem(settings):
+    if problem := slurm_problem() or mount_problem(workspace):
         raise problem
     if shutil.which("zstd") is None:  # it packs an environment
         raise Problem(
             "zstd is not installed on this host",
             remedy=Step("install-package", "as root: apt install zstd"),
         )
-    folders.ensure_folders(settings)
+    workspace.ensure_folders()
 
 
-def require_workspace(settings: Settings) -> None:
+def require_workspace(workspace: Workspace) -> None:
     """Raise Problem unless the workspace's filesystem can be used, and this user's folder is its own."""
-    if problem := mount_problem(settings):
+    if problem := mount_problem(workspace):
         raise problem
-    folders.check_own(settings)
+    workspace.check_own()
 
 
-def mount_problem(settings: Settings) -> Problem | None:
+def mount_problem(workspace: Workspace) -> Problem | None:
     """Explain why the workspace's filesystem cannot be used, if so. With a charm it must be a mount."""
-    mount = mounts.find(settings.workspace)
-    if settings.unit and (mount is None or mount.mountpoint == "/"):
-        text = f"mount the shared filesystem at {settings.workspace}"
+    mount = mounts.find(workspace.path)
+    if workspace.unit and (mount is None or mount.mountpoint == "/"):
+        text = f"mount the shared filesystem at {workspace.path}"
         step = Step("mount-workspace", text, {"where": "this machine"})
-        return Problem(f"no filesystem is mounted at {settings.workspace}", remedy=step)
+        return Problem(f"no filesystem is mounted at {workspace.path}", remedy=step)
     if mount is None:
         return None
     found = mounts.probe(mount.mountpoint, deadline=5.0)

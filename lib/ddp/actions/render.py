@@ -11,7 +11,7 @@ from ddp.results.result import Answer, Result
 from ddp.run import folder
 from ddp.settings import Settings
 from ddp.submit import control, kubernetes, scripts, training
-from ddp.workspace import checks, folders
+from ddp.workspace import checks
 from slurm_ddp.slurm import times
 
 
@@ -26,6 +26,7 @@ def render(settings: Settings, params: models.Render, log: Log) -> Answer:
 
 def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Result:
     """Render manifests from the options alone, and store the code and payload that they name. Raises ParameterError."""
+    workspace = settings.workspace
     if params.container_image is None:
         raise ParameterError("container-image", "is required: pods have no other environment")
     if params.env_file or params.secrets:
@@ -37,10 +38,10 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
         raise ParameterError("python", "pods have the image's own; omit it")
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     if kind == "script" and not params.snapshot:
-        checks.check_inside(settings, "workload", params.workload, kinds=("file",))
-    folders.ensure_folders(settings)
-    run = params.run or control.new_name(settings, "run")
-    with copies.copied(settings, params, run, log) as kept:
+        checks.check_inside(workspace, "workload", params.workload, kinds=("file",))
+    workspace.ensure_folders()
+    run = params.run or control.new_name(workspace, "run")
+    with copies.copied(workspace, params, run, log) as kept:
         if kept is not None and not kept.is_new and (kept.update.copied or kept.update.removed):
             raise ParameterError(
                 "run", f"pods of {run} may run its code, which differs by now; choose another name"
@@ -48,9 +49,9 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
         text = _manifests(settings, params, kind, run, kept)
         environments.store_payload(settings)
         if kept is not None:
-            folders.call(settings, folder.create, path=settings.runs / run, texts={}, again=True)
+            workspace.do(folder.create, path=workspace.runs / run, texts={}, again=True)
             kept.place()
-    shown = {"manifests": text, "run": run, "run-dir": str(settings.runs / run)}
+    shown = {"manifests": text, "run": run, "run-dir": str(workspace.runs / run)}
     shown |= {"code": str(kept.folder)} if kept is not None else {}
     return Result(shown, dict(shown), text)
 
@@ -59,8 +60,9 @@ def _manifests(
     settings: Settings, params: models.Render, kind: str, run: str, kept: copies.Copy | None
 ) -> str:
     gpus = params.gpus_per_node or 0
-    run_dir = settings.runs / run
-    dataset = str(settings.datasets / (params.dataset or "python-stdlib"))
+    workspace = settings.workspace
+    run_dir = workspace.runs / run
+    dataset = str(workspace.datasets / (params.dataset or "python-stdlib"))
     program = training.Workload(kind, run, dataset, resume=params.resume).program(
         settings, params, kept
     )
@@ -81,12 +83,12 @@ def _manifests(
         cpus_per_task=params.cpus_per_task or max(4 * gpus, 1),
         memory_mb=fields.memory_mb(params.memory or fields.SITE) or max(16384 * gpus, 4096),
         time_limit_s=times.parse_time(params.time_limit) if params.time_limit else None,
-        workspace=str(settings.workspace),
+        workspace=str(workspace.path),
         run_dir=str(run_dir),
         python_path=(program.payload,) if program.payload else (),
         claim=params.claim,
         namespace=params.namespace,
-        uid=settings.uid,
+        uid=workspace.uid,
         gid=settings.gid,
         max_restarts=params.max_restarts,
     )

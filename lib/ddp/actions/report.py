@@ -12,26 +12,26 @@ from ddp.run import catalog, folder
 from ddp.run.model import UTC
 from ddp.settings import Settings
 from ddp.view import page
-from ddp.workspace import folders
 
 _MAX_RUNS = 16  # on one page
 
 
 def report(settings: Settings, params: models.Report, _: Log) -> Result:
     """Write a page about these runs, or the newest, and return its path."""
+    workspace = settings.workspace
     given = params.runs.replace(",", " ").split() if params.runs else [None]
-    names = list(dict.fromkeys(catalog.name_of(settings, name)[0] for name in given))
+    names = list(dict.fromkeys(catalog.name_of(workspace, name)[0] for name in given))
     if len(names) > _MAX_RUNS:
         raise ParameterError(
             "runs", f"{len(names)} runs are given; a page holds at most {_MAX_RUNS}"
         )
-    runs, silence = catalog.load(settings, names)
+    runs, silence = catalog.load(workspace, names)
     target = (
-        pathlib.Path(params.output) if params.output else settings.runs / names[0] / "report.html"
+        pathlib.Path(params.output) if params.output else workspace.runs / names[0] / "report.html"
     )
-    logs = folders.call(settings, lambda: [folder.last_lines(run) for run in runs], timeout_s=60)
+    logs = workspace.do(lambda: [folder.last_lines(run) for run in runs], timeout_s=60)
     text = page.page(runs, made=datetime.datetime.now(UTC), logs=logs)
-    folders.call(settings, files.replace, timeout_s=60, path=target, text=text)
+    workspace.do(files.replace, timeout_s=60, path=target, text=text)
     notes = {"slurm": silence} if silence else {}
     shown = {"report": str(target), "runs": ", ".join(names), **notes}
     return Result(shown, {"report": str(target), "runs": names, **notes})

@@ -10,6 +10,7 @@ from ddp.run import catalog
 from ddp.settings import Settings
 from ddp.slurm import jobs, patience
 from ddp.submit import control
+from ddp.workspace.folders import Workspace
 
 # slurmd refuses a requeued job whose credential is not a second newer than the end of its last attempt ("already
 # killed, do not launch batch job"), and the job then fails.
@@ -22,12 +23,13 @@ _LEAVING = (
 
 def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
     """Make a requeued job that is held, or waits for its begin time, eligible now."""
-    name, job_id = catalog.find(settings, params.run)
-    known = _once_it_has_left(settings, name, job_id, log)
+    workspace = settings.workspace
+    name, job_id = catalog.find(workspace, params.run)
+    known = _once_it_has_left(workspace, name, job_id, log)
     if known is None or not known.is_active:
         state = known.state if known is not None else "unknown to Slurm"
         text = f"job {job_id} is not waiting: it is {state}; to resume, submit it with the same options"
-        record = catalog.read_record(settings, name)
+        record = catalog.read_record(workspace, name)
         script = (str(record.get("workload")),) if record.get("kind") == "script" else ()
         raise Problem(text, remedy=Command("submit", {"run": name}, script))
     if known.state not in control.WAITING:
@@ -41,11 +43,11 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
             jobs.release(known.job_id)
         jobs.start_now(known.job_id)
     except jobs.SlurmError as e:
-        problem = control.held(settings, known)
+        problem = control.held(workspace, known)
         text = f"job {known.job_id} ({known.reason}) cannot be released: {e}; {problem.what if problem else release}"
         raise Problem(text, remedy=problem.remedy if problem else None) from e
     with jobs.asking():
-        now_known = catalog.job_of(settings, name, job_id) or known
+        now_known = catalog.job_of(workspace, name, job_id) or known
     if now_known.state in control.WAITING and now_known.is_held:
         raise Problem(f"job {known.job_id} is still held ({now_known.reason}); {release}")
     log(
@@ -56,12 +58,12 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
     return Result(shown, {"job_id": known.job_id, "run": name, "state": state, "reason": reason})
 
 
-def _once_it_has_left(settings: Settings, name: str, job_id: int, log: Log) -> jobs.Job | None:
+def _once_it_has_left(workspace: Workspace, name: str, job_id: int, log: Log) -> jobs.Job | None:
     """Wait until a requeued job has left its nodes; return Slurm's record of it, None if Slurm knows none."""
     slurm = patience.Patience(log)
     began = time.monotonic()
     while True:
-        known = slurm.ask(lambda: catalog.job_of(settings, name, job_id))
+        known = slurm.ask(lambda: catalog.job_of(workspace, name, job_id))
         if isinstance(known, jobs.Silence):
             control.pause(1.0)
             continue

@@ -16,18 +16,19 @@ from slurm_ddp.slurm import times
 
 def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
     """Show a run's state, settings, figures, checkpoints, attempts and curve, or why it failed."""
-    name = catalog.name_of(settings, params.run)[0]
-    queue = catalog.ask_queue(settings)
-    run = catalog.judge(settings, [catalog.read(settings, name)], queue)[0]
+    workspace = settings.workspace
+    name = catalog.name_of(workspace, params.run)[0]
+    queue = catalog.ask_queue(workspace)
+    run = catalog.judge(workspace, [catalog.read(workspace, name)], queue)[0]
     if not (run.record or run.summary or run.job_id or run.metrics.num_records or run.notes):
-        text = f"{settings.runs / name} is a folder without a run's files"
+        text = f"{workspace.runs / name} is a folder without a run's files"
         raise ParameterError("run", text, remedy=catalog.LIST)
     if run.kind == "sweep":
-        table, elements = catalog.show_sweep(settings, name, queue)
+        table, elements = catalog.show_sweep(workspace, name, queue)
         values = {**listing.describe(run), "runs": [listing.describe(one) for one in elements]}
         return Result(table | {"run-dir": str(run.folder)}, values)
     job_id = run.job_id or (run.job.job_id if run.job is not None else None)
-    held = control.held(settings, run.job)
+    held = control.held(workspace, run.job)
     results: Results = {
         "run": name,
         "run-dir": str(run.folder),
@@ -53,7 +54,7 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
             "loss": catalog.cell(run.metrics.last("loss")),
         }
     else:
-        problem = failure.explain(settings, run, job_id) if run.state != State.UNKNOWN else None
+        problem = failure.explain(workspace, run, job_id) if run.state != State.UNKNOWN else None
         results |= failure.results_of(run) | (problem.results if problem else {})
         results["reason"] = problem.text(settings.render) if problem else results["reason"]
     pairs = (f"{key}={catalog.cell(value)}" for key, value in sorted(run.settings.items()))

@@ -42,13 +42,13 @@ class Verb:
         """Do it once what it needs answers; its code is imported in the meantime. Raises Problem."""
         from ddp.actions import readiness  # noqa: PLC0415 - `ddp --help` starts without it
 
-        with settings.claims, settings.wait:
+        with settings.workspace.claims, settings.wait:
             if self.needs == "workspace":
-                readiness.require_workspace(settings)
+                readiness.require_workspace(settings.workspace)
             if self.needs == "slurm":
                 imported = ahead(self._function)
                 try:
-                    readiness.require(settings, asks_nodes=self.asks_nodes)
+                    readiness.require(settings.workspace, asks_nodes=self.asks_nodes)
                 except Problem:
                     if isinstance(
                         params, models.Training

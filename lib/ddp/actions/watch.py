@@ -24,6 +24,7 @@ from ddp.slurm import jobs, patience
 from ddp.submit import control
 from ddp.view import charts, screen
 from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 from slurm_ddp.slurm import times
 
 _CURVE_ROWS = 11
@@ -82,35 +83,35 @@ class Frame:
 
 def watch(settings: Settings, params: models.WatchRun, log: Log) -> None:
     """Show a run's progress until it has ended or the user presses Ctrl-C."""
-    name = catalog.find(settings, params.run)[0]
+    name = catalog.find(settings.workspace, params.run)[0]
     console = None if params.is_json else screen.console(sys.stdout)
     is_live = (
         console is not None and console.is_terminal
     )  # then the view itself says that Slurm is silent
-    follow(reader(settings, name, (lambda _: None) if is_live else log), console)
+    follow(reader(settings.workspace, name, (lambda _: None) if is_live else log), console)
 
 
-def reader(settings: Settings, name: str, log: Log) -> Read:
+def reader(workspace: Workspace, name: str, log: Log) -> Read:
     """Return a function that reads the run's next frame, of metrics.jsonl only what was appended.
 
     While Slurm does not answer, the job is as in Slurm's last answer.
     """
-    kept = metrics.Reader(settings.runs / name / folder.METRICS)
+    kept = metrics.Reader(workspace.runs / name / folder.METRICS)
     slurm = patience.Patience(log)
     last: jobs.Job | None = None
 
     def read() -> Frame:
         nonlocal last
-        run = catalog.read(settings, name, is_brief=True, reader=kept)
-        queue = slurm.ask(lambda: jobs.jobs(user=settings.user))
-        run = catalog.judge(settings, [run], queue)[0]
+        run = catalog.read(workspace, name, is_brief=True, reader=kept)
+        queue = slurm.ask(lambda: jobs.jobs(user=workspace.user))
+        run = catalog.judge(workspace, [run], queue)[0]
         has_answer = not isinstance(queue, jobs.Silence)
         if not has_answer and last is not None:
             run = dataclasses.replace(state.with_job(run, last), silence=str(queue))
         last = run.job
         lines: list[str] = []
         with contextlib.suppress(folders.WorkspaceError):
-            lines = folders.call(settings, folder.last_lines, run=run, lines=_LOG_LINES)
+            lines = workspace.do(folder.last_lines, run=run, lines=_LOG_LINES)
         printed = [reading.printable(line.rstrip("\r").rsplit("\r", 1)[-1], 500) for line in lines]
         return Frame(run, printed, has_answer=has_answer)
 

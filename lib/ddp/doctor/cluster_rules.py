@@ -27,7 +27,11 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
     else:
         findings.add("no-config", "slurm")
     uri = settings.mlflow_uri
-    if uri and "://" not in uri and not pathlib.PurePath(uri).is_relative_to(settings.workspace):
+    if (
+        uri
+        and "://" not in uri
+        and not pathlib.PurePath(uri).is_relative_to(settings.workspace.path)
+    ):
         findings.add("tracked-elsewhere", "tracking")
     if facts.untrusted:
         untrusted, _, how = facts.untrusted.rpartition(": ")

@@ -26,6 +26,7 @@ from ddp.settings import Settings
 from ddp.slurm import access, cluster, jobs
 from ddp.submit import resources
 from ddp.workspace import folders, operations
+from ddp.workspace.folders import Workspace
 from slurm_ddp import mounts
 from slurm_ddp.slurm import nodes
 
@@ -45,8 +46,8 @@ def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
         level: sum(finding.level == level for finding in findings) for level in ("error", "warning")
     }
     with contextlib.suppress(folders.WorkspaceError):  # only the metrics lack it then
-        folders.call(
-            settings, telemetry.note_findings, folder=str(settings.baselines), counts=counts
+        settings.workspace.do(
+            telemetry.note_findings, folder=str(settings.workspace.baselines), counts=counts
         )
     worst = next((finding for finding in findings if finding.level == "error"), None)
     if worst is not None:
@@ -60,6 +61,7 @@ def gather(
     settings: Settings, params: models.Doctor, partitions: tuple[jobs.Partition, ...], log: Log
 ) -> Facts:
     """Collect the facts of this host, the controller and the nodes."""
+    workspace = settings.workspace
     partition = _partition(params, partitions)
     asked = _asked(params, partition)
     with jobs.asking():
@@ -74,13 +76,12 @@ def gather(
     if most := partition.limits.max_nodes:
         left_out |= dict.fromkeys(fit[most:], f"MaxNodes of partition {partition.name} is {most}")
         fit = fit[:most]
-    contents = folders.look(settings)
+    contents = workspace.look()
     installed = environments.installed(settings, contents)
-    mount = mounts.find(settings.workspace)
-    folder = folders.call(
-        settings,
+    mount = mounts.find(workspace.path)
+    folder = workspace.do(
         operations.open_examination,
-        workspace=str(settings.folder),
+        workspace=str(workspace.folder),
         nonce=secrets.token_hex(8),
     )
     reports: dict[str, Json] = {}
@@ -89,10 +90,10 @@ def gather(
         if fit:
             spec = {
                 "hosts": {name: known[name].address or "" for name in fit},
-                "workspace": str(settings.workspace),
+                "workspace": str(workspace.path),
                 "folder": folder["folder"],
                 "nonce": folder["nonce"],
-                "cache": str(settings.node_cache),
+                "cache": str(workspace.node_cache),
                 "port": 0,
                 "tracking": _tracking_server(settings.mlflow_uri),
                 "environment": {"hash": installed.hash, "sha256": installed.sha256}
@@ -107,7 +108,7 @@ def gather(
             for name in reports.keys() & known.keys():
                 reports[name]["versions"]["slurm"] = known[name].fields.get("Version", "")
     finally:
-        folders.call(settings, shutil.rmtree, path=folder["folder"], ignore_errors=True)
+        workspace.do(shutil.rmtree, path=folder["folder"], ignore_errors=True)
     return Facts(
         partition=partition,
         asked=tuple(asked),
@@ -117,7 +118,7 @@ def gather(
         config=config,
         manifests=contents.environments,
         untrusted=contents.untrusted,
-        stragglers=tuple(_stragglers(settings)),
+        stragglers=tuple(_stragglers(workspace)),
         login=(mount.fstype, mount.source) if mount else ("", ""),
     )
 
@@ -195,10 +196,10 @@ def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
     return findings.sorted()
 
 
-def _stragglers(settings: Settings) -> collections.abc.Iterator[tuple[str, str, str]]:
+def _stragglers(workspace: Workspace) -> collections.abc.Iterator[tuple[str, str, str]]:
     """Yield run, host and words of the user's newest runs in which one rank holds the others up."""
     with contextlib.suppress(Problem, folders.WorkspaceError):
-        for run in catalog.load(settings, catalog.names(settings)[:_NEWEST], is_brief=True)[0]:
+        for run in catalog.load(workspace, catalog.names(workspace)[:_NEWEST], is_brief=True)[0]:
             if run.state.is_active and run.metrics.straggler:
                 yield (
                     run.name,

@@ -36,13 +36,13 @@ class Findings:
         self._settings = settings
         self._found: list[Finding] = []
         self._values: dict[str, object] = {
-            "workspace": settings.workspace,
-            "cache": settings.node_cache,
-            "disk": settings.node_cache.parent,
+            "workspace": settings.workspace.path,
+            "cache": settings.workspace.node_cache,
+            "disk": settings.workspace.node_cache.parent,
             "mlflow": settings.mlflow_uri,
-            "user": settings.user,
-            "own_uid": settings.uid,
-            "uid": settings.uid,
+            "user": settings.workspace.user,
+            "own_uid": settings.workspace.uid,
+            "uid": settings.workspace.uid,
             "install": settings.render(Command("env install")),
             "submit": settings.render(Command("submit")),
             "resume": settings.render(Command("resume")),

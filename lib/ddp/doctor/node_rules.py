@@ -7,6 +7,7 @@ from ddp.doctor.facts import Facts, Json, capacity, clock_offsets, mib, release
 from ddp.doctor.findings import Findings, grouped, spelled
 from ddp.run.reading import as_object
 from ddp.settings import Settings
+from ddp.workspace.folders import Workspace
 
 _CLOCK_S, _CLOCK_BREAKS_S = (
     1.0,
@@ -31,7 +32,7 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
     for name, about in sorted(facts.reports.items()):
         _release(name, about, facts, findings)
         _filesystem(name, about["filesystem"], facts, findings)
-        _host(settings, name, about, facts, findings)
+        _host(settings.workspace, name, about, facts, findings)
         _disk(name, about, facts, findings)
         _network(name, about["network"], facts, findings)
         _processors(name, about["processors"], facts, findings)
@@ -80,9 +81,9 @@ def _filesystem(name: str, about: Json, facts: Facts, findings: Findings) -> Non
     return None
 
 
-def _host(settings: Settings, name: str, about: Json, facts: Facts, findings: Findings) -> None:
+def _host(workspace: Workspace, name: str, about: Json, facts: Facts, findings: Findings) -> None:
     limits, seen = as_object(about["limits"]), about["gpus"]["seen"]
-    if about["uid"] != settings.uid:
+    if about["uid"] != workspace.uid:
         findings.add("uid", name, uid=about["uid"])
     if (files := limits.get("nofile")) is not None and files < _LEAST_FILES:
         findings.add("nofile", name, nofile=files)

@@ -12,6 +12,7 @@ from ddp.environment import archives, uv, wheelhouse
 from ddp.results.progress import Log, with_progress
 from ddp.settings import Settings
 from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 
 _KEPT_S = 7 * 86400  # systemd-tmpfiles removes what is older than 30 days, file by file
 IMPORTS = pathlib.Path(__file__).with_name("imports.py")
@@ -34,11 +35,10 @@ class Request:
 
 def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Manifest:
     """Make an environment, store its archive and return its manifest. Raises Problem."""
-    store = str(settings.environments)
-    folder = pathlib.Path(
-        folders.call(settings, archives.open_build, base=str(settings.node_cache))
-    )
-    call = functools.partial(folders.call, settings, timeout_s=3600, build=str(folder))
+    workspace = settings.workspace
+    store = str(workspace.environments)
+    folder = pathlib.Path(workspace.do(archives.open_build, base=str(workspace.node_cache)))
+    call = functools.partial(workspace.do, timeout_s=3600, build=str(folder))
     try:
         if base := request.base:
             names = _install_layer(settings, request, base, folder, log)
@@ -65,11 +65,11 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
             log, text, lambda: call(archives.store_environment, folder=store, manifest=manifest)
         )
     finally:
-        folders.call(settings, shutil.rmtree, timeout_s=300, path=folder, ignore_errors=True)
+        workspace.do(shutil.rmtree, timeout_s=300, path=folder, ignore_errors=True)
     return folders.Manifest.model_validate({**stored, "folder": store, "below": base})
 
 
-def _open(settings: Settings, request: Request, folder: pathlib.Path, log: Log) -> uv.Uv:
+def _open(workspace: Workspace, request: Request, folder: pathlib.Path, log: Log) -> uv.Uv:
     """Make an empty environment, and return uv for it. Its scripts find their interpreter beside them.
 
     uv is kept on this host, with a pip that reads the site's settings.
@@ -77,7 +77,7 @@ def _open(settings: Settings, request: Request, folder: pathlib.Path, log: Log) 
     do = functools.partial(with_progress, log)
     wheels: list[str] = []
     if path := request.wheels:
-        unpack = functools.partial(folders.call, settings, wheelhouse.unpack, timeout_s=3600)
+        unpack = functools.partial(workspace.do, wheelhouse.unpack, timeout_s=3600)
         wheels = do(f"opening {path}", lambda: unpack(path=path, target=folder / "wheels"))
     kept = folder.parent / f"uv-{hashlib.sha256(uv.PINNED.read_bytes()).hexdigest()[:16]}"
     if not kept.exists() or time.time() - kept.stat().st_mtime > _KEPT_S:
@@ -101,7 +101,7 @@ def _open(settings: Settings, request: Request, folder: pathlib.Path, log: Log) 
 
 def _install(settings: Settings, request: Request, folder: pathlib.Path, log: Log) -> None:
     do = functools.partial(with_progress, log)
-    installer, index = _open(settings, request, folder, log), settings.torch_index
+    installer, index = _open(settings.workspace, request, folder, log), settings.torch_index
     locked = [settings.payload / extra / "requirements.txt" for extra in ("", *settings.extras)]
     do(
         "installing the locked packages",
@@ -122,10 +122,10 @@ def _install_layer(
     Of the base only torch is pinned: another version of a package is installed if the requirements need it, and all
     packages of the base still fit together.
     """
-    installer = _open(settings, request, folder, log)
+    installer = _open(settings.workspace, request, folder, log)
     part = {"part": base.parts[1], "skipped": base.parts[0][0]}
-    names = folders.call(
-        settings, archives.open_layer, timeout_s=120, build=str(folder), base=base.archive, **part
+    names = settings.workspace.do(
+        archives.open_layer, timeout_s=120, build=str(folder), base=base.archive, **part
     )
     below, packages, pins = (
         [name.partition("-")[0] for name in names],

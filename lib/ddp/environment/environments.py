@@ -17,10 +17,10 @@ from ddp.options import models
 from ddp.problem import Command, ParameterError, Problem, Results
 from ddp.results.progress import Log, with_progress
 from ddp.run import folder
-from ddp.settings import USERS, Settings
+from ddp.settings import Settings
 from ddp.slurm import cluster, jobs
-from ddp.workspace import checks, folders
-from ddp.workspace.folders import Contents, Manifest
+from ddp.workspace import checks, operations
+from ddp.workspace.folders import Contents, Manifest, Workspace
 
 _FORMAT = "4"  # goes into the key: raise it when the same inputs shall give another environment
 _CLAIM = "environments"
@@ -77,7 +77,7 @@ def named(settings: Settings, contents: Contents, name: str) -> Manifest:
     """Return the newest environment of this name, the user's own before the trainer's. Raises ParameterError."""
     mine = [manifest for manifest in contents.environments if manifest.name == name]
     mine.sort(
-        key=lambda manifest: manifest.folder != str(settings.environments)
+        key=lambda manifest: manifest.folder != str(settings.workspace.environments)
     )  # stable: the newest stays first
     remedy = Command("env create", {"requirements": "FILE"}, (name,))
     if not mine:
@@ -94,10 +94,10 @@ def named(settings: Settings, contents: Contents, name: str) -> Manifest:
     return mine[0]
 
 
-def own(settings: Settings, name: str) -> list[Manifest]:
+def own(workspace: Workspace, name: str) -> list[Manifest]:
     """List the user's own environments and images of this name, the newest first."""
-    stored = (contents := folders.look(settings)).environments + contents.images
-    return [one for one in stored if (one.name, one.folder) == (name, str(settings.environments))]
+    stored = (contents := workspace.look()).environments + contents.images
+    return [one for one in stored if (one.name, one.folder) == (name, str(workspace.environments))]
 
 
 def installed(settings: Settings, contents: Contents) -> Manifest | None:
@@ -149,7 +149,7 @@ def is_current(settings: Settings, manifest: Manifest) -> bool:
 
 def ensure(settings: Settings, log: Log, contents: Contents | None = None) -> Manifest:
     """Return the environment that jobs use, made now if it is missing. Raises Problem."""
-    contents = contents or folders.look(settings)
+    contents = contents or settings.workspace.look()
     checks.trusted(contents)
     request = builder.Request(settings.torch_build, wheelhouse.find(settings))
     return installed(settings, contents) or install(settings, request, log)
@@ -159,7 +159,7 @@ def layer(
     settings: Settings, request: builder.Request, log: Log, *, force: bool = False
 ) -> Manifest:
     """Return the layer of a request on the jobs' environment, made now if it is missing. Raises Problem."""
-    contents = folders.look(settings)
+    contents = settings.workspace.look()
     base = ensure(dataclasses.replace(settings, torch_build=request.build), log, contents)
     request = dataclasses.replace(request, build=base.build, base=base)
     return (None if force else find(settings, contents, request)) or install(
@@ -171,23 +171,24 @@ def install(
     settings: Settings, request: builder.Request, log: Log, *, force: bool = False
 ) -> Manifest:
     """Make an environment and store its archive; if one is stored, only with `force`. Raises Problem."""
+    workspace = settings.workspace
     if request.build == "auto":
         has_gpus = any(node.gpus for partition in cluster.partitions() for node in partition.nodes)
         request = dataclasses.replace(request, build="cuda" if has_gpus else "cpu")
-    if not settings.claims.take(_CLAIM):
+    if not workspace.claims.take(_CLAIM):
         text = "waiting for another command that makes an environment"
-        if not with_progress(log, text, lambda: settings.claims.wait(_CLAIM, timeout_s=TIMEOUT_S)):
+        if not with_progress(log, text, lambda: workspace.claims.wait(_CLAIM, timeout_s=TIMEOUT_S)):
             raise Problem(
                 f"another command has been making an environment for {TIMEOUT_S:g} s; try again"
             )
     try:
         return _install(settings, request, log, force=force)
     finally:
-        settings.claims.drop(_CLAIM)
+        workspace.claims.drop(_CLAIM)
 
 
 def _install(settings: Settings, request: builder.Request, log: Log, *, force: bool) -> Manifest:
-    contents = folders.look(settings)
+    contents = settings.workspace.look()
     checks.trusted(contents)
     found = find(settings, contents, request)
     if found is not None and not force:
@@ -196,7 +197,7 @@ def _install(settings: Settings, request: builder.Request, log: Log, *, force: b
     if not request.base:
         log(f"making the environment: torch {TORCH} for {request.build.upper()}")
     made = builder.make(settings, request, _key(settings, request.build, request.sha256), log)
-    _prune(settings, log, keep=made.hash)
+    _prune(settings.workspace, log, keep=made.hash)
     log(
         f"stored environment {made.hash}: {made.size_bytes >> 20} MiB"
         + (f", on {made.base}" if made.base else "")
@@ -204,29 +205,29 @@ def _install(settings: Settings, request: builder.Request, log: Log, *, force: b
     return made
 
 
-def in_use(settings: Settings, user: str | None) -> dict[str, str]:
+def in_use(workspace: Workspace, user: str | None) -> dict[str, str]:
     """Return the environment's hash of each run in the queue, by its folder. Raises Problem."""
-    homes = {settings.user: settings.folder}
+    homes = {workspace.user: workspace.folder}
     with jobs.asking():
         active = [job for job in jobs.jobs(user=user) if job.is_active]
     runs = [
-        homes.get(job.user, settings.workspace / USERS / job.user) / "runs" / job.name
+        homes.get(job.user, workspace.path / operations.USERS / job.user) / "runs" / job.name
         for job in active
     ]
-    records = folders.call(settings, lambda: list(map(folder.read_record, runs)))
+    records = workspace.do(lambda: list(map(folder.read_record, runs)))
     return {
         str(run): str(record.get("environment")) for run, record in zip(runs, records, strict=True)
     }
 
 
-def _prune(settings: Settings, log: Log, *, keep: str) -> None:
+def _prune(workspace: Workspace, log: Log, *, keep: str) -> None:
     """Remove old archives that no job in the queue uses; those of the trainer's account serve all users' jobs."""
-    is_shared = settings.folder == settings.workspace and bool(settings.account)
+    is_shared = workspace.folder == workspace.path and bool(workspace.account)
     try:
-        used = in_use(settings, None if is_shared else settings.user).values()
+        used = in_use(workspace, None if is_shared else workspace.user).values()
     except Problem:
         return  # the environments in use are not known
-    folder, contents = str(settings.environments), folders.look(settings)
+    folder, contents = str(workspace.environments), workspace.look()
     kept = {keep, *used}
     kept |= {one.base for one in contents.environments if one.hash in kept}
     stored = collections.defaultdict[tuple[str, str, int], list[str]](list)
@@ -237,20 +238,22 @@ def _prune(settings: Settings, log: Log, *, keep: str) -> None:
     old = [
         name for (*_, most), names in stored.items() for name in names[most:] if name not in kept
     ]
-    folders.call(settings, archives.remove_environments, timeout_s=120, folder=folder, hashes=old)
+    workspace.do(archives.remove_environments, timeout_s=120, folder=folder, hashes=old)
     if old:
         log(f"removed {len(old)} older environments: {', '.join(old[:5])}")
 
 
 def payload_folder(settings: Settings) -> str:
     """Return the folder of the payload for containers, whose images have torch and numpy."""
-    return str(settings.environments / f"payload-{_payload_digest(settings.payload)[:16]}")
+    return str(
+        settings.workspace.environments / f"payload-{_payload_digest(settings.payload)[:16]}"
+    )
 
 
 def store_payload(settings: Settings) -> None:
     """Copy the payload to the workspace unless it exists there."""
-    folders.call(
-        settings, archives.store_payload, source=settings.payload, target=payload_folder(settings)
+    settings.workspace.do(
+        archives.store_payload, source=settings.payload, target=payload_folder(settings)
     )
 
 

@@ -1,6 +1,5 @@
 """Container images: each is imported once, as an environment whose archive has an OCI bundle."""
 
-import functools
 import json
 import pathlib
 import platform
@@ -18,6 +17,7 @@ from ddp.problem import Command, ParameterError, Problem, Results, Step
 from ddp.results.progress import Log, with_progress
 from ddp.settings import Settings
 from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 
 TOOLS = ("skopeo", "umoci", "zstd")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname(2)'s names, and those of images
@@ -25,21 +25,22 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname(2)'s names, and tho
 
 def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Results:
     """Copy an image from a registry or a file, unpack it and store it. Raises Problem."""
-    name, source, store = params.name, params.source, str(settings.environments)
+    workspace = settings.workspace
+    name, source, store = params.name, params.source, str(workspace.environments)
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         install = Step("install-tools", f"as root: apt-get install {' '.join(missing)}")
         raise Problem(
             f"{missing[0]}, which imports images, is not installed on this host", remedy=install
         )
-    folders.ensure_folders(settings)
-    folders.call(settings, lambda: _check(source))
-    if environments.own(settings, name):
+    workspace.ensure_folders()
+    workspace.do(lambda: _check(source))
+    if environments.own(workspace, name):
         remedy = Command("env remove", arguments=(name,))
         raise ParameterError(
             "name", f"{name} exists; choose another name, or remove it", remedy=remedy
         )
     with tempfile.TemporaryDirectory(
-        prefix="image-", dir=spool.own_cache(str(settings.node_cache))
+        prefix="image-", dir=spool.own_cache(str(workspace.node_cache))
     ) as build:
         digest = with_progress(log, f"copying {source}", lambda: _unpack(build, source))
         size = sum(path.lstat().st_size for path in pathlib.Path(build, "env").rglob("*"))
@@ -51,14 +52,15 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
             "unpacked_bytes": size,
         }
         about["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        given = {
+        given: dict[str, object] = {
             "build": build,
             "folder": store,
             "manifest": environments.NOT_INSTALLED.model_dump() | about,
         }
-        keep = functools.partial(
-            folders.call, settings, archives.store_environment, timeout_s=3600, **given
-        )
+
+        def keep() -> dict[str, object]:
+            return workspace.do(archives.store_environment, timeout_s=3600, **given)
+
         stored = with_progress(log, f"storing {size >> 20} MiB in {store}", keep)
     return {
         "name": name,
@@ -112,11 +114,11 @@ def _call(*argv: str) -> None:
         raise Problem(f"{argv[0]}: {json.loads(found[1]) if found else last}")
 
 
-def find(settings: Settings, name: str | None) -> folders.Manifest | None:
+def find(workspace: Workspace, name: str | None) -> folders.Manifest | None:
     """Return the imported image that an option names; None for another image, or none. Raises ParameterError."""
     if not name or re.search("[/:#@]", name):
         return None
-    images = folders.look(settings).images
+    images = workspace.look().images
     if found := next((one for one in images if one.name == name), None):
         return found
     known = ", ".join(dict.fromkeys(one.name for one in images)) or "none"

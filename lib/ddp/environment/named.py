@@ -15,6 +15,7 @@ from ddp.results.progress import Log
 from ddp.run import reading
 from ddp.settings import Settings
 from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 from slurm_ddp import backports
 
 _INCLUDED = re.compile(
@@ -34,11 +35,11 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
         raise ParameterError("requirements", "give either a file of requirements, or a project")
     if params.project is not None:
         folder = pathlib.Path(params.project)
-        path = folders.call(settings, lambda: _project(folder))
+        path = settings.workspace.do(lambda: _project(folder))
     extras = tuple(re.split("[, ]+", params.extra)) if params.extra else ()
     if extras and path.suffix != ".toml":
         raise ParameterError("extra", f"{path} has none; a pyproject.toml may")
-    if any(one.digest for one in environments.own(settings, params.name)):
+    if any(one.digest for one in environments.own(settings.workspace, params.name)):
         remedy = Command("env remove", arguments=(params.name,))
         raise ParameterError(
             "name", f"{params.name} is an image; choose another name, or remove it", remedy=remedy
@@ -53,7 +54,7 @@ def request(
     settings: Settings, path: pathlib.Path, build: str, name: str = "", *extras: str
 ) -> builder.Request:
     """Return the inputs of a layer. Raises ParameterError if the file cannot be used."""
-    sha256 = folders.call(settings, lambda: digest(path, *extras))
+    sha256 = settings.workspace.do(lambda: digest(path, *extras))
     return builder.Request(build, wheelhouse.find(settings), name, path, extras, sha256)
 
 
@@ -77,11 +78,14 @@ def _project(folder: pathlib.Path) -> pathlib.Path:
 
 def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
     """List the environments that this user's jobs can use, the newest first."""
-    found = (contents := folders.look(settings)).environments + contents.images
+    workspace = settings.workspace
+    found = (contents := workspace.look()).environments + contents.images
     rows = [["NAME", "HASH", "ON", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]]
     for one in found:
         owner = (
-            settings.user if one.folder == str(settings.environments) else settings.account or "-"
+            workspace.user
+            if one.folder == str(workspace.environments)
+            else workspace.account or "-"
         )
         build = (
             one.build
@@ -96,28 +100,27 @@ def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
 
 def show(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
     """Return the figures of an environment."""
-    found = _own(settings, params.name)[0]
+    found = _own(settings.workspace, params.name)[0]
     return {"name": params.name, **environments.describe(found)}
 
 
 def remove(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
     """Remove this user's environments of a name. Raises ParameterError while a job of the user's uses one."""
-    hashes = [manifest.hash for manifest in _own(settings, params.name)]
-    used = environments.in_use(settings, settings.user)
+    workspace = settings.workspace
+    hashes = [manifest.hash for manifest in _own(workspace, params.name)]
+    used = environments.in_use(workspace, workspace.user)
     if runs := [pathlib.Path(run).name for run, name in used.items() if name in hashes]:
         raise ParameterError(
             "name", f"{params.name} is used by {runs[0]}", remedy=Command("cancel", {}, (runs[0],))
         )
-    folders.call(
-        settings, archives.remove_environments, folder=str(settings.environments), hashes=hashes
-    )
+    workspace.do(archives.remove_environments, folder=str(workspace.environments), hashes=hashes)
     return {"name": params.name, "removed": " ".join(hashes)}
 
 
-def _own(settings: Settings, name: str) -> list[folders.Manifest]:
-    if not (mine := environments.own(settings, name)):
+def _own(workspace: Workspace, name: str) -> list[folders.Manifest]:
+    if not (mine := environments.own(workspace, name)):
         raise ParameterError(
-            "name", f"{settings.user} has no environment {name}", remedy=Command("env list")
+            "name", f"{workspace.user} has no environment {name}", remedy=Command("env list")
         )
     return mine
 

@@ -13,7 +13,7 @@ from ddp.workspace.folders import PYTHON
 def find(settings: Settings, path: str | None = None) -> str:
     """Return `path`, else the wheelhouse that the operator attached, else "". Raises ParameterError."""
     if path is not None:
-        checks.check_inside(settings, "wheelhouse", path, kinds=("file", "folder"))
+        checks.check_inside(settings.workspace, "wheelhouse", path, kinds=("file", "folder"))
         return path
     attached = settings.wheelhouse
     return str(attached) if attached is not None and attached.stat().st_size else ""

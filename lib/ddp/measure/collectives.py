@@ -13,7 +13,8 @@ from ddp.run import folder, reading
 from ddp.settings import Settings
 from ddp.slurm import cluster
 from ddp.submit import control, resources, scripts
-from ddp.workspace import folders, operations
+from ddp.workspace import operations
+from ddp.workspace.folders import Workspace
 
 Json = dict[str, typing.Any]
 BASELINE = "collectives.json"
@@ -30,8 +31,8 @@ def benchmark_collectives(
     partitions = cluster.partitions(params.reservation)
     asked = as_training(params)
     request = resources.training(asked, partitions)
-    run = control.new_name(settings, "collectives")
-    run_dir = settings.runs / run
+    run = control.new_name(settings.workspace, "collectives")
+    run_dir = settings.workspace.runs / run
     files = ("--run-dir", str(run_dir), "--json", str(run_dir / "collectives.json"))
     command = ("--module", "ddptrain", "collectives", *_flags(params), *files)
     program = scripts.Program(command, leaves_outcome=True)
@@ -52,11 +53,11 @@ def benchmark_collectives(
     return results | _conclude(settings, submitted, log)
 
 
-def read_baseline(settings: Settings) -> list[Json]:
+def read_baseline(workspace: Workspace) -> list[Json]:
     """Read the entries that this user stored, or else the trainer's account; none if nothing was measured."""
-    for place in settings.folders:
+    for place in workspace.folders:
         path = str(place / "baselines" / BASELINE)
-        if entries := folders.call(settings, operations.read_baseline, path=path)["entries"]:
+        if entries := workspace.do(operations.read_baseline, path=path)["entries"]:
             return entries
     return []
 
@@ -84,11 +85,10 @@ def entries(measured: Json, run: str) -> list[Json]:
 
 
 def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Results:
-    measured = folders.call(
-        settings, operations.read_json, path=f"{submitted.folder}/collectives.json"
-    )
+    workspace = settings.workspace
+    measured = workspace.read_json(f"{submitted.folder}/collectives.json")
     fresh = entries(measured, submitted.run)
-    old = {operations.shape(entry): entry for entry in read_baseline(settings)}
+    old = {operations.shape(entry): entry for entry in read_baseline(workspace)}
     comparison: list[str] = []
     stored: list[Json] = []
     for entry in fresh:
@@ -106,11 +106,11 @@ def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Res
         else:
             stored.append(entry)
         comparison.append(verdict + ("; not stored" if ratio < KEEPS else "; stored"))
-    path = str(settings.baselines / BASELINE)
+    path = str(workspace.baselines / BASELINE)
     if stored:
-        folders.call(settings, operations.store_baseline, path=path, entries=stored)
+        workspace.do(operations.store_baseline, path=path, entries=stored)
     return {
-        "table": _printed(settings, submitted),
+        "table": _printed(workspace, submitted),
         "average-busbw": ", ".join(f"{entry['average_busbw']:.6g}" for entry in fresh),
         "backend": f"{measured['backend']} over {measured['iface'] or 'its own choice of interface'}",
         "comparison": "\n".join(comparison),
@@ -118,11 +118,9 @@ def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Res
     }
 
 
-def _printed(settings: Settings, submitted: control.Submitted) -> str:
+def _printed(workspace: Workspace, submitted: control.Submitted) -> str:
     about: dict[str, typing.Any] = {"job_id": submitted.job_id, "lines": 2000, "rank": 0}
-    printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about)[
-        1
-    ]
+    printed = workspace.do(folder.read_log, path=workspace.runs / submitted.run, **about)[1]
     text = "\n".join(
         reading.printable(line).rstrip() for line in printed if not line.startswith("[")
     )

@@ -26,7 +26,8 @@ from ddp.run import folder
 from ddp.settings import Settings
 from ddp.slurm import cluster
 from ddp.submit import resources
-from ddp.workspace import checks, folders, operations
+from ddp.workspace import checks, folders
+from ddp.workspace.folders import Workspace
 
 Json = dict[str, typing.Any]
 BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those are fp32
@@ -61,7 +62,7 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
     per_node, on_gpu = max(gpus, 1), gpus > 0
     world = num_nodes * per_node
     work = describe_work(settings, params, on_gpu=on_gpu)
-    rate, source = _rate(settings, params, work, on_gpu=on_gpu)
+    rate, source = _rate(settings.workspace, params, work, on_gpu=on_gpu)
     compute_s = work.tokens * work.accumulate / rate
     per_step = work.tokens * work.accumulate * world
     results: Results = {
@@ -78,7 +79,9 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
             "efficiency": "100 %: one rank",
         }
         return results | rest
-    entry, about = _baseline(collectives.read_baseline(settings), num_nodes, world, on_gpu=on_gpu)
+    entry, about = _baseline(
+        collectives.read_baseline(settings.workspace), num_nodes, world, on_gpu=on_gpu
+    )
     if entry is None:
         between, devices = (
             "several nodes" if num_nodes > 1 else "one node",
@@ -147,26 +150,22 @@ def describe_work(settings: Settings, params: models.Plan, *, on_gpu: bool) -> W
     tokens = (params.batch or (32 if on_gpu else 16)) * seq_len
     if params.parameters is not None:
         return Work("", params.parameters, seq_len, tokens, params.grad_accum)
-    vocab = shapes.padded(_vocabulary(settings, params.dataset, on_gpu=on_gpu))
+    vocab = shapes.padded(_vocabulary(settings.workspace, params.dataset, on_gpu=on_gpu))
     parameters = shapes.count(shapes.Shape(*shapes.SIZES[model], seq_len, vocab))
     return Work(model, parameters, seq_len, tokens, params.grad_accum)
 
 
-def _vocabulary(settings: Settings, dataset: str | None, *, on_gpu: bool) -> int:
+def _vocabulary(workspace: Workspace, dataset: str | None, *, on_gpu: bool) -> int:
     if dataset is None:
         return 50257 if on_gpu else 257  # gpt2's and the byte tokenizer's
     path = (
         dataset
         if "/" in dataset
-        else folders.look(settings).datasets.get(dataset, str(settings.datasets / dataset))
+        else workspace.look().datasets.get(dataset, str(workspace.datasets / dataset))
     )
-    checks.check_inside(settings, "dataset", path, kinds=("folder",))
+    checks.check_inside(workspace, "dataset", path, kinds=("folder",))
     try:
-        return int(
-            folders.call(settings, operations.read_json, path=f"{path}/dataset.json")["tokenizer"][
-                "vocab"
-            ]
-        )
+        return int(workspace.read_json(f"{path}/dataset.json")["tokenizer"]["vocab"])
     except (folders.MissingError, KeyError, TypeError, ValueError) as e:
         raise Problem(
             f"dataset: {path} has no dataset.json with a vocabulary", remedy=Command("prepare")
@@ -174,12 +173,12 @@ def _vocabulary(settings: Settings, dataset: str | None, *, on_gpu: bool) -> int
 
 
 def _rate(
-    settings: Settings, params: models.Plan, work: Work, *, on_gpu: bool
+    workspace: Workspace, params: models.Plan, work: Work, *, on_gpu: bool
 ) -> tuple[float, str]:
     """Return the tokens per second of one rank, and their source."""
     if params.tokens_per_second is not None:
         return float(params.tokens_per_second), "as given"
-    found = folders.call(settings, folder.measured_rates, timeout_s=60, runs=settings.runs)
+    found = workspace.do(folder.measured_rates, timeout_s=60, runs=workspace.runs)
     same = [
         run
         for run in found

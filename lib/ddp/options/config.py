@@ -10,6 +10,7 @@ import typing
 from ddp.options import fields
 from ddp.problem import ParameterError
 from ddp.settings import Settings
+from ddp.workspace.folders import Workspace
 from slurm_ddp import backports
 
 # The charm writes it; on another cluster its administrator may
@@ -75,19 +76,22 @@ def _given(
 def settings(config: Config) -> Settings:
     """Make the settings of this process, for its own account. Raises ParameterError: the account has no name."""
     about = _account()
-    home = pathlib.Path(about.pw_dir)
-    alike = config.model_dump(exclude={"workspace", "mlflow_tracking_uri"})
+    place = pathlib.Path(about.pw_dir, DEFAULT_WORKSPACE)
+    if config.workspace:
+        place = pathlib.Path(config.workspace.rstrip("/"))
     return Settings(
-        workspace=pathlib.Path(config.workspace.rstrip("/"))
-        if config.workspace
-        else home / DEFAULT_WORKSPACE,
-        user=about.pw_name,
-        uid=about.pw_uid,
+        workspace=Workspace(
+            place, about.pw_name, about.pw_uid, account=config.account, unit=config.unit
+        ),
         gid=about.pw_gid,
         payload=payload(),
+        torch_build=config.torch_build,
+        torch_index=config.torch_index,
         mlflow_uri=config.mlflow_tracking_uri,
+        tensorboard=config.tensorboard,
+        wandb=config.wandb,
+        transformers=config.transformers,
         takes_any_script=True,
-        **alike,
     )
 
 

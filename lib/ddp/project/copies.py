@@ -23,8 +23,8 @@ from ddp.host import files
 from ddp.options import fields, models
 from ddp.project import root
 from ddp.results.progress import Log
-from ddp.settings import Settings
 from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 
 FOLDER, STATES = "code", "code.json"  # in the run's folder
 _COPY_S = 600.0
@@ -72,7 +72,7 @@ class Update:
 class Copy:
     """The copy of a project, beside the run's folder until it is placed."""
 
-    settings: Settings
+    workspace: Workspace
     found: root.Project
     partial: pathlib.Path
     folder: pathlib.Path  # where it goes
@@ -123,7 +123,7 @@ class Copy:
 
     def place(self) -> None:
         """Move the copy into the run's folder, which exists by now. Raises WorkspaceError."""
-        folders.call(self.settings, self._place, timeout_s=_COPY_S)
+        self.workspace.do(self._place, timeout_s=_COPY_S)
 
     def _place(self) -> None:
         if self.is_new:
@@ -170,7 +170,7 @@ class Copy:
 
     def undo(self) -> None:
         """Undo `place`: the submission failed. Raises WorkspaceError."""
-        folders.call(self.settings, self._undo, timeout_s=_COPY_S)
+        self.workspace.do(self._undo, timeout_s=_COPY_S)
 
     def _undo(self) -> None:
         while self.done:
@@ -191,24 +191,24 @@ class Copy:
 
 @contextlib.contextmanager
 def copied(
-    settings: Settings, params: models.Training, run: str, log: Log
+    workspace: Workspace, params: models.Training, run: str, log: Log
 ) -> collections.abc.Generator[Copy | None]:
     """Copy a project and yield the copy; None for a program of ours, and without a snapshot. Raises Problem."""
     if params.workload in ("gpt", "smoke") or not params.snapshot:
         yield None
         return
-    partial = settings.runs / f".{FOLDER}-{run}-{os.getpid()}"
-    folder = settings.runs / run / FOLDER
+    partial = workspace.runs / f".{FOLDER}-{run}-{os.getpid()}"
+    folder = workspace.runs / run / FOLDER
 
     def work() -> Copy:
         shutil.rmtree(
             partial, ignore_errors=True
         )  # left on a mount that died under a process of this number
-        found = find(settings, params)
+        found = find(workspace, params)
         below, remark = _below(found, params.typed_in)
         given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
         copy = dataclasses.replace(
-            stage(settings, found, partial, folder), below=below, python_path=given
+            stage(workspace, found, partial, folder), below=below, python_path=given
         )
         for line in (_about(found), remark, _of_run(copy.update)):
             if line:
@@ -216,28 +216,28 @@ def copied(
         return copy
 
     try:
-        yield folders.call(settings, work, timeout_s=_COPY_S)
+        yield workspace.do(work, timeout_s=_COPY_S)
     finally:
         with contextlib.suppress(folders.WorkspaceError):  # the filesystem hangs
-            folders.call(settings, shutil.rmtree, path=partial, ignore_errors=True)
+            workspace.do(shutil.rmtree, path=partial, ignore_errors=True)
 
 
 def stage(
-    settings: Settings, found: root.Project, partial: pathlib.Path, folder: pathlib.Path
+    workspace: Workspace, found: root.Project, partial: pathlib.Path, folder: pathlib.Path
 ) -> Copy:
     """Copy what a run's copy lacks of a project to `partial`, a new folder. Raises ParameterError."""
     states = folder.with_name(STATES)
     former = states.read_text() if states.is_file() else None
     copy = Copy(
-        settings, found, partial, folder, compare(found, folder), not folder.exists(), former
+        workspace, found, partial, folder, compare(found, folder), not folder.exists(), former
     )
     root.copy(found, partial, copy.update.copied)
     return copy
 
 
-def find(settings: Settings, params: models.Training) -> root.Project:
+def find(workspace: Workspace, params: models.Training) -> root.Project:
     """Find the project of a script or module. Raises ParameterError."""
-    own = [*settings.folders, settings.runs, settings.datasets]
+    own = [*workspace.folders, workspace.runs, workspace.datasets]
     typed_in = pathlib.Path(params.typed_in) if params.typed_in else None
     script = None if params.module else pathlib.Path(params.workload)
     found = root.find(script, own=own, typed_in=typed_in)

@@ -11,9 +11,9 @@ from ddp.problem import Command, ParameterError, Problem, Results, Step, one_lin
 from ddp.results import tables
 from ddp.run import folder, metrics, reading, state
 from ddp.run.model import Run, State
-from ddp.settings import Settings
 from ddp.slurm import jobs, remedies, submissions
 from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 
 LIST = Command("list")
 _LIST_NUMBER = Step("list-number", "ddp list")  # what was typed may have been 40_3
@@ -22,17 +22,17 @@ START = Command("submit")
 Queue = tuple[jobs.Job, ...] | jobs.Silence  # what Slurm says of this user's jobs
 
 
-def find(settings: Settings, named: str | None) -> tuple[str, int]:
+def find(workspace: Workspace, named: str | None) -> tuple[str, int]:
     """Find a run and its job by name or a job's id; defaults to the newest. Raises ParameterError, for a sweep, too."""
-    name, job_id = name_of(settings, named, is_started=True)
-    record = read_record(settings, name)
+    name, job_id = name_of(workspace, named, is_started=True)
+    record = read_record(workspace, name)
     if record.get("kind") == "sweep":
         raise ParameterError("run", f"{name} is a sweep; name one of its runs, such as {name}-0")
     if job_id is None and type(number := record.get("job_id")) is int and "sweep" not in record:
         job_id = number
     silence = ""
     if job_id is None:
-        found, silence = load(settings, [name], is_brief=True)
+        found, silence = load(workspace, [name], is_brief=True)
         run = found[0]
         job_id = run.job_id or (run.job.job_id if run.job is not None else None)
     if job_id is None and silence:
@@ -40,48 +40,46 @@ def find(settings: Settings, named: str | None) -> tuple[str, int]:
             f"no file of {name} has a job's id, and {silence}", remedy=remedies.START_SLURMCTLD
         )
     if job_id is None:
-        raise ParameterError("run", f"{settings.runs} has no run {name} with a job", remedy=LIST)
+        raise ParameterError("run", f"{workspace.runs} has no run {name} with a job", remedy=LIST)
     return name, job_id
 
 
 def name_of(
-    settings: Settings, named: str | None, *, is_started: bool = False
+    workspace: Workspace, named: str | None, *, is_started: bool = False
 ) -> tuple[str, int | None]:
     """Return the run that a name, a job's id or one like 40_3 stands for, and a named job. Raises ParameterError."""
     if named is None:
-        newest = folders.call(settings, folder.newest, runs=settings.runs, is_started=is_started)
+        newest = workspace.do(folder.newest, runs=workspace.runs, is_started=is_started)
         if newest is None:
-            raise Problem(f"there is no run in {settings.runs} yet", remedy=START)
+            raise Problem(f"there is no run in {workspace.runs} yet", remedy=START)
         return newest, None
     if not (job := re.fullmatch(r"(\d+)(?:_(\d+))?", named, re.ASCII)) or read_record(
-        settings, named
+        workspace, named
     ):
         return named, None
     job_id, element = int(job[1]), None if job[2] is None else int(job[2])
-    run = folders.call(
-        settings, folder.find_job, runs=settings.runs, job_id=job_id, element=element
-    )
+    run = workspace.do(folder.find_job, runs=workspace.runs, job_id=job_id, element=element)
     if run is None:
         remedy = LIST if job[2] else _LIST_NUMBER
-        raise ParameterError("run", f"no run in {settings.runs} has job {named}", remedy=remedy)
+        raise ParameterError("run", f"no run in {workspace.runs} has job {named}", remedy=remedy)
     return run, job_id if element is None else None  # a run of a sweep has its own job
 
 
-def read_record(settings: Settings, name: str) -> reading.Json:
+def read_record(workspace: Workspace, name: str) -> reading.Json:
     """Read a run's job.json; empty if there is none."""
-    return folders.call(settings, folder.read_record, path=settings.runs / name)
+    return workspace.do(folder.read_record, path=workspace.runs / name)
 
 
 def load(
-    settings: Settings, names: collections.abc.Sequence[str], *, is_brief: bool = False
+    workspace: Workspace, names: collections.abc.Sequence[str], *, is_brief: bool = False
 ) -> tuple[list[Run], str]:
     """Load runs with their states; also a line that says who is silent, if Slurm does not answer. Raises Problem.
 
     The states are those of the runs' files then.
     """
-    found = [read(settings, name, is_brief=is_brief) for name in names]
-    queue = ask_queue(settings)
-    runs = judge(settings, found, queue)
+    found = [read(workspace, name, is_brief=is_brief) for name in names]
+    queue = ask_queue(workspace)
+    runs = judge(workspace, found, queue)
     return runs, silence_of(runs, queue)
 
 
@@ -92,30 +90,30 @@ def silence_of(runs: collections.abc.Iterable[Run], queue: Queue) -> str:
     return next((run.silence for run in runs if run.silence), "")
 
 
-def ask_queue(settings: Settings) -> Queue:
+def ask_queue(workspace: Workspace) -> Queue:
     """Ask Slurm for this user's jobs."""
-    return jobs.look(lambda: jobs.jobs(user=settings.user))
+    return jobs.look(lambda: jobs.jobs(user=workspace.user))
 
 
-def judge(settings: Settings, runs: collections.abc.Sequence[Run], queue: Queue) -> list[Run]:
+def judge(workspace: Workspace, runs: collections.abc.Sequence[Run], queue: Queue) -> list[Run]:
     """Return runs as they were read from their folders, each with its state."""
     if isinstance(queue, jobs.Silence):
-        return [_judged(settings, run, queue, queue) for run in runs]
-    runs = [_settled(settings, run) for run in runs]
+        return [_judged(workspace, run, queue, queue) for run in runs]
+    runs = [_settled(workspace, run) for run in runs]
     known = {run.name: job_among(run, queue) for run in runs}
-    known |= _accounted(settings, [run for run in runs if known[run.name] is None])
-    return [_judged(settings, run, known[run.name], queue) for run in runs]
+    known |= _accounted(workspace, [run for run in runs if known[run.name] is None])
+    return [_judged(workspace, run, known[run.name], queue) for run in runs]
 
 
 def _accounted(
-    settings: Settings, runs: collections.abc.Sequence[Run]
+    workspace: Workspace, runs: collections.abc.Sequence[Run]
 ) -> dict[str, jobs.Job | jobs.Silence | None]:
     """Return the accounting's record of runs, by their names, that the controller no longer knows."""
     by_job = {run.job_id: run for run in runs if run.job_id is not None}
     if not by_job:
         return {}
     try:
-        known = jobs.accounted(tuple(by_job), user=settings.user)
+        known = jobs.accounted(tuple(by_job), user=workspace.user)
     except jobs.NotAnsweringError as e:
         silence = jobs.Silence(f"Slurm's accounting does not answer: {e}")
         return dict.fromkeys((run.name for run in by_job.values()), silence)
@@ -131,21 +129,19 @@ def _accounted(
 
 
 def read(
-    settings: Settings, name: str, *, is_brief: bool = False, reader: metrics.Reader | None = None
+    workspace: Workspace, name: str, *, is_brief: bool = False, reader: metrics.Reader | None = None
 ) -> Run:
     """Read a run's folder without asking Slurm. Raises Problem if it does not exist."""
-    path = settings.runs / name
+    path = workspace.runs / name
     try:
-        return folders.call(
-            settings, folder.read, timeout_s=60, path=path, is_brief=is_brief, reader=reader
-        )
+        return workspace.do(folder.read, timeout_s=60, path=path, is_brief=is_brief, reader=reader)
     except folders.MissingError as e:
-        raise Problem(f"there is no run {name!r} in {settings.runs}", remedy=LIST) from e
+        raise Problem(f"there is no run {name!r} in {workspace.runs}", remedy=LIST) from e
 
 
-def names(settings: Settings) -> list[str]:
+def names(workspace: Workspace) -> list[str]:
     """List the runs, the last submitted first."""
-    return folders.call(settings, folder.names, timeout_s=60, runs=settings.runs)
+    return workspace.do(folder.names, timeout_s=60, runs=workspace.runs)
 
 
 def job_among(run: Run, known: collections.abc.Iterable[jobs.Job]) -> jobs.Job | None:
@@ -167,9 +163,9 @@ def job_among(run: Run, known: collections.abc.Iterable[jobs.Job]) -> jobs.Job |
     return next(iter([job for job in active if job in last] or active or last), None)
 
 
-def job_of(settings: Settings, name: str, job_id: int) -> jobs.Job | None:
+def job_of(workspace: Workspace, name: str, job_id: int) -> jobs.Job | None:
     """Ask Slurm for a run's job; None also if a new controller gave its id to another run. Raises SlurmError."""
-    known = jobs.job(job_id, user=settings.user)
+    known = jobs.job(job_id, user=workspace.user)
     return known if known is not None and is_of(known, name) else None
 
 
@@ -180,23 +176,25 @@ def is_of(known: jobs.Job, run: str) -> bool:
     )
 
 
-def _settled(settings: Settings, run: Run) -> Run:
+def _settled(workspace: Workspace, run: Run) -> Run:
     """Complete a submission whose end was not noted: Slurm has its job, or the run's log does, or there is none."""
     if not folder.is_intent(run.record):
         return run
     mark = str(run.record["submission"])
     with contextlib.suppress(jobs.SlurmError, folders.WorkspaceError):  # the next look tries again
-        job_id = submissions.find(mark, user=settings.user, name=run.name) or run.job_id
-        folders.call(settings, folder.settle, path=run.folder, job_id=job_id)
-        now = read(settings, run.name, is_brief=True)
+        job_id = submissions.find(mark, user=workspace.user, name=run.name) or run.job_id
+        workspace.do(folder.settle, path=run.folder, job_id=job_id)
+        now = read(workspace, run.name, is_brief=True)
         return dataclasses.replace(now, metrics=run.metrics, checkpoints=run.checkpoints)
     return run
 
 
-def _judged(settings: Settings, run: Run, job: jobs.Job | jobs.Silence | None, queue: Queue) -> Run:
+def _judged(
+    workspace: Workspace, run: Run, job: jobs.Job | jobs.Silence | None, queue: Queue
+) -> Run:
     if run.kind != "sweep":
         return state.with_job(run, job)
-    runs = elements(settings, run, queue)
+    runs = elements(workspace, run, queue)
     counts = collections.Counter(str(one.state) for one in runs)
     silence = silence_of(runs, queue)
     overall = State(whole(counts, has_answer=not silence))
@@ -206,7 +204,7 @@ def _judged(settings: Settings, run: Run, job: jobs.Job | jobs.Silence | None, q
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
-def elements(settings: Settings, sweep: Run, queue: Queue) -> list[Run]:
+def elements(workspace: Workspace, sweep: Run, queue: Queue) -> list[Run]:
     """Load the runs of a sweep; one that never started was cancelled with it, if Slurm knows that it ended."""
     count = min(reading.number(str(sweep.record.get("count")), 0), folder.MAX_LISTED)
     paths = [sweep.folder.with_name(f"{sweep.name}-{number}") for number in range(count)]
@@ -214,12 +212,12 @@ def elements(settings: Settings, sweep: Run, queue: Queue) -> list[Run]:
     def read_all() -> list[Run]:
         return [folder.read(path, is_brief=True) for path in paths if pathlib.Path(path).is_dir()]
 
-    found = folders.call(settings, read_all, timeout_s=120)
+    found = workspace.do(read_all, timeout_s=120)
     if isinstance(queue, jobs.Silence):
         return [state.with_job(run, queue) for run in found]
     known = {run.name: job_among(run, queue) for run in found}
     known |= _accounted(
-        settings, [run for run in found if known[run.name] is None and run.last_attempt is None]
+        workspace, [run for run in found if known[run.name] is None and run.last_attempt is None]
     )
     return [_of_sweep(run, known[run.name]) for run in found]
 
@@ -233,9 +231,9 @@ def _of_sweep(run: Run, job: jobs.Job | jobs.Silence | None) -> Run:
     return state.with_job(run, job)
 
 
-def show_sweep(settings: Settings, name: str, queue: Queue) -> tuple[Results, list[Run]]:
+def show_sweep(workspace: Workspace, name: str, queue: Queue) -> tuple[Results, list[Run]]:
     """Return the state of a sweep as results with a table, and its runs."""
-    runs = elements(settings, read(settings, name, is_brief=True), queue)
+    runs = elements(workspace, read(workspace, name, is_brief=True), queue)
     best = best_of(runs)
     table: list[tuple[str, ...]] = [("RUN", "JOB-ID", "STATE", "STEP", "LOSS", "OPTIONS")]
     for run in runs:

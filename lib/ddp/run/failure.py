@@ -4,8 +4,7 @@ from ddp.problem import Command, Problem, Remedy, Results, one_line
 from ddp.run import failure_remedies, folder
 from ddp.run.model import Run, State
 from ddp.run.reading import printable
-from ddp.settings import Settings
-from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 
 _LINES = 5
 _MAX_NAMED_RANKS = 16
@@ -47,7 +46,7 @@ def exit_code(run: Run) -> int:
     return written if written is not None else int(run.state != State.COMPLETED)
 
 
-def explain(settings: Settings, run: Run, job_id: int | None) -> Problem | None:
+def explain(workspace: Workspace, run: Run, job_id: int | None) -> Problem | None:
     """Return why a run that ended did not complete, with details as results; None if it completed."""
     if run.state == State.COMPLETED or run.state.is_active or job_id is None:
         return None
@@ -59,15 +58,13 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> Problem | None:
     if run.state in _ASKED_TO_STOP:
         return Problem(ended)
 
-    failure = folders.call(
-        settings, folder.find_failure, path=run.folder, job_id=job_id, lines=_LINES
-    )
+    failure = workspace.do(folder.find_failure, path=run.folder, job_id=job_id, lines=_LINES)
     if failure.absent_ranks:
         words, remedy = _absent(failure)
     else:
         words = _describe(run, failure)
         lines = _lines(failure)
-        remedy = failure_remedies.find(settings, run, lines) if lines else None
+        remedy = failure_remedies.find(workspace, run, lines) if lines else None
     if not run.record:
         words += f"; {run.folder}/job.json is missing or damaged"
         words += ", so other files of the run may be, too"

@@ -13,10 +13,9 @@ from ddp.problem import Remedy, Step
 from ddp.project import copies
 from ddp.run.model import Run
 from ddp.run.reading import printable
-from ddp.settings import Settings
-from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 
-Rule = collections.abc.Callable[[Settings, Run, list[str]], Remedy | None]
+Rule = collections.abc.Callable[[Workspace, Run, list[str]], Remedy | None]
 
 _MAX_MODULE = 60
 _MAX_PATH = 300
@@ -53,16 +52,16 @@ MISSING_PROGRAMS = (
 )
 
 
-def find(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
+def find(workspace: Workspace, run: Run, lines: list[str]) -> Remedy | None:
     """Return the remedy for the error in a failure's last lines; None if none is known."""
     for rule in RULES:
-        remedy = rule(settings, run, lines)
+        remedy = rule(workspace, run, lines)
         if remedy is not None:
             return remedy
     return None
 
 
-def _module_not_found(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
+def _module_not_found(workspace: Workspace, run: Run, lines: list[str]) -> Remedy | None:
     """Return how Python finds the module that a ModuleNotFoundError names.
 
     A module of the project is never to be installed: a package index may have another one of its name.
@@ -73,32 +72,32 @@ def _module_not_found(settings: Settings, run: Run, lines: list[str]) -> Remedy 
     module = found[1].partition(".")[0][:_MAX_MODULE]
     find_in_project = functools.partial(copies.find_module, run.folder, run.record)
 
-    if place := folders.call(settings, find_in_project, name=found[1]):
+    if place := workspace.do(find_in_project, name=found[1]):
         path, folder = (printable(text, _MAX_PATH) for text in place)
         words = f"found at {path}, which is not on sys.path: --env PYTHONPATH={folder}"
         return Step("module-path", words, {"path": path, "folder": folder})
 
-    if place := folders.call(settings, find_in_project, name=module):
+    if place := workspace.do(find_in_project, name=module):
         path = printable(place[0], _MAX_PATH)
         words = f"{path} has no such module; !NAME in .ddpignore takes in what git ignores"
         return Step("copy-module", words)
 
-    if path := _find_left_out(settings, run, f"{module}.py", module):
+    if path := _find_left_out(workspace, run, f"{module}.py", module):
         words = f"found at {path}, which is not in the run's copy, or not on sys.path: {_TAKE_IN}"
         return Step("copy-module", words)
 
-    return _install(settings, run, module)
+    return _install(workspace, run, module)
 
 
-def _install(settings: Settings, run: Run, module: str) -> Remedy:
+def _install(workspace: Workspace, run: Run, module: str) -> Remedy:
     create = "ddp env create NAME --requirements requirements.txt"
     words = f"with {module} in requirements.txt: {create}, then: ddp submit -e NAME ..."
     if python := run.record.get("python"):
         words = f"{printable(str(python), _MAX_PATH)} -m pip install {module}"
-    return Step("install-module", words, {"module": module, "user": settings.user})
+    return Step("install-module", words, {"module": module, "user": workspace.user})
 
 
-def _program_not_installed(_settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
+def _program_not_installed(_workspace: Workspace, run: Run, lines: list[str]) -> Remedy | None:
     """Return how the nodes get a program that they lack."""
     if _has_own_image(run):
         return None
@@ -111,17 +110,17 @@ def _program_not_installed(_settings: Settings, run: Run, lines: list[str]) -> R
     return None
 
 
-def _file_not_copied(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
+def _file_not_copied(workspace: Workspace, run: Run, lines: list[str]) -> Remedy | None:
     """Return how a file of the user's folder gets into the run's copy."""
     found = _MISSING_FILE.search(lines[-1])
-    path = _find_left_out(settings, run, found[1]) if found else ""
+    path = _find_left_out(workspace, run, found[1]) if found else ""
     if not path:
         return None
     words = f"found at {path}, which is not in the run's copy: {_TAKE_IN}"
     return Step("copy-file", f"{words}, or give its absolute path")
 
 
-def _known_fault(_settings: Settings, _run: Run, lines: list[str]) -> Remedy | None:
+def _known_fault(_workspace: Workspace, _run: Run, lines: list[str]) -> Remedy | None:
     """Return the remedy of a known fault of programs."""
     fault = messages.find_program_fault(lines)
     return Step("known-fault", fault.remedy) if fault else None
@@ -139,9 +138,7 @@ def _has_own_image(run: Run) -> bool:
     return bool(run.record.get("container"))
 
 
-def _find_left_out(settings: Settings, run: Run, *names: str) -> str:
+def _find_left_out(workspace: Workspace, run: Run, *names: str) -> str:
     """Return the path of a file or folder that the run's copy lacks, or ""."""
-    found = folders.call(
-        settings, copies.find_left_out, folder=run.folder, record=run.record, names=names
-    )
+    found = workspace.do(copies.find_left_out, folder=run.folder, record=run.record, names=names)
     return printable(found, _MAX_PATH) if found else ""

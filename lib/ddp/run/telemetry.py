@@ -14,9 +14,9 @@ from ddp.host import files
 from ddp.run import catalog, folder, reading, state
 from ddp.run.model import Run, State
 from ddp.run.reading import Json
-from ddp.settings import USERS, Settings
 from ddp.slurm import jobs
-from ddp.workspace import folders
+from ddp.workspace import operations
+from ddp.workspace.folders import Workspace
 
 MAX_RUNS = 200  # the newest of all users
 KINDS = (
@@ -38,7 +38,7 @@ _REQUESTED = re.compile(
 )  # gres/gpu:h100:8
 
 
-def collect(settings: Settings) -> Json:
+def collect(workspace: Workspace) -> Json:
     """Read the newest runs of all users, the GPUs that jobs hold, and doctor's last findings.
 
     Raises SlurmError or Problem if the controller or the workspace does not respond.
@@ -46,10 +46,10 @@ def collect(settings: Settings) -> Json:
     known = jobs.jobs(user=None)
 
     def read() -> tuple[list[Json], Json]:
-        runs = [_record(run, known) for run in _newest(settings)]
-        return runs, reading.json_object(settings.workspace / "baselines" / DOCTOR)
+        runs = [_record(run, known) for run in _newest(workspace)]
+        return runs, reading.json_object(workspace.path / "baselines" / DOCTOR)
 
-    runs, doctor = folders.call(settings, read, timeout_s=15)
+    runs, doctor = workspace.do(read, timeout_s=15)
     return {"runs": runs, "gpus": _gpus_held(), "doctor": doctor or None}
 
 
@@ -58,10 +58,10 @@ def note_findings(folder: str, counts: dict[str, int]) -> None:
     files.replace(pathlib.Path(folder, DOCTOR), json.dumps({"time": time.time(), **counts}) + "\n")
 
 
-def _newest(settings: Settings) -> collections.abc.Iterator[Run]:
+def _newest(workspace: Workspace) -> collections.abc.Iterator[Run]:
     """Read the newest trainings of all users, each with its user."""
-    places = [(settings.user, settings.workspace)]
-    for path in sorted((settings.workspace / USERS).glob("*")):
+    places = [(workspace.user, workspace.path)]
+    for path in sorted((workspace.path / operations.USERS).glob("*")):
         with contextlib.suppress(OSError, KeyError):
             places.append((pwd.getpwuid(path.lstat().st_uid).pw_name, path))
     found: list[tuple[float, str, pathlib.Path]] = []

@@ -20,6 +20,7 @@ from ddp.settings import Settings
 from ddp.slurm import cluster, jobs, patience, remedies, submissions
 from ddp.submit import tokens
 from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 LEAVE_S = 60.0  # how long a cancelled or requeued job may take to leave its nodes
@@ -52,30 +53,30 @@ class Submitted:
         }
 
 
-def new_name(settings: Settings, kind: str) -> str:
+def new_name(workspace: Workspace, kind: str) -> str:
     """Name a run after its kind and the time."""
     first = f"{kind}-{now():%Y%m%d-%H%M%S}"
     for name in (first, *(f"{first}-{number}" for number in range(2, 100))):
-        if not settings.claims.take(name):
+        if not workspace.claims.take(name):
             continue  # another action took it in the same second
-        if folders.locate(settings, str(settings.runs / name)).kind == "absent":
+        if workspace.locate(str(workspace.runs / name)).kind == "absent":
             return name
-        settings.claims.drop(name)
-    raise Problem(f"{settings.runs} holds 99 runs of this second; try again")
+        workspace.claims.drop(name)
+    raise Problem(f"{workspace.runs} holds 99 runs of this second; try again")
 
 
-def claim(settings: Settings, run: str) -> None:
+def claim(workspace: Workspace, run: str) -> None:
     """Keep other commands from submitting this run. Raises ParameterError if one is submitting it now."""
-    if not settings.claims.take(run):
+    if not workspace.claims.take(run):
         raise ParameterError("run", f"another command is submitting {run}", remedy=catalog.LIST)
 
 
-def refuse_if_active(settings: Settings, run: str) -> None:
+def refuse_if_active(workspace: Workspace, run: str) -> None:
     """Raise ParameterError if a job of this run is pending or running."""
-    names = [run, catalog.read_record(settings, run).get("sweep")]
+    names = [run, catalog.read_record(workspace, run).get("sweep")]
     with jobs.asking():
         found = [
-            job for name in names if name for job in jobs.jobs(user=settings.user, name=str(name))
+            job for name in names if name for job in jobs.jobs(user=workspace.user, name=str(name))
         ]
     for known in found:
         if known.is_active:
@@ -116,39 +117,43 @@ def submit(
     The run's job.json is there before Slurm has the job, with the job's mark and the record that it replaces.
     `elements` are the files of a sweep's runs.
     """
-    path, mark = settings.runs / run, new_mark()
+    workspace = settings.workspace
+    path, mark = workspace.runs / run, new_mark()
     record = new_record(run, {"submission": mark, **facts})
     if again:  # the summary of an earlier job is not this one's
-        record["summary_before"] = folders.call(settings, folder.summarised, path=path)
-        if before := catalog.read_record(settings, run):
+        record["summary_before"] = workspace.do(folder.summarised, path=path)
+        if before := catalog.read_record(workspace, run):
             record["previous"] = folder.without_previous(before)
     texts = {**texts, folder.RECORD: folder.dump(record)}
     make = functools.partial(folder.create, again=again)
     if elements:
         make = functools.partial(folder.create_sweep, elements=elements)
     timeout_s = 120 if elements else 30
-    former = folders.call(settings, make, timeout_s=timeout_s, path=path, texts=texts)
+    former = workspace.do(make, timeout_s=timeout_s, path=path, texts=texts)
     undo = functools.partial(folder.undo, path, former, len(elements))
     undo_copy = () if kept is None else (kept.undo,)
     with undone(
-        settings, run, *undo_copy, lambda: folders.call(settings, undo, timeout_s=timeout_s)
+        workspace,
+        run,
+        *undo_copy,
+        lambda: workspace.do(undo, timeout_s=timeout_s),
     ):
         if kept is not None:
             kept.place()
         if token:
             tokens.deliver(settings, run)
-        tokens.deliver_variables(settings, run, secrets or {})
-        job_id, limit = send(settings, run, "job.sbatch", texts["job.sbatch"], mark)
+        tokens.deliver_variables(workspace, run, secrets or {})
+        job_id, limit = send(workspace, run, "job.sbatch", texts["job.sbatch"], mark)
     full = {**folder.without_previous(record), "job_id": job_id}
     with contextlib.suppress(folders.WorkspaceError):  # the next look at the run does it
-        folders.call(settings, folder.write_record, path=path, record=full)
-    settings.claims.drop(run)
+        workspace.do(folder.write_record, path=path, record=full)
+    workspace.claims.drop(run)
     return Submitted(job_id, path, limit)
 
 
 @contextlib.contextmanager
 def undone(
-    settings: Settings, run: str, *steps: collections.abc.Callable[[], object]
+    workspace: Workspace, run: str, *steps: collections.abc.Callable[[], object]
 ) -> collections.abc.Generator[None]:
     """Do these steps if the submission in the block fails, but not if Slurm may have the job. Raises Problem."""
     try:
@@ -156,16 +161,16 @@ def undone(
     except jobs.UncertainError as e:
         raise Problem(f"{run}: {e}", remedy=catalog.LIST) from e
     except (jobs.SlurmError, folders.WorkspaceError) as e:
-        tokens.drop(settings, run)
+        tokens.drop(workspace, run)
         for step in steps:
             step()
         raise cluster.refused(str(e)) if isinstance(e, jobs.SlurmError) else e from e
 
 
-def send(settings: Settings, run: str, name: str, text: str, mark: str) -> tuple[int, str]:
+def send(workspace: Workspace, run: str, name: str, text: str, mark: str) -> tuple[int, str]:
     """Submit a script of a run's folder; return its job's id, and the limit that it waits for. Raises SlurmError."""
-    job_id = _send(settings, run, name, text, mark)
-    limit, is_final = submissions.explain_wait(job_id, user=settings.user)
+    job_id = _send(workspace, run, name, text, mark)
+    limit, is_final = submissions.explain_wait(job_id, user=workspace.user)
     if not is_final:
         return job_id, limit
     what = f"job {job_id} would wait for ever: {limit}"
@@ -176,17 +181,17 @@ def send(settings: Settings, run: str, name: str, text: str, mark: str) -> tuple
     raise jobs.SlurmError(f"{what}; it is cancelled")
 
 
-def _send(settings: Settings, run: str, name: str, text: str, mark: str) -> int:
+def _send(workspace: Workspace, run: str, name: str, text: str, mark: str) -> int:
     """Submit a script and return its job's id; if sbatch's answer was lost, look for the job."""
     theirs = _COMMENT.search(text)
     comment = f"{theirs[1]} {mark}" if theirs else mark
     try:
-        return submissions.submit(f"--comment={comment}", str(settings.runs / run / name))
+        return submissions.submit(f"--comment={comment}", str(workspace.runs / run / name))
     except jobs.SlurmError as e:
         if not isinstance(e, jobs.UncertainError) and not _LOST_ANSWER.search(str(e)):
             raise
         try:
-            found = submissions.find(mark, user=settings.user, name=run)
+            found = submissions.find(mark, user=workspace.user, name=run)
         except jobs.SlurmError as silence:
             raise jobs.UncertainError(f"{e}; Slurm may have accepted the job") from silence
         if found is None:
@@ -215,24 +220,25 @@ def follow(
         Problem: the job did not complete, or not in time.
         UnfinishedError: the command's wait is over; the job goes on.
     """
+    workspace = settings.workspace
     settings.wait.begin(submitted.run, str(submitted.job_id))
     began = time.monotonic()
     last_reported, reported = 0.0, ""
     slurm = patience.Patience(log)
     while True:
-        known = _ask(settings, submitted, slurm)
+        known = _ask(workspace, submitted, slurm)
         if known is None or not (isinstance(known, jobs.Silence) or known.is_active):
-            return conclude(settings, submitted, known)
+            return conclude(workspace, submitted, known)
         text = _describe(known, submitted)
         if settings.wait.is_over and not to_the_end:
             raise unfinished(settings, submitted.run, _so_far(submitted, known), log)
         if not isinstance(known, jobs.Silence):
-            _refuse_if_held(settings, submitted, known)
+            _refuse_if_held(workspace, submitted, known)
             if text != reported or time.monotonic() - last_reported >= REPORT_S:
                 reported, last_reported = text, time.monotonic()
                 is_running = known.state == "RUNNING"
                 log(
-                    _progress(settings, submitted.run, text)
+                    _progress(workspace, submitted.run, text)
                     if is_running
                     else tables.Step(text, text)
                 )
@@ -244,11 +250,11 @@ def follow(
 
 
 def _ask(
-    settings: Settings, submitted: Submitted, slurm: patience.Patience
+    workspace: Workspace, submitted: Submitted, slurm: patience.Patience
 ) -> jobs.Job | jobs.Silence | None:
     """Ask for a submission's job. Raises Problem with its results if Slurm is silent for too long."""
     try:
-        return slurm.ask(lambda: jobs.job(submitted.job_id, user=settings.user))
+        return slurm.ask(lambda: jobs.job(submitted.job_id, user=workspace.user))
     except Problem as e:
         e.results |= submitted.as_results()
         raise
@@ -272,9 +278,9 @@ def _describe(known: jobs.Job | jobs.Silence, submitted: Submitted) -> str:
     )
 
 
-def _refuse_if_held(settings: Settings, submitted: Submitted, known: jobs.Job) -> None:
+def _refuse_if_held(workspace: Workspace, submitted: Submitted, known: jobs.Job) -> None:
     """Raise Problem if a job is held so that its user cannot release it."""
-    if problem := held(settings, known):
+    if problem := held(workspace, known):
         problem.results |= {**submitted.as_results(), "state": known.state, "reason": known.reason}
         raise problem
 
@@ -286,16 +292,16 @@ def unfinished(settings: Settings, run: str, results: Results, log: Log) -> Unfi
     return UnfinishedError({**results, "to-follow": go_on})
 
 
-def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:
+def conclude(workspace: Workspace, submitted: Submitted, known: jobs.Job | None) -> Results:
     """Return the results of a completed job. Raises Problem with the reason if another ended otherwise."""
-    tokens.drop(settings, submitted.run)
-    run = state.with_job(catalog.read(settings, submitted.run), known)
+    tokens.drop(workspace, submitted.run)
+    run = state.with_job(catalog.read(workspace, submitted.run), known)
     results = {**submitted.as_results(), **failure.results_of(run)}
     if run.remark:
         results["remark"] = reading.printable(run.remark, 400)
     if drawn := draw(run):
         results["curve-text"] = drawn
-    if problem := failure.explain(settings, run, submitted.job_id):
+    if problem := failure.explain(workspace, run, submitted.job_id):
         problem.results = {**results, **problem.results}
         raise problem
     return results
@@ -306,7 +312,7 @@ def draw(run: Run) -> str:
     return curve.draw(run.metrics.points("loss", 1000), run.metrics.points("val_loss", 1000))
 
 
-def held(settings: Settings, known: jobs.Job | None) -> Problem | None:
+def held(workspace: Workspace, known: jobs.Job | None) -> Problem | None:
     """Return why a job is held so that its user cannot release it; None if it is not."""
     if not (
         known is not None
@@ -316,11 +322,11 @@ def held(settings: Settings, known: jobs.Job | None) -> Problem | None:
     ):
         return None
     text = f"job {known.job_id} is held ({known.reason}): by an administrator, or slurmctld does not know the account "
-    values = {"user": settings.user, "uid": str(settings.uid), "job": str(known.job_id)}
-    add = f"useradd --no-create-home --uid {settings.uid} {settings.user}"
+    values = {"user": workspace.user, "uid": str(workspace.uid), "job": str(known.job_id)}
+    add = f"useradd --no-create-home --uid {workspace.uid} {workspace.user}"
     plain = f"on slurmctld's host, as root: {add}; then: scontrol release {known.job_id}"
     return Problem(
-        f"{text}{settings.user} (uid {settings.uid})",
+        f"{text}{workspace.user} (uid {workspace.uid})",
         remedy=Step("add-account-and-release", plain, values),
     )
 
@@ -335,13 +341,11 @@ def now() -> datetime.datetime:
     return datetime.datetime.now(UTC)
 
 
-def _progress(settings: Settings, name: str, text: str) -> tables.Step:
+def _progress(workspace: Workspace, name: str, text: str) -> tables.Step:
     """Describe how far a run is, from its metrics."""
     run = None
     with contextlib.suppress(folders.WorkspaceError):
-        run = folders.call(
-            settings, folder.read, timeout_s=3, path=settings.runs / name, is_brief=True
-        )
+        run = workspace.do(folder.read, timeout_s=3, path=workspace.runs / name, is_brief=True)
     if run is not None and run.beginning:
         return tables.Step(f"{text}, {run.beginning}", text)
     if run is None or run.metrics.step is None:

@@ -59,7 +59,9 @@ def check(
         if flag in flags:
             raise ParameterError("args", f"{flag} is set by ddp; use the option {option}")
     lines = [[*_COMMANDS[kind][1], *args, *words(kind, choice)] for choice in choices or ({},)]
-    answer = _ask(settings.payload, kind, folder=str(settings.runs / run_name), lines=lines)
+    answer = _ask(
+        settings.payload, kind, folder=str(settings.workspace.runs / run_name), lines=lines
+    )
     for number, trouble in enumerate(json.loads(answer)):
         if found := re.match(r"unrecognized arguments: ([^\s=;]+)", trouble or ""):
             known = re.findall(r"--[a-z][\w-]+", _ask(settings.payload, kind, hidden=_HIDDEN))
@@ -80,7 +82,9 @@ def changes(settings: Settings, run_name: str, args: collections.abc.Sequence[st
     """List the changed settings of a gpt run that goes on, such as lr 0.003 -> 0.001."""
     words = [*_COMMANDS["gpt"][1], *args]
     found: list[str] = json.loads(
-        _ask(settings.payload, "gpt", folder=str(settings.runs / run_name), continues=words)
+        _ask(
+            settings.payload, "gpt", folder=str(settings.workspace.runs / run_name), continues=words
+        )
     )
     return found
 

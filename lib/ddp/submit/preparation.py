@@ -16,6 +16,7 @@ from ddp.settings import Settings
 from ddp.slurm import cluster, jobs
 from ddp.submit import control, resources, scripts
 from ddp.workspace import checks, folders, operations
+from ddp.workspace.folders import Workspace
 
 DEFAULT_DATASET = "python-stdlib"
 _PART_BYTES, _ELEMENT_BYTES = 64 << 20, 256 << 20
@@ -41,7 +42,7 @@ class _Work:
     @property
     def output(self) -> str:
         """The dataset's folder."""
-        return str(self.settings.datasets / self.dataset)
+        return str(self.settings.workspace.datasets / self.dataset)
 
     def texts(self, environment: folders.Manifest) -> dict[str, str]:
         """Render the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
@@ -72,37 +73,38 @@ def prepare_dataset(
     settings: Settings, params: models.PrepareDataset, log: Log, *, is_automatic: bool = False
 ) -> Results:
     """Submit one job, or an array and a job that ends it. Finished parts are kept."""
-    checks.trusted(folders.look(settings))
+    workspace = settings.workspace
+    checks.trusted(workspace.look())
     partitions = cluster.partitions(params.reservation)
     name = params.name or checks.label(params.source.rstrip("/"))
     if params.source != DEFAULT_DATASET:
-        checks.check_inside(settings, "source", params.source, kinds=("file", "folder"))
+        checks.check_inside(workspace, "source", params.source, kinds=("file", "folder"))
     if params.tokenizer.startswith("/"):
-        checks.check_inside(settings, "tokenizer", params.tokenizer, kinds=("file", "folder"))
+        checks.check_inside(workspace, "tokenizer", params.tokenizer, kinds=("file", "folder"))
     request = resources.preparation(params, partitions)
-    control.claim(settings, f"{PREPARATION}{name}")
-    control.refuse_if_active(settings, f"{PREPARATION}{name}")
+    control.claim(workspace, f"{PREPARATION}{name}")
+    control.refuse_if_active(workspace, f"{PREPARATION}{name}")
     limit = partitions[0].limits.max_array_size
     if params.elements and params.elements > 1:
         resources.check_array("elements", params.elements, partitions)
     largest = _MOST_ELEMENTS if limit is None else max(1, limit)
-    elements = params.elements or min(_elements(settings, params.source), largest)
+    elements = params.elements or min(_elements(workspace, params.source), largest)
     work = _Work(settings, params, request, name, elements)
     drafts = work.texts(environments.NOT_INSTALLED)
     for script in sorted(name for name in drafts if name.endswith(".sbatch")):
         cluster.judge(drafts[script], request.partition)
     environment = environments.ensure(settings, log)
     texts = work.texts(environment)
-    path = settings.runs / work.run
-    again = folders.locate(settings, str(path)).kind != "absent"
+    path = workspace.runs / work.run
+    again = workspace.locate(str(path)).kind != "absent"
     undo, array, waits_for = None, None, ""
     if work.elements > 1:  # before the job that waits for all jobs of this name
-        former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
-        undo = functools.partial(folders.call, settings, folder.undo, path=path, former=former)
-        with control.undone(settings, work.run, undo):
+        former = workspace.do(folder.create, path=path, texts=texts, again=again)
+        undo = functools.partial(workspace.do, folder.undo, path=path, former=former)
+        with control.undone(workspace, work.run, undo):
             mark = control.new_mark()
             array, waits_for = control.send(
-                settings, work.run, "parts.sbatch", texts["parts.sbatch"], mark
+                workspace, work.run, "parts.sbatch", texts["parts.sbatch"], mark
             )
     facts: dict[str, object] = {
         "kind": "prepare",
@@ -149,19 +151,20 @@ def _cancel(array: int, why: Problem) -> None:
 
 def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) -> None:
     """Make the default dataset; if a job or another command makes it already, wait for that."""
+    workspace = settings.workspace
     run = f"{PREPARATION}{DEFAULT_DATASET}"
-    if not settings.claims.wait(run, timeout_s=_SUBMISSION_S):
+    if not workspace.claims.wait(run, timeout_s=_SUBMISSION_S):
         raise Problem(
             f"another command has been submitting {run} for {_SUBMISSION_S:g} s; try again"
         )
     with jobs.asking():
-        active = [job for job in jobs.jobs(user=settings.user, name=run) if job.is_active]
+        active = [job for job in jobs.jobs(user=workspace.user, name=run) if job.is_active]
     if active:
-        settings.claims.drop(run)
+        workspace.claims.drop(run)
         log(f"job {active[0].job_id} prepares it already; waiting for that")
-        submitted = control.Submitted(active[0].job_id, settings.runs / run)
+        submitted = control.Submitted(active[0].job_id, workspace.runs / run)
         control.follow(settings, submitted, log, timeout_s=params.wait_timeout, to_the_end=True)
-    elif DEFAULT_DATASET not in folders.look(settings).datasets:
+    elif DEFAULT_DATASET not in workspace.look().datasets:
         prepare_dataset(settings, params, log, is_automatic=True)
 
 
@@ -175,7 +178,7 @@ def _follow(
         done = 0
         with contextlib.suppress(folders.WorkspaceError):
             parts = pathlib.Path(work.output, "parts")
-            done = len(folders.call(settings, lambda: [*parts.glob("part-*.json")], timeout_s=3))
+            done = len(settings.workspace.do(lambda: [*parts.glob("part-*.json")], timeout_s=3))
         log(tables.Step(f"{text}, {done} parts done", work.run) if done else text)
 
     try:
@@ -186,8 +189,8 @@ def _follow(
     except Problem as e:
         if array is None:
             raise
-        failed = folders.call(
-            settings, folder.find_failed_elements, path=settings.runs / work.run, array=array
+        failed = settings.workspace.do(
+            folder.find_failed_elements, path=settings.workspace.runs / work.run, array=array
         )
         if not failed:
             raise
@@ -197,15 +200,13 @@ def _follow(
             f"job {submitted.job_id}: {lines[0]}; correct the input and run the same command again"
         )
         raise Problem(text, results=e.results) from e
-    return results | _describe(settings, submitted)
+    return results | _describe(settings.workspace, submitted)
 
 
-def _describe(settings: Settings, submitted: control.Submitted) -> Results:
+def _describe(workspace: Workspace, submitted: control.Submitted) -> Results:
     """Describe the dataset by the inspection of all its bytes."""
     try:
-        found = folders.call(
-            settings, operations.read_json, path=f"{submitted.folder}/inspection.json"
-        )
+        found = workspace.read_json(f"{submitted.folder}/inspection.json")
     except folders.WorkspaceError:
         return {}
     facts = {
@@ -220,11 +221,11 @@ def _describe(settings: Settings, submitted: control.Submitted) -> Results:
     return results | {"verified": "every byte" if not found.get("damage") else "damaged"}
 
 
-def _elements(settings: Settings, source: str) -> int:
+def _elements(workspace: Workspace, source: str) -> int:
     """Choose the number of elements of the array."""
     if source == DEFAULT_DATASET:
         return 1
-    found = folders.call(
-        settings, operations.measure_source, timeout_s=60, path=source, part_bytes=_PART_BYTES
+    found = workspace.do(
+        operations.measure_source, timeout_s=60, path=source, part_bytes=_PART_BYTES
     )
     return max(1, min(_MOST_ELEMENTS, found["parts"], -(-found["bytes"] // _ELEMENT_BYTES)))

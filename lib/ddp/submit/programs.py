@@ -14,9 +14,9 @@ import warnings
 from ddp.options import fields, models
 from ddp.problem import ParameterError
 from ddp.project import copies
-from ddp.settings import Settings
 from ddp.submit import typed
 from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 
 _DATA = frozenset(
     ".bin .cfg .ckpt .csv .gz .h5 .ini .json .jsonl .log .md .npy .npz .parquet .pdf .pkl .pt .pth .safetensors .tar "
@@ -30,17 +30,17 @@ _SPAWNS = (
 )
 
 
-def check(settings: Settings, params: models.Training, contents: folders.Contents) -> list[str]:
+def check(workspace: Workspace, params: models.Training, contents: folders.Contents) -> list[str]:
     """Check a script or module, which is readable; return remarks. Raises ParameterError."""
     path = (
-        folders.call(settings, lambda: _find(settings, params))
+        workspace.do(lambda: _find(workspace, params))
         if params.module
         else pathlib.Path(params.workload)
     )
     if path is None:  # it may be installed
         here = pathlib.Path(params.typed_in)
         first = params.workload.partition(".")[0]
-        names = folders.call(settings, lambda: {one.stem for one in here.iterdir()})
+        names = workspace.do(lambda: {one.stem for one in here.iterdir()})
         close = difflib.get_close_matches(first, names, 1)
         return [
             f"{first} is not in this folder; did you mean {one}?" for one in close if one != first
@@ -48,7 +48,7 @@ def check(settings: Settings, params: models.Training, contents: folders.Content
     own = params.container_image or params.own_python
     versions = (tuple(map(int, about.python.split("."))) for about in contents.environments)
     with_own = own or any(version > sys.version_info[:2] for version in versions)
-    trouble, spawned = folders.call(settings, lambda: _compile(path, params.words))
+    trouble, spawned = workspace.do(lambda: _compile(path, params.words))
     if trouble and not with_own:
         raise ParameterError("workload", trouble)
     if trouble:
@@ -162,11 +162,11 @@ def _program_of(source: bytes) -> str:
     return typed.instead(())
 
 
-def _find(settings: Settings, params: models.Training) -> pathlib.Path | None:
+def _find(workspace: Workspace, params: models.Training) -> pathlib.Path | None:
     """Find a module's file; None if the project has nothing of its name. Raises ParameterError."""
     here = pathlib.Path(params.typed_in)
     given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
-    root = copies.find(settings, params).root if params.snapshot else here
+    root = copies.find(workspace, params).root if params.snapshot else here
     parts = params.workload.split(".")
     more = [here / part for part in given.split(":")]
     more += copies.importable(pathlib.Path(os.path.realpath(here)), root)

@@ -9,7 +9,8 @@ from ddp.node import caches
 from ddp.options import models
 from ddp.problem import ParameterError
 from ddp.settings import Settings
-from ddp.workspace import checks, folders
+from ddp.workspace import checks
+from ddp.workspace.folders import Workspace
 
 _TORCH = "lib*/python3*/*-packages/torch/version.py"  # of venv, conda and Debian
 _VERSION = re.compile(r"^__version__(?:: \w+)? = ['\"]([\w.+-]{1,80})['\"]", re.MULTILINE)
@@ -20,6 +21,7 @@ _SYSTEM = re.compile(
 
 def choose(settings: Settings, params: models.Training) -> tuple[str, str]:
     """Return the interpreter that `python` means, empty for none, and a remark on the choice. Raises Problem."""
+    workspace = settings.workspace
     others = params.environment or params.requirements or params.container_image
     is_auto = params.python == "auto" and not others and params.workload not in ("gpt", "smoke")
     place = params.active if is_auto else params.own_python
@@ -28,7 +30,7 @@ def choose(settings: Settings, params: models.Training) -> tuple[str, str]:
     if others:
         text = f"{others} brings its own; give one of python, environment, requirements, container-image"
         raise ParameterError("python", text)
-    python, torch, is_shared = folders.call(settings, lambda: _look(settings, pathlib.Path(place)))
+    python, torch, is_shared = workspace.do(lambda: _look(workspace, pathlib.Path(place)))
     why = (
         ""
         if torch
@@ -48,7 +50,7 @@ def choose(settings: Settings, params: models.Training) -> tuple[str, str]:
         )
     if not settings.takes_any_script:  # an operator names it for another account
         checks.check_inside(
-            settings, "python", str(pathlib.Path(python).parents[1]), kinds=("folder",)
+            workspace, "python", str(pathlib.Path(python).parents[1]), kinds=("folder",)
         )
     about = (
         "of the active environment"
@@ -60,7 +62,7 @@ def choose(settings: Settings, params: models.Training) -> tuple[str, str]:
     return python, f"python: {python}, torch {torch}{about and ', '}{about}"
 
 
-def _look(settings: Settings, path: pathlib.Path) -> tuple[str, str, bool]:
+def _look(workspace: Workspace, path: pathlib.Path) -> tuple[str, str, bool]:
     """Return an environment's interpreter, its version of torch, each empty without one, and whether nodes share it."""
     places = [path / "bin" / name for name in ("python", "python3")] if path.is_dir() else [path]
     python = next(
@@ -77,7 +79,7 @@ def _look(settings: Settings, path: pathlib.Path) -> tuple[str, str, bool]:
     )
     found_in = (file for root in (prefix, *map(pathlib.Path, others)) for file in root.glob(_TORCH))
     found = next(filter(None, (_VERSION.search(_text(file)) for file in found_in)), None)
-    is_shared = prefix.stat().st_dev == settings.workspace.stat().st_dev or not caches.is_local(
+    is_shared = prefix.stat().st_dev == workspace.path.stat().st_dev or not caches.is_local(
         str(prefix)
     )
     return str(python), found[1] if found else "", is_shared

@@ -61,9 +61,10 @@ def training(
     secrets: collections.abc.Collection[str] = (),
 ) -> dict[str, str]:
     """Render the files of a training run or a sweep, by name; `secrets` are the names of variables in its own file."""
+    workspace = settings.workspace
     from_env = fields.variables(params.env)
     has_token = tokens.is_wanted(settings, params)
-    token = ((tokens.VARIABLE, tokens.path(settings, run)),) if has_token else ()
+    token = ((tokens.VARIABLE, tokens.path(workspace, run)),) if has_token else ()
     start = program.start or copies.Start("", "")
     if start.python_path:
         from_env = (
@@ -71,7 +72,7 @@ def training(
             ("PYTHONPATH", start.python_path),
         )
     variables = (*_tracking(settings, {name for name, _ in from_env}), *token, *from_env)
-    folder = str(settings.runs / run)
+    folder = str(workspace.runs / run)
     about = f"Written by ddp for run {run}. To continue the run: sbatch {folder}/job.sbatch"
     if sweep is not None:
         about = f"Written by ddp for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."
@@ -85,8 +86,8 @@ def training(
     job = spec.JobSpec(
         run=run,
         job_dir=folder,
-        workspace=str(settings.workspace),
-        cache=str(settings.node_cache),
+        workspace=str(workspace.path),
+        cache=str(workspace.node_cache),
         command=tuple(
             word if isinstance(word, spec.Word) else spec.Word(word) for word in program.command
         ),
@@ -107,11 +108,11 @@ def training(
         exclude=tuple(request.exclude),
         reservation=params.reservation or "",
         is_sweep=sweep is not None,
-        token_path=tokens.path(settings, run) if has_token else "",
+        token_path=tokens.path(workspace, run) if has_token else "",
         metrics=fields.metrics(params.metric),
         workdir=start.folder or folder,
         origin=start.origin,
-        secrets_path=tokens.path(settings, run, operations.ENV_SUFFIX) if secrets else "",
+        secrets_path=tokens.path(workspace, run, operations.ENV_SUFFIX) if secrets else "",
         python=own,
         nodes=request.num_nodes if request.spare_nodes else 0,
         payload=program.payload,
@@ -134,7 +135,7 @@ def preparation(
 ) -> dict[str, str]:
     """Render the files of a job that prepares a dataset, by name. `commands` are arguments of `python -m`, in turn."""
     name = "parts" if array else "job"
-    folder = str(settings.runs / run)
+    folder = str(settings.workspace.runs / run)
     output = f"{folder}/logs/{'%A_%a' if array else '%j'}.out"
     after = [("dependency", "singleton")] if follows else []
     directives = _directives(request, params, folder, output, array, *after)
@@ -146,7 +147,7 @@ def preparation(
     )
     job = spec.PrepareSpec(
         run_dir=folder,
-        cache=str(settings.node_cache),
+        cache=str(settings.workspace.node_cache),
         environment=_environment(settings, environment),
         commands=tuple(map(tuple, commands)),
         elements=array.size if array else 0,
@@ -176,7 +177,7 @@ def _environment(settings: Settings, environment: folders.Manifest) -> spec.Envi
             Command("image import", {}, (one.source, one.name)) if one.digest else make
         )
         layers.append(spec.Archive(one.archive, one.sha256, one.unpacked_bytes, remedy, one.parts))
-    cache, uids = str(settings.node_cache), tuple(folders.trusted(settings))
+    cache, uids = str(settings.workspace.node_cache), tuple(settings.workspace.trusted())
     return spec.Environment(
         layers=tuple(layers), cache=cache, python=environment.python, trusted_uids=uids
     )
@@ -241,8 +242,8 @@ def _login(settings: Settings, more: tuple[str, ...]) -> list[tuple[str, str]]:
     names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *more) if settings.takes_any_script else ()
     kept = ((name, os.environ.get(name, "")) for name in names)
     return [
-        ("USER", settings.user),
-        ("LOGNAME", settings.user),
+        ("USER", settings.workspace.user),
+        ("LOGNAME", settings.workspace.user),
         *((name, value) for name, value in kept if value),
     ]
 

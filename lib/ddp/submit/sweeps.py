@@ -16,23 +16,21 @@ from ddp.run.model import State
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs, patience
 from ddp.submit import control, precheck, resources, scripts, tokens, training
-from ddp.workspace import folders
 
 Choice = dict[str, str]
 
 
 def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> Answer:
     """Submit the runs of a sweep; with `wait` follow them to their end."""
+    workspace = settings.workspace
     choices = _choices(params.grid)
     sweep = scripts.Array(len(choices), min(params.parallel or len(choices), len(choices)))
-    name = params.name or control.new_name(settings, "sweep")
+    name = params.name or control.new_name(workspace, "sweep")
     for taken in (name, f"{name}-0"):
-        path = settings.runs / taken
-        if folders.locate(settings, str(path)).kind == "absent":
+        path = workspace.runs / taken
+        if workspace.locate(str(path)).kind == "absent":
             continue
-        if not folders.call(
-            settings, folder.is_unfinished, path=path, sweep="" if taken == name else name
-        ):
+        if not workspace.do(folder.is_unfinished, path=path, sweep="" if taken == name else name):
             raise ParameterError("name", f"{path} exists already; choose another name")
     resources.check_array("grid", sweep.size, cluster.partitions())
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
@@ -42,7 +40,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         runs = {f"{name}-{number}": choice for number, choice in enumerate(choices)}
         return Result({**dry.shown, "runs": _listing(name, choices)}, {**dry.values, "runs": runs})
     environment = training.provide(checked, log)
-    with copies.copied(settings, params, name, log) as kept:
+    with copies.copied(workspace, params, name, log) as kept:
         facts = checked.facts(environment, kept)
         texts = {
             **checked.texts(environment, kept),
@@ -88,14 +86,15 @@ def _follow(
     settings: Settings, name: str, results: Results, log: Log, *, timeout_s: float
 ) -> Results:
     """Wait for all runs of a sweep and return their table. Raises Problem unless all ended well."""
+    workspace = settings.workspace
     settings.wait.begin(name, results["job-id"])
     began = reported_at = time.monotonic()
     states = ""
     slurm = patience.Patience(log)
     while True:
-        queue = slurm.ask(lambda: jobs.jobs(user=settings.user, name=name))
+        queue = slurm.ask(lambda: jobs.jobs(user=workspace.user, name=name))
         has_answer = not isinstance(queue, jobs.Silence)
-        shown_now, runs = catalog.show_sweep(settings, name, queue)
+        shown_now, runs = catalog.show_sweep(workspace, name, queue)
         if has_answer and not any(run.state.is_active for run in runs):
             break
         is_due = shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S
@@ -109,7 +108,7 @@ def _follow(
             text = f"no end after {timeout_s:g} s: {states}; the sweep continues"
             raise Problem(text, remedy=show, results=results | shown_now)
         control.pause(2.0)
-    tokens.drop(settings, name)
+    tokens.drop(workspace, name)
     results |= shown_now
     if bad := [run for run in runs if run.state != State.COMPLETED]:
         show = Command("show", arguments=(bad[0].name,))

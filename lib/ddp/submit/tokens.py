@@ -19,6 +19,7 @@ from ddp.problem import ParameterError
 from ddp.settings import Settings
 from ddp.slurm import jobs
 from ddp.workspace import folders, operations
+from ddp.workspace.folders import Workspace
 
 # huggingface_hub reads the file at each request: constants.py HF_TOKEN_PATH, utils/_auth.py get_token.
 VARIABLE = "HF_TOKEN_PATH"
@@ -28,20 +29,18 @@ logger = logging.getLogger(__name__)
 T = typing.TypeVar("T")
 
 
-def path(settings: Settings, run: str, suffix: str = operations.HF_SUFFIX) -> str:
+def path(workspace: Workspace, run: str, suffix: str = operations.HF_SUFFIX) -> str:
     """Return the path of the token's file, or of another one with secrets, for a run's job or all jobs of a sweep."""
-    return str(settings.folder / folders.SECRETS / _owner(settings) / f"{run}{suffix}")
+    return str(workspace.folder / folders.SECRETS / _owner(workspace) / f"{run}{suffix}")
 
 
-def read_variables(settings: Settings, params: models.Training) -> dict[str, str]:
+def read_variables(workspace: Workspace, params: models.Training) -> dict[str, str]:
     """Read the secret variables that a training gets. Raises ParameterError, which shows no value."""
     if params.env_file is None:
         return params.secrets
     try:
         path = pathlib.Path(params.env_file)
-        data = folders.call(
-            settings, files.read_named, path=path, limit_bytes=_MOST_BYTES, is_private=True
-        )
+        data = workspace.do(files.read_named, path=path, limit_bytes=_MOST_BYTES, is_private=True)
         return {**fields.parse_variables(data.decode(errors="replace")), **params.secrets}
     except (folders.WorkspaceError, ValueError) as e:
         raise ParameterError("env-file", str(e)) from e
@@ -56,9 +55,9 @@ def is_wanted(settings: Settings, params: models.Training) -> bool:
 
 def deliver(settings: Settings, run: str) -> None:
     """Write the file for a run before it is submitted. Raises WorkspaceError."""
-    folders.ensure_folders(settings, (folders.SECRETS,))
+    settings.workspace.ensure_folders((folders.SECRETS,))
     _call(
-        settings,
+        settings.workspace,
         operations.keep_secret,
         name=f"{run}{operations.HF_SUFFIX}",
         text=f"{settings.token}\n",
@@ -66,31 +65,32 @@ def deliver(settings: Settings, run: str) -> None:
 
 
 def deliver_variables(
-    settings: Settings, run: str, variables: collections.abc.Mapping[str, str]
+    workspace: Workspace, run: str, variables: collections.abc.Mapping[str, str]
 ) -> None:
     """Write a run's secret variables before it is submitted; remove those of runs that ended. Raises WorkspaceError."""
     if not variables:
         return
-    folders.ensure_folders(settings, (folders.SECRETS,))
+    workspace.ensure_folders((folders.SECRETS,))
     with contextlib.suppress(jobs.SlurmError):
-        active = [job.name for job in jobs.jobs(user=settings.user) if job.is_active]
-        _call(settings, operations.drop_variables, active=active)
+        active = [job.name for job in jobs.jobs(user=workspace.user) if job.is_active]
+        _call(workspace, operations.drop_variables, active=active)
     _call(
-        settings,
+        workspace,
         operations.keep_secret,
         name=f"{run}{operations.ENV_SUFFIX}",
         text=json.dumps(dict(variables)),
     )
 
 
-def drop(settings: Settings, run: str) -> None:
+def drop(workspace: Workspace, run: str) -> None:
     """Remove the files of a run unless a job of it is pending or running; `sync` repeats what fails here."""
     with contextlib.suppress(jobs.SlurmError, folders.WorkspaceError):
-        variables = pathlib.Path(path(settings, run, operations.ENV_SUFFIX))
-        if not settings.token and not folders.call(settings, variables.exists):
+        suffixes = (operations.HF_SUFFIX, operations.ENV_SUFFIX)
+        kept = [pathlib.Path(path(workspace, run, suffix)) for suffix in suffixes]
+        if not workspace.do(lambda: any(file.exists() for file in kept)):
             return
-        if not any(job.is_active for job in jobs.jobs(user=settings.user, name=run)):
-            _call(settings, operations.drop_secrets, run=run)
+        if not any(job.is_active for job in jobs.jobs(user=workspace.user, name=run)):
+            _call(workspace, operations.drop_secrets, run=run)
 
 
 def sync(settings: Settings) -> None:
@@ -98,8 +98,8 @@ def sync(settings: Settings) -> None:
     active: list[str] | None = None  # not known: remove nothing
     if settings.token and jobs.is_installed():
         with contextlib.suppress(jobs.SlurmError):
-            active = [job.name for job in jobs.jobs(user=settings.user) if job.is_active]
-    counts = _call(settings, operations.sync_tokens, token=settings.token, active=active)
+            active = [job.name for job in jobs.jobs(user=settings.workspace.user) if job.is_active]
+    counts = _call(settings.workspace, operations.sync_tokens, token=settings.token, active=active)
     if counts["removed"] or counts["replaced"]:
         logger.info(
             "files with the token: %d removed, %d replaced", counts["removed"], counts["replaced"]
@@ -107,11 +107,11 @@ def sync(settings: Settings) -> None:
 
 
 def _call(
-    settings: Settings, operation: collections.abc.Callable[..., T], **arguments: typing.Any
+    workspace: Workspace, operation: collections.abc.Callable[..., T], **arguments: typing.Any
 ) -> T:
-    secrets = str(settings.folder / folders.SECRETS)
-    return folders.call(settings, operation, secrets=secrets, owner=_owner(settings), **arguments)
+    secrets = str(workspace.folder / folders.SECRETS)
+    return workspace.do(operation, secrets=secrets, owner=_owner(workspace), **arguments)
 
 
-def _owner(settings: Settings) -> str:
-    return settings.unit.replace("/", "-") or "ddp"
+def _owner(workspace: Workspace) -> str:
+    return workspace.unit.replace("/", "-") or "ddp"

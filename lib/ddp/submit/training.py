@@ -28,6 +28,7 @@ from ddp.submit import (
     tuning,
 )
 from ddp.workspace import checks, folders
+from ddp.workspace.folders import Workspace
 
 DEFAULT_PROFILED_STEPS = "10-12"  # after the first ones, which compile and allocate
 
@@ -71,7 +72,7 @@ class Workload:
             resume = (
                 self.resume
                 if self.resume in ("auto", "never")
-                else str(settings.runs / self.resume)
+                else str(settings.workspace.runs / self.resume)
             )
         words = (
             "--module",
@@ -142,7 +143,7 @@ def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer
     if params.dry_run:
         return dry(checked)
     environment = provide(checked, log)
-    with copies.copied(settings, params, workload.run, log) as kept:
+    with copies.copied(settings.workspace, params, workload.run, log) as kept:
         texts, facts = checked.texts(environment, kept), checked.facts(environment, kept)
         token, again = tokens.is_wanted(settings, params), workload.is_again
         submitted = control.submit(
@@ -171,27 +172,28 @@ def check(
     choices: precheck.Choices = (),
 ) -> Checked:
     """Check everything that can be known before anything is written. Raises ParameterError that names the option."""
+    workspace = settings.workspace
     check_program(settings, params)
     partitions = cluster.partitions(params.reservation)
     request = resources.training(params, partitions)
     remarks = resources.remark(params, request, partitions)
-    contents = folders.look(settings)
+    contents = workspace.look()
     python, remark = pythons.choose(settings, params)
     params = params.model_copy(update={"python": python or "none"})
     remarks = [*remarks, remark] if remark else remarks
-    passed = [f"resources: {describe(request)}", *checks.workspace(settings, contents)]
+    passed = [f"resources: {describe(request)}", *checks.check_room(workspace, contents)]
     tuned = tuning.check(settings, params, choices) if params.workload == "gpt" else ()
     passed += [f"model: {', '.join(tuned)} is readable"] if tuned else []
-    workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(tuned))
+    workload = _workload(workspace, params, contents, run=run, resume=resume, tunes=bool(tuned))
     remarks += [workload.remark] if workload.remark else []
     if workload.kind == "script":
-        saved = f"{settings.runs / workload.run}/latest"
+        saved = f"{workspace.runs / workload.run}/latest"
         goes_on = workload.is_again and not workload.remark
-        if goes_on and folders.locate(settings, saved).kind == "absent":
+        if goes_on and workspace.locate(saved).kind == "absent":
             remarks.append(
                 f"{workload.run} has no checkpoint of ddptrain.resume: its program starts at its beginning"
             )
-        remarks += programs.check(settings, params, contents)
+        remarks += programs.check(workspace, params, contents)
         passed += [
             f"workload: {params.workload} {'is a module' if params.module else 'is readable'}"
         ]
@@ -206,8 +208,8 @@ def check(
         remarks += precheck.changes(settings, workload.run, params.words)
     passed += _check_environment(settings, params, contents)
     if params.env_file and not settings.takes_any_script:  # an operator's: the submit user reads it
-        checks.check_inside(settings, "env-file", params.env_file, kinds=("file",))
-    secrets = tokens.read_variables(settings, params)
+        checks.check_inside(workspace, "env-file", params.env_file, kinds=("file",))
+    secrets = tokens.read_variables(workspace, params)
     about = (
         settings,
         params,
@@ -234,7 +236,9 @@ def provide(checked: Checked, log: Log) -> folders.Manifest:
         log(remark)
     if params.container_image or params.own_python:
         environments.store_payload(settings)
-        environment = images.find(settings, params.container_image) or environments.NOT_INSTALLED
+        environment = (
+            images.find(settings.workspace, params.container_image) or environments.NOT_INSTALLED
+        )
     elif params.environment:
         environment = environments.named(settings, checked.contents, params.environment)
     else:
@@ -260,7 +264,7 @@ def dry(checked: Checked) -> Result:
     if params.environment:
         installed = environments.named(settings, checked.contents, params.environment)
     elif params.container_image:
-        installed = images.find(settings, params.container_image)
+        installed = images.find(settings.workspace, params.container_image)
     else:
         installed = environments.installed(settings, checked.contents)
     described = installed.archive if installed else "not installed yet; the submission installs it"
@@ -278,7 +282,7 @@ def dry(checked: Checked) -> Result:
         "verdict": checked.verdict,
         "checks": "\n".join(checked.passed),
         "run": workload.run,
-        "run-dir": str(settings.runs / workload.run),
+        "run-dir": str(settings.workspace.runs / workload.run),
         "resources": describe(checked.request),
         "environment": described,
         "dataset": dataset,
@@ -307,7 +311,7 @@ def describe(request: resources.Request) -> str:
 
 
 def _workload(
-    settings: Settings,
+    workspace: Workspace,
     params: models.Training,
     contents: folders.Contents,
     *,
@@ -325,33 +329,33 @@ def _workload(
             if is_given:
                 how = "; a script goes on in its own run: --run NAME" if name == "resume" else ""
                 raise ParameterError(name, f"only the workload gpt has it{how}")
-    _check_resume(settings, resume, is_awaited=params.dependency is not None)
+    _check_resume(workspace, resume, is_awaited=params.dependency is not None)
     dataset, prepare = None, False
     if kind == "gpt":
-        own = catalog.read_record(settings, run).get("dataset") if run is not None else None
+        own = catalog.read_record(workspace, run).get("dataset") if run is not None else None
         if own and params.dataset is None:
-            dataset = _recorded(settings, str(own))
+            dataset = _recorded(workspace, str(own))
         else:
-            dataset, prepare = _dataset(settings, params, contents, tunes=tunes)
+            dataset, prepare = _dataset(workspace, params, contents, tunes=tunes)
     if run is None:
         label = checks.label(params.workload) if kind == "script" else kind
-        return Workload(kind, control.new_name(settings, label), dataset, prepare, resume)
-    control.claim(settings, run)
-    path = settings.runs / run
-    if folders.locate(settings, str(path)).kind == "absent":
+        return Workload(kind, control.new_name(workspace, label), dataset, prepare, resume)
+    control.claim(workspace, run)
+    path = workspace.runs / run
+    if workspace.locate(str(path)).kind == "absent":
         return Workload(kind, run, dataset, prepare, resume)
     again = Workload(kind, run, dataset, prepare, resume, is_again=True)
-    if folders.call(settings, folder.is_unfinished, path=path):
-        control.refuse_if_active(settings, run)  # sbatch's answer may have been lost
+    if workspace.do(folder.is_unfinished, path=path):
+        control.refuse_if_active(workspace, run)  # sbatch's answer may have been lost
         remark = f"{run} was left unfinished by an earlier submission, and no job has used it: it starts there"
         return dataclasses.replace(again, remark=remark)
     if kind == "smoke" or resume != "auto":
         other = ", or resume auto" if kind == "gpt" else ""
         raise ParameterError("run", f"{run} exists already; choose another name{other}")
-    found = folders.call(settings, folder.kind_of, path=path)
+    found = workspace.do(folder.kind_of, path=path)
     if found not in (kind, ""):
         raise ParameterError("run", f"{path} exists and is not a {kind} run; choose another name")
-    control.refuse_if_active(settings, run)
+    control.refuse_if_active(workspace, run)
     if not found:
         remark = f"job.json of {run} is missing or damaged: it goes on with the options of this submission"
         return dataclasses.replace(again, remark=remark)
@@ -360,32 +364,31 @@ def _workload(
 
 def check_program(settings: Settings, params: models.Training) -> None:
     """Check that the nodes, or this host, can read a script, and that the ranks can start where it is wanted."""
+    workspace = settings.workspace
     if params.workload in ("gpt", "smoke"):
         return
-    shared = str(settings.workspace)
+    shared = str(workspace.path)
     for path in (
         ()
         if params.snapshot
         else (*(() if params.module else (params.workload,)), copies.in_place(params).folder)
     ):
-        if path != shared and not folders.locate(settings, path).is_inside:
+        if path != shared and not workspace.locate(path).is_inside:
             text = f"{path} is outside the workspace {shared}, and only that is known to be shared by the nodes"
             raise ParameterError(
                 "snapshot", f"{text}; work in a folder below it, or omit --no-snapshot"
             )
     if params.module:
         return
-    located = folders.locate(settings, params.workload)
-    if located.kind == "absent" and (
-        close := folders.call(settings, _close_to, path=params.workload)
-    ):
+    located = workspace.locate(params.workload)
+    if located.kind == "absent" and (close := workspace.do(_close_to, path=params.workload)):
         raise ParameterError(
             "workload", f"{params.workload} does not exist; did you mean {close[0]}?"
         )
     if params.snapshot and settings.takes_any_script:
         checks.check_readable("workload", params.workload, located, ("file",))
     else:  # it runs where it lies, or an operator names another account's file
-        checks.check_inside(settings, "workload", params.workload, kinds=("file",))
+        checks.check_inside(workspace, "workload", params.workload, kinds=("file",))
 
 
 def _close_to(path: str) -> list[str]:
@@ -398,47 +401,47 @@ def _close_to(path: str) -> list[str]:
 
 
 def _dataset(
-    settings: Settings, params: models.Training, contents: folders.Contents, *, tunes: bool
+    workspace: Workspace, params: models.Training, contents: folders.Contents, *, tunes: bool
 ) -> tuple[str, bool]:
     """Find the dataset's path, and whether it must be prepared first."""
     if tunes:
-        tuning.dataset(settings, params.dataset)
+        tuning.dataset(workspace, params.dataset)
     wanted = params.dataset or preparation.DEFAULT_DATASET
     if "/" not in wanted:
         if wanted in contents.datasets:
             return contents.datasets[wanted], False
         if wanted == preparation.DEFAULT_DATASET:
-            return str(settings.datasets / wanted), True
+            return str(workspace.datasets / wanted), True
         known = ", ".join(sorted(contents.datasets)[:10]) or "none yet"
-        text = f"no dataset {wanted!r} in {settings.datasets}; there are: {known}; make it"
+        text = f"no dataset {wanted!r} in {workspace.datasets}; there are: {known}; make it"
         raise ParameterError(
             "dataset", text, remedy=Command("prepare", {"name": wanted}, ("PATH",))
         )
     if tunes:
         return wanted, False
-    checks.check_inside(settings, "dataset", wanted, kinds=("folder",))
-    if folders.locate(settings, f"{wanted}/dataset.json").kind != "file":
+    checks.check_inside(workspace, "dataset", wanted, kinds=("folder",))
+    if workspace.locate(f"{wanted}/dataset.json").kind != "file":
         raise ParameterError(
             "dataset", f"{wanted} has no dataset.json", remedy=Command("prepare", {}, (wanted,))
         )
     return wanted, False
 
 
-def _recorded(settings: Settings, path: str) -> str:
+def _recorded(workspace: Workspace, path: str) -> str:
     """Return the dataset that a run goes on with. Raises ParameterError if it does not exist."""
-    if folders.locate(settings, path).kind == "absent":
+    if workspace.locate(path).kind == "absent":
         raise ParameterError(
             "dataset", f"{path}, which the run was trained on, does not exist any more"
         )
     return path
 
 
-def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
+def _check_resume(workspace: Workspace, resume: str, *, is_awaited: bool) -> None:
     """Raise ParameterError unless this run can be resumed from; one whose job is awaited need not have saved yet."""
     if resume in ("auto", "never"):
         return
-    if (kind := catalog.read_record(settings, resume).get("kind")) != "gpt":
-        text = f"no run {resume!r} of the workload gpt in {settings.runs}; use auto, never or the name of one"
+    if (kind := catalog.read_record(workspace, resume).get("kind")) != "gpt":
+        text = f"no run {resume!r} of the workload gpt in {workspace.runs}; use auto, never or the name of one"
         text = (
             f"{resume} is a run of a {kind}; it goes on in its own folder: --run {resume}"
             if kind
@@ -447,7 +450,7 @@ def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
         raise ParameterError("resume", text, remedy=Command("list"))
     if (
         not is_awaited
-        and folders.locate(settings, str(settings.runs / resume / "latest")).kind != "folder"
+        and workspace.locate(str(workspace.runs / resume / "latest")).kind != "folder"
     ):
         text = f"{resume} has no checkpoint to start from"
         raise ParameterError("resume", text, remedy=Command("show", arguments=(resume,)))
@@ -457,17 +460,18 @@ def _check_environment(
     settings: Settings, params: models.Training, contents: folders.Contents
 ) -> list[str]:
     given = params.model_dump(by_alias=True)
-    images.find(settings, params.container_image)
+    workspace = settings.workspace
+    images.find(workspace, params.container_image)
     if params.container_image and params.container_image.startswith("/"):
-        checks.check_inside(settings, "container-image", params.container_image, kinds=("file",))
+        checks.check_inside(workspace, "container-image", params.container_image, kinds=("file",))
     chosen = [name for name in ("requirements", "environment", "container-image") if given[name]]
     if len(chosen) > 1:
         raise ParameterError(chosen[0], f"{chosen[1]} brings packages, too; omit one of them")
     if params.requirements:
         if not settings.takes_any_script:
-            checks.check_inside(settings, "requirements", params.requirements, kinds=("file",))
+            checks.check_inside(workspace, "requirements", params.requirements, kinds=("file",))
         path = pathlib.Path(params.requirements)
-        folders.call(settings, lambda: named.digest(path))
+        workspace.do(lambda: named.digest(path))
     if params.environment is None:
         return [f"requirements: {params.requirements} is readable"] if params.requirements else []
     environments.named(settings, contents, params.environment)

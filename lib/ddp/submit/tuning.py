@@ -7,7 +7,8 @@ from ddp.options import models
 from ddp.problem import ParameterError, Step
 from ddp.settings import Settings
 from ddp.submit import precheck
-from ddp.workspace import checks, folders, operations
+from ddp.workspace import checks, operations
+from ddp.workspace.folders import Workspace
 
 MODEL, TOKENIZER = "--model-local-dir", "--tokenizer-local-dir"
 
@@ -32,25 +33,23 @@ def check(
             "args", f"{MODEL} needs transformers in the jobs' environment", remedy=step
         )
     for flag, path in named:
-        checks.check_inside(settings, flag, path, kinds=("folder",))
-        if flag == MODEL and folders.locate(settings, f"{path}/config.json").kind != "file":
+        checks.check_inside(settings.workspace, flag, path, kinds=("folder",))
+        if flag == MODEL and settings.workspace.locate(f"{path}/config.json").kind != "file":
             raise ParameterError(
                 flag, f"{path} has no config.json; save the model there with save_pretrained"
             )
     return tuple(sorted(path for flag, path in named if flag == MODEL))
 
 
-def dataset(settings: Settings, wanted: str | None) -> None:
+def dataset(workspace: Workspace, wanted: str | None) -> None:
     """Check the text that a model is tuned on, unless it is a dataset by name. Raises ParameterError."""
     if wanted is None:
         example = "a file or folder of JSON lines, such as /mnt/shared/chat.jsonl"
         raise ParameterError("dataset", f"fine-tuning needs {example}")
     if "/" not in wanted:
         return
-    checks.check_inside(settings, "dataset", wanted, kinds=("file", "folder"))
-    found = folders.call(
-        settings, operations.measure_source, timeout_s=60, path=wanted, part_bytes=1 << 30
-    )
+    checks.check_inside(workspace, "dataset", wanted, kinds=("file", "folder"))
+    found = workspace.do(operations.measure_source, timeout_s=60, path=wanted, part_bytes=1 << 30)
     if not found["bytes"]:
         raise ParameterError(
             "dataset", f"{wanted} is empty; it needs JSON lines, and val.jsonl for validation"

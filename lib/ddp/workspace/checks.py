@@ -1,8 +1,8 @@
 """Checks of folders and paths before anything is written; each error names the option."""
 
 from ddp.problem import ParameterError, Problem
-from ddp.settings import Settings
 from ddp.workspace import folders, operations
+from ddp.workspace.folders import Workspace
 
 # A run's scripts, logs and figures; checkpoints check for themselves
 LEAST_FREE_BYTES, LEAST_FREE_FILES = 64 << 20, 100
@@ -14,33 +14,35 @@ def trusted(contents: folders.Contents) -> None:
         raise Problem(contents.untrusted)
 
 
-def check_writable(settings: Settings, contents: folders.Contents) -> None:
+def check_writable(workspace: Workspace, contents: folders.Contents) -> None:
     """Raise Problem if this user cannot write the folder of the runs."""
     if not contents.is_writable:
-        hint = f"as root, on the filesystem's server or here: chown {settings.user} {settings.runs}"
-        raise Problem(f"{settings.user} cannot write {settings.runs}; {hint}")
+        hint = (
+            f"as root, on the filesystem's server or here: chown {workspace.user} {workspace.runs}"
+        )
+        raise Problem(f"{workspace.user} cannot write {workspace.runs}; {hint}")
 
 
-def workspace(settings: Settings, contents: folders.Contents) -> list[str]:
+def check_room(workspace: Workspace, contents: folders.Contents) -> list[str]:
     """Check that a run can write to the workspace. Raises Problem."""
     trusted(contents)
-    check_writable(settings, contents)
+    check_writable(workspace, contents)
     if contents.free_bytes < LEAST_FREE_BYTES or contents.free_files < LEAST_FREE_FILES:
         what = f"{contents.free_bytes >> 20} MiB and {contents.free_files} files"
         raise Problem(
-            f"{settings.runs} has room for {what} only; remove old runs, or enlarge the filesystem"
+            f"{workspace.runs} has room for {what} only; remove old runs, or enlarge the filesystem"
         )
-    return [f"workspace: {settings.runs} is writable, {contents.free_bytes >> 30} GiB are free"]
+    return [f"workspace: {workspace.runs} is writable, {contents.free_bytes >> 30} GiB are free"]
 
 
-def check_inside(settings: Settings, name: str, path: str, *, kinds: tuple[str, ...]) -> None:
+def check_inside(workspace: Workspace, name: str, path: str, *, kinds: tuple[str, ...]) -> None:
     """Raise ParameterError unless the path, with all links followed, is one of these kinds in the workspace."""
-    if not path.startswith(f"{settings.workspace}/"):
-        raise ParameterError(name, f"{path} is outside the workspace {settings.workspace}")
-    found = folders.locate(settings, path)
+    if not path.startswith(f"{workspace.path}/"):
+        raise ParameterError(name, f"{path} is outside the workspace {workspace.path}")
+    found = workspace.locate(path)
     if not found.is_inside:
         raise ParameterError(
-            name, f"{path} leads to {found.real}, outside the workspace {settings.workspace}"
+            name, f"{path} leads to {found.real}, outside the workspace {workspace.path}"
         )
     check_readable(name, path, found, kinds)
 

@@ -1,20 +1,20 @@
-"""The user's folders on the shared filesystem; each access has a deadline."""
+"""The workspace: the folders on the shared filesystem, each access with a deadline."""
 
 import collections.abc
 import contextlib
 import dataclasses
 import errno
 import functools
+import pathlib
 import pwd
 import subprocess
 import typing
 
 import pydantic
 
-from ddp.host import files
-from ddp.node import storage
+from ddp.host import files, locks
+from ddp.node import small_files, storage
 from ddp.problem import Problem
-from ddp.settings import Settings
 from ddp.workspace import operations
 
 PYTHON = "/usr/bin/python3"
@@ -98,86 +98,161 @@ class Contents:
     images: tuple[Manifest, ...] = ()  # the environments that are container images
 
 
-def call(
-    settings: Settings,
-    operation: collections.abc.Callable[..., T],
-    *,
-    timeout_s: float = 30,
-    **arguments: object,
-) -> T:
-    """Do an operation on the shared filesystem, in a thread that is abandoned where it hangs. Raises WorkspaceError."""
-    try:
-        return storage.within(functools.partial(operation, **arguments), timeout_s)
-    except TimeoutError as e:
-        hint = "is the filesystem's server up?"
-        raise HangingError(
-            f"{settings.workspace} gave no answer within {timeout_s:g} s; {hint}"
-        ) from e
-    except OSError as e:
-        kind = MissingError if e.errno in (errno.ENOENT, errno.ENOTDIR) else WorkspaceError
-        raise kind(f"{e.filename or 'workspace'}: {e.strerror or e}") from e
-    except (files.RefusedError, subprocess.SubprocessError) as e:
-        raise WorkspaceError(str(e)) from e
+@dataclasses.dataclass(frozen=True)
+class Workspace:
+    """The folder on the shared filesystem as one account uses it. Its methods raise WorkspaceError."""
 
-
-def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None:
-    """Make this user's folders in the workspace. Raises WorkspaceError."""
-    if settings.folder != settings.workspace:
-        call(settings, operations.own_folder, path=str(settings.folder))
-    elif not settings.unit:  # a charm's is a mount
-        call(settings, operations.make_workspace, path=str(settings.workspace))
-    place = str(settings.folder)
-    made = call(
-        settings, operations.make_folders, workspace=place, names=names, trusted=trusted(settings)
-    )
-    if made["untrusted"]:
-        raise WorkspaceError(made["untrusted"])
-    if made["denied"]:
-        folder = settings.folder / made["denied"][0]
-        hint = f"as root, on the filesystem's server or here: chown {settings.user} {folder}"
-        raise WorkspaceError(f"{settings.user} cannot write {folder}; {hint}")
-
-
-def check_own(settings: Settings) -> None:
-    """Raise WorkspaceError if another account made the folder of this user's name."""
-    if settings.folder != settings.workspace:
-        call(settings, operations.check_own, path=str(settings.folder))
-
-
-def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
-    """List the user's folder and what the workspace holds for all users. Raises WorkspaceError."""
-    manifests: list[Manifest] = []
-    datasets: dict[str, str] = {}
-    ask = functools.partial(call, settings, operations.look, timeout_s=timeout_s, names=FOLDERS)
-    listed = [ask(workspace=str(folder), trusted=trusted(settings)) for folder in settings.folders]
-    for folder, held in zip(settings.folders, listed, strict=True):
-        for found in held["environments"]:
-            with contextlib.suppress(pydantic.ValidationError):  # not written by ddp
-                about = {**found, "folder": str(folder / "environments"), "below": None}
-                manifests.append(Manifest.model_validate(about))
-        for name in held["datasets"]:
-            datasets.setdefault(name, str(folder / "datasets" / name))
-    by_hash = {one.hash: one for one in manifests}
-    manifests = [one.model_copy(update={"below": by_hash.get(one.base)}) for one in manifests]
-    manifests.sort(key=lambda manifest: manifest.created, reverse=True)
-    own = listed[0]
-    untrusted = next((str(held["untrusted"]) for held in listed if held["untrusted"]), "")
-    room = own["free_bytes"], own["free_files"]
-    images = tuple(one for one in manifests if one.digest)
-    environments = tuple(one for one in manifests if not one.digest)
-    return Contents(
-        environments, datasets, bool(own["writable"]), *room, untrusted=untrusted, images=images
+    path: pathlib.Path
+    user: str  # the account of this process, which owns its runs and submits the jobs
+    uid: int
+    account: str = ""  # the trainer's, whose environments and datasets all share; empty: none
+    unit: str = ""  # the trainer's, on whose machine the path is a mount; empty without charms
+    deadline_s: float = 30  # of an operation that names no other
+    claims: locks.Claims = dataclasses.field(
+        default_factory=locks.Claims, repr=False, compare=False
     )
 
+    @property
+    def folder(self) -> pathlib.Path:
+        """The folder of this user's own runs, datasets and environments."""
+        is_shared = self.account in ("", self.user)
+        return self.path if is_shared else self.path / operations.USERS / self.user
 
-def trusted(settings: Settings) -> list[int]:
-    """Return the accounts that may own what this user's jobs run: root, the user, and the trainer's."""
-    uids = {0, settings.uid}
-    with contextlib.suppress(KeyError):
-        uids.add(pwd.getpwnam(settings.account).pw_uid)
-    return sorted(uids)
+    @property
+    def folders(self) -> tuple[pathlib.Path, ...]:
+        """The folders whose datasets and environments this user uses, the own first."""
+        return tuple(dict.fromkeys((self.folder, self.path)))
+
+    @property
+    def runs(self) -> pathlib.Path:
+        """The folder of the runs."""
+        return self.folder / "runs"
+
+    @property
+    def datasets(self) -> pathlib.Path:
+        """The folder of the user's own datasets."""
+        return self.folder / "datasets"
+
+    @property
+    def environments(self) -> pathlib.Path:
+        """The folder of the user's own environments' archives."""
+        return self.folder / "environments"
+
+    @property
+    def baselines(self) -> pathlib.Path:
+        """The folder of this user's measurements of the cluster."""
+        return self.folder / "baselines"
+
+    @property
+    def node_cache(self) -> pathlib.Path:
+        """The folder on each node's own disk to which the user's environments are unpacked."""
+        return pathlib.Path(f"/var/tmp/slurm-ddp-{self.uid}")  # noqa: S108 - owner and mode are checked before use
+
+    def do(
+        self,
+        operation: collections.abc.Callable[..., T],
+        *,
+        timeout_s: float | None = None,
+        **arguments: object,
+    ) -> T:
+        """Do an operation in a thread, which is abandoned if the filesystem hangs."""
+        limit_s = self.deadline_s if timeout_s is None else timeout_s
+        try:
+            return storage.within(functools.partial(operation, **arguments), limit_s)
+        except TimeoutError as e:
+            hint = "is the filesystem's server up?"
+            raise HangingError(f"{self.path} gave no answer within {limit_s:g} s; {hint}") from e
+        except OSError as e:
+            kind = MissingError if e.errno in (errno.ENOENT, errno.ENOTDIR) else WorkspaceError
+            raise kind(f"{e.filename or 'workspace'}: {e.strerror or e}") from e
+        except (files.RefusedError, subprocess.SubprocessError) as e:
+            raise WorkspaceError(str(e)) from e
+
+    def trusted(self) -> list[int]:
+        """Return the accounts that may own what this user's jobs run: root, the user, and the trainer's."""
+        uids = {0, self.uid}
+        with contextlib.suppress(KeyError):
+            uids.add(pwd.getpwnam(self.account).pw_uid)
+        return sorted(uids)
+
+    def ensure_folders(self, names: tuple[str, ...] = FOLDERS) -> None:
+        """Make this user's folders."""
+        if self.folder != self.path:
+            self.do(operations.own_folder, path=str(self.folder))
+        elif not self.unit:
+            self.do(operations.make_workspace, path=str(self.path))
+
+        place = str(self.folder)
+        made = self.do(
+            operations.make_folders, workspace=place, names=names, trusted=self.trusted()
+        )
+        if made["untrusted"]:
+            raise WorkspaceError(made["untrusted"])
+        if made["denied"]:
+            folder = self.folder / made["denied"][0]
+            hint = f"as root, on the filesystem's server or here: chown {self.user} {folder}"
+            raise WorkspaceError(f"{self.user} cannot write {folder}; {hint}")
+
+    def ensure_shared_folders(self) -> small_files.Json:
+        """Make the folders that all users share; `denied` and `untrusted` say what is in the way."""
+        place = str(self.path)
+        self.do(operations.make_users, workspace=place)
+        return self.do(
+            operations.make_folders, workspace=place, names=FOLDERS, trusted=self.trusted()
+        )
+
+    def check_own(self) -> None:
+        """Raise WorkspaceError if another account made the folder of this user's name."""
+        if self.folder != self.path:
+            self.do(operations.check_own, path=str(self.folder))
+
+    def look(self, *, timeout_s: float = 10) -> Contents:
+        """List the user's folder and what the workspace holds for all users."""
+        listed = [self._look_at(folder, timeout_s) for folder in self.folders]
+        manifests: list[Manifest] = []
+        datasets: dict[str, str] = {}
+        for folder, held in zip(self.folders, listed, strict=True):
+            manifests += _manifests(folder, held["environments"])
+            for name in held["datasets"]:
+                datasets.setdefault(name, str(folder / "datasets" / name))
+
+        by_hash = {one.hash: one for one in manifests}
+        manifests = [one.model_copy(update={"below": by_hash.get(one.base)}) for one in manifests]
+        manifests.sort(key=lambda manifest: manifest.created, reverse=True)
+        own = listed[0]
+        return Contents(
+            environments=tuple(one for one in manifests if not one.digest),
+            datasets=datasets,
+            is_writable=bool(own["writable"]),
+            free_bytes=own["free_bytes"],
+            free_files=own["free_files"],
+            untrusted=next((str(held["untrusted"]) for held in listed if held["untrusted"]), ""),
+            images=tuple(one for one in manifests if one.digest),
+        )
+
+    def _look_at(self, folder: pathlib.Path, timeout_s: float) -> small_files.Json:
+        return self.do(
+            operations.look,
+            timeout_s=timeout_s,
+            workspace=str(folder),
+            names=FOLDERS,
+            trusted=self.trusted(),
+        )
+
+    def locate(self, path: str) -> operations.Place:
+        """Resolve all links of `path`."""
+        return self.do(operations.locate, workspace=str(self.path), path=path)
+
+    def read_json(self, path: str) -> small_files.Json:
+        """Return the object in a file."""
+        return self.do(operations.read_json, path=path)
 
 
-def locate(settings: Settings, path: str) -> operations.Place:
-    """Resolve all links of `path`. Raises WorkspaceError."""
-    return call(settings, operations.locate, workspace=str(settings.workspace), path=path)
+def _manifests(
+    folder: pathlib.Path, found: collections.abc.Iterable[small_files.Json]
+) -> collections.abc.Iterator[Manifest]:
+    """Parse the manifests of a folder; skip files that ddp did not write."""
+    for held in found:
+        about = {**held, "folder": str(folder / "environments"), "below": None}
+        with contextlib.suppress(pydantic.ValidationError):
+            yield Manifest.model_validate(about)

@@ -1,4 +1,4 @@
-"""The operations on the shared filesystem; folders.call does each with a deadline."""
+"""The operations on the shared filesystem; Workspace.do gives each its deadline."""
 
 import contextlib
 import dataclasses
@@ -12,9 +12,9 @@ import typing
 
 from ddp.host.files import MAX_LISTED, RefusedError, private, replace
 from ddp.node import ownership, small_files
-from ddp.settings import USERS
 
 HF_SUFFIX, ENV_SUFFIX = ".hf-token", ".env"
+USERS = "users"  # in the workspace: a folder for each user but the trainer's account
 
 
 @dataclasses.dataclass(frozen=True)

@@ -106,8 +106,8 @@ def test_nothing_is_asked_where_nothing_is_given(
 
 
 def test_a_settings_file_is_read_where_the_ranks_would(settings: Settings):
-    (settings.runs / "night").mkdir()
-    (settings.runs / "night" / "mine.json").write_text('{"steps": "many"}')
+    (settings.workspace.runs / "night").mkdir()
+    (settings.workspace.runs / "night" / "mine.json").write_text('{"steps": "many"}')
     assert "steps must be of type int" in refused(settings, "--config mine.json")
     assert "No such file" in refused(settings, "--config other.json")
 

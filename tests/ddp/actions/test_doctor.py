@@ -181,8 +181,8 @@ def test_an_account_that_slurmctld_lacks_is_reported_once(settings: Settings, fa
     facts = dataclasses.replace(facts, reports={}, trouble=message)
     (found,) = [finding for finding in examine.judge(settings, facts) if finding.level == "error"]
     assert str(found) == (
-        f"ERROR slurmctld: slurmctld does not know the account {settings.user} (uid {settings.uid}), so none of its jobs starts"
-        f"\n    -> on slurmctld's host: useradd --no-create-home --uid {settings.uid} {settings.user}"
+        f"ERROR slurmctld: slurmctld does not know the account {settings.workspace.user} (uid {settings.workspace.uid}), so none of its jobs starts"
+        f"\n    -> on slurmctld's host: useradd --no-create-home --uid {settings.workspace.uid} {settings.workspace.user}"
     )
 
 

@@ -292,8 +292,8 @@ def test_where_slurm_is_not_configured_a_users_own_mistake_comes_first(
     settings: Settings, cluster: Cluster, host: dict[str, typing.Any], words: str, line: str
 ):
     cluster.silent, cluster.silence = 99, NOT_CONFIGURED
-    (settings.workspace / "train.py").touch()
-    name, *given = words.format(settings.workspace).split()
+    (settings.workspace.path / "train.py").touch()
+    name, *given = words.format(settings.workspace.path).split()
     params = fields.parse(verbs.ALL[name].options, dict(one.split("=") for one in given))
     with pytest.raises(Problem) as caught:
         verbs.ALL[name].do_when_ready(settings, params, print)

@@ -65,7 +65,7 @@ FOLLOWED = ("waits", "trains", "done", "failed", "saved", "swept-0")
 @pytest.fixture
 def runs(settings: Settings, cluster: Cluster, host: dict[str, typing.Any]) -> pathlib.Path:
     for name, (record, texts, _) in FILES.items():
-        folder = settings.runs / name
+        folder = settings.workspace.runs / name
         for path, text in {
             "job.json": json.dumps({"kind": "script", "run": name, **record}),
             **texts,
@@ -73,7 +73,7 @@ def runs(settings: Settings, cluster: Cluster, host: dict[str, typing.Any]) -> p
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
         (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "loss": 0.5}\n')
-    return settings.runs
+    return settings.workspace.runs
 
 
 @pytest.fixture
@@ -221,9 +221,9 @@ def submission(
     settings: Settings, cluster: Cluster, verb: str
 ) -> collections.abc.Callable[[list[str]], object]:
     """Return a function that follows a job with this verb."""
-    (settings.workspace / "train.py").write_text("")
+    (settings.workspace.path / "train.py").write_text("")
     given: dict[str, object] = {
-        "workload": str(settings.workspace / "train.py"),
+        "workload": str(settings.workspace.path / "train.py"),
         "snapshot": False,
         "nodes": 1,
     }
@@ -231,7 +231,7 @@ def submission(
     if verb == "sweep":
 
         def start(job: Job) -> None:
-            (settings.runs / "s-0" / "control" / "job").write_text(f"{job.job_id}\n")
+            (settings.workspace.runs / "s-0" / "control" / "job").write_text(f"{job.job_id}\n")
 
         cluster.submitted = start
         return lambda log: do(settings, "sweep", log, **given, name="s", grid="lr=1", wait=True)
@@ -320,7 +320,7 @@ def test_a_run_without_a_job_is_none_that_slurm_has_forgotten(
     """The element of a sweep that has not started has no file with a job's id."""
     cluster.silent = 99
     with pytest.raises(Problem, match=f"no file of swept-1 has a job's id, and {MARK}"):
-        catalog.find(settings, "swept-1")
-    assert isinstance(catalog.ask_queue(settings), jobs.Silence)
-    sweep = catalog.load(settings, ["swept"])[0][0]
+        catalog.find(settings.workspace, "swept-1")
+    assert isinstance(catalog.ask_queue(settings.workspace), jobs.Silence)
+    sweep = catalog.load(settings.workspace, ["swept"])[0][0]
     assert (sweep.state, sweep.why) == (State.UNKNOWN, "2 UNKNOWN")

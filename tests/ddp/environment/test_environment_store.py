@@ -26,7 +26,7 @@ def install(
 
 def test_an_environment_is_made_stored_and_found(settings: Settings, pip: Pip, cluster: Cluster):
     made, lines = install(settings)
-    folder = settings.environments
+    folder = settings.workspace.environments
     names = sorted(path.name for path in folder.iterdir())
     assert names == [f"{made.hash}.json", f"{made.hash}.tar.zst"]
     assert stat.S_IMODE((folder / names[1]).stat().st_mode) == 0o644
@@ -42,8 +42,8 @@ def test_an_environment_is_made_stored_and_found(settings: Settings, pip: Pip, c
     } <= set(members)
     assert not [name for name in members if "/test" in name], "no run reads the packages' own tests"
     assert lines[0] == "making the environment: torch 2.13.0 for CPU"
-    assert not (settings.node_cache / "build").exists()
-    contents = folders.look(settings)
+    assert not (settings.workspace.node_cache / "build").exists()
+    contents = settings.workspace.look()
     assert environments.find(settings, contents, builder.Request("cpu")) == made
     assert environments.find(settings, contents, builder.Request("cuda")) is None
     assert environments.describe(made) == {
@@ -80,7 +80,7 @@ def test_each_input_makes_another_environment(
             monkeypatch.setattr(builder, "python_version", lambda: "3.13")
         case _:
             os.truncate(made.archive, made.size_bytes - 1)
-    assert environments.find(settings, folders.look(settings), builder.Request("cpu")) is None
+    assert environments.find(settings, settings.workspace.look(), builder.Request("cpu")) is None
 
 
 def test_the_installers_reason_is_reported_and_nothing_is_left(
@@ -92,8 +92,8 @@ def test_the_installers_reason_is_reported_and_nothing_is_left(
     assert (
         str(caught.value) == "uv: Failed to extract archive: No space left on device (os error 28)"
     )
-    assert not list(settings.environments.iterdir())
-    assert not (settings.node_cache / "build").exists()
+    assert not list(settings.workspace.environments.iterdir())
+    assert not (settings.workspace.node_cache / "build").exists()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_build_happens_in_a_private_folder(tmp_path: pathlib.Path):
 
 def test_old_environments_go_and_used_ones_stay(settings: Settings, pip: Pip, cluster: Cluster):
     made, _ = install(settings)
-    folder, names = settings.environments, [f"{number:016x}" for number in range(5)]
+    folder, names = settings.workspace.environments, [f"{number:016x}" for number in range(5)]
 
     def store(digest: str, **more: str) -> None:
         about = (
@@ -158,9 +158,13 @@ def test_old_environments_go_and_used_ones_stay(settings: Settings, pip: Pip, cl
     for letter, age in (("x", 1), ("y", None)):
         (folder / f".environment-{letter}.tmp").write_text("half")
         os.utime(folder / f".environment-{letter}.tmp", (age, age) if age else None)
-    (settings.runs / "busy").mkdir()
-    (settings.runs / "busy" / "job.json").write_text(json.dumps({"environment": names[1]}))
-    cluster.jobs.append(Job(7, cluster.user, "busy", settings.runs / "busy", "", [("RUNNING", 0)]))
+    (settings.workspace.runs / "busy").mkdir()
+    (settings.workspace.runs / "busy" / "job.json").write_text(
+        json.dumps({"environment": names[1]})
+    )
+    cluster.jobs.append(
+        Job(7, cluster.user, "busy", settings.workspace.runs / "busy", "", [("RUNNING", 0)])
+    )
     install(settings, force=True)
     left = {path.name for path in folder.iterdir()}
     assert (

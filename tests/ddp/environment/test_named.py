@@ -20,7 +20,7 @@ from ddp.workspace import folders
 
 
 def do(settings: Settings, verb: str, **params: object) -> dict[str, str]:
-    with settings.claims:
+    with settings.workspace.claims:
         given = {name.replace("_", "-"): value for name, value in params.items()}
         return texts_of(
             verbs.ALL[verb].do(
@@ -138,7 +138,8 @@ def test_a_users_file_of_variables_lies_anywhere_and_an_operators_in_the_workspa
     *,
     is_own: bool,
 ):
-    settings = dataclasses.replace(settings, unit="trainer/0", takes_any_script=is_own)
+    workspace = dataclasses.replace(settings.workspace, unit="trainer/0")
+    settings = dataclasses.replace(settings, workspace=workspace, takes_any_script=is_own)
     (tmp_path / "keys.env").write_text("SITE_KEY=x\n")
     (tmp_path / "keys.env").chmod(0o600)
     given = {
@@ -215,10 +216,10 @@ def manifest(
 
 def test_the_users_own_goes_before_the_trainers_and_the_newest_first(settings: Settings, pip: Pip):
     key = environments._key(settings, "cpu")
-    own = [manifest(settings.environments, letter, key=key) for letter in "ab"]
-    theirs = manifest(settings.workspace / "trainers", "c", key=key)
-    alone = manifest(settings.workspace / "trainers", "d", key=key, name="shared")
-    stale = manifest(settings.environments, "e", key="0" * 16, name="stale")
+    own = [manifest(settings.workspace.environments, letter, key=key) for letter in "ab"]
+    theirs = manifest(settings.workspace.path / "trainers", "c", key=key)
+    alone = manifest(settings.workspace.path / "trainers", "d", key=key, name="shared")
+    stale = manifest(settings.workspace.environments, "e", key="0" * 16, name="stale")
     contents = folders.Contents((theirs, alone, *own, stale), {}, is_writable=True)
     assert environments.named(settings, contents, "mine") is own[0]
     assert environments.named(settings, contents, "shared") is alone
@@ -254,7 +255,7 @@ def test_environments_are_listed_shown_and_removed(
         "CREATED",
     ]
     row, base = rows["mine"], rows["-"]
-    assert (row.split()[2], row.split()[-2]) == (base.split()[1], settings.user)
+    assert (row.split()[2], row.split()[-2]) == (base.split()[1], settings.workspace.user)
     assert (" 2.13.0+cpu  cpu  " if has_cpu_build else " 2.13.0  cpu (default build)  ") in row
     archive = pathlib.Path(do(settings, "env show", name="mine")["environment"])
     assert archive.is_file()
@@ -264,7 +265,8 @@ def test_environments_are_listed_shown_and_removed(
     assert do(settings, "env list")["count"] == "1"
     for verb in ("env show", "env remove"):
         with pytest.raises(
-            ParameterError, match=f"^name: {settings.user} has no environment mine; ddp env list$"
+            ParameterError,
+            match=f"^name: {settings.workspace.user} has no environment mine; ddp env list$",
         ):
             do(settings, verb, name="mine")
 
@@ -272,7 +274,7 @@ def test_environments_are_listed_shown_and_removed(
 def test_an_image_shares_list_and_names_with_environments(
     settings: Settings, cluster: Cluster, wanted: pathlib.Path
 ):
-    folder = settings.environments
+    folder = settings.workspace.environments
     image = manifest(
         folder,
         "a",
@@ -286,14 +288,14 @@ def test_an_image_shares_list_and_names_with_environments(
     row = do(settings, "env list")["environments"].splitlines()[1]
     assert row.split()[:5] == ["torch", image.hash, "-", "-", "image"]
     assert do(settings, "env show", name="torch")["digest"] == image.digest
-    assert images.find(settings, "torch") == folders.look(settings).images[0]
-    assert [images.find(settings, name) for name in (None, "/i/x.sqsh", "nvcr.io#a/b:1")] == [
-        None
-    ] * 3
+    assert images.find(settings.workspace, "torch") == settings.workspace.look().images[0]
+    assert [
+        images.find(settings.workspace, name) for name in (None, "/i/x.sqsh", "nvcr.io#a/b:1")
+    ] == [None] * 3
     with pytest.raises(
         ParameterError, match=r"^container-image: x is not imported; known: torch; ddp image import"
     ):
-        images.find(settings, "x")
+        images.find(settings.workspace, "x")
     remedy = "choose another name, or remove it; ddp env remove torch$"
     with pytest.raises(ParameterError, match=rf"^name: torch is an image; {remedy}"):
         do(settings, "env create", name="torch", requirements=str(wanted))

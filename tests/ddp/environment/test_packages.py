@@ -19,6 +19,7 @@ from ddp.environment import builder, uv
 from ddp.node import spec, unpacking
 from ddp.settings import Settings
 from ddp.workspace import folders
+from ddp.workspace.folders import Workspace
 
 ROOT = pathlib.Path(__file__).parents[3]
 CPU, DEFAULT = f"{uv.TORCH}+cpu", uv.TORCH
@@ -235,7 +236,7 @@ def request_(
         (packages / "site/numpy/numpy-2.0-py3-none-any.whl").read_bytes()
     ).hexdigest()
     (settings.payload / "requirements.txt").write_text(f"numpy==2.0 --hash=sha256:{digest}\n")
-    monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "nodes"))
+    monkeypatch.setattr(Workspace, "node_cache", property(lambda _: tmp_path / "nodes"))
     return builder.Request("cpu")
 
 
@@ -340,7 +341,7 @@ def test_a_wheelhouse_is_the_only_source_and_brings_uv(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv("PIP_INDEX_URL", indexes.unused())
-    house = settings.workspace / "wheels"
+    house = settings.workspace.path / "wheels"
     house.mkdir()
     for wheel in [pinned, *packages.glob("more/*/*.whl"), *packages.glob("site/numpy/*-2.0-*.whl")]:
         shutil.copy(wheel, house)
@@ -350,7 +351,7 @@ def test_a_wheelhouse_is_the_only_source_and_brings_uv(
     with pytest.raises(
         uv.InstallError, match=r"^pip: .*No matching distribution found for uv=="
     ) as caught:
-        uv.bootstrap(pathlib.Path(sys.executable), settings.workspace / "uv", [str(house)])
+        uv.bootstrap(pathlib.Path(sys.executable), settings.workspace.path / "uv", [str(house)])
     assert caught.value.is_unsatisfiable
 
 

@@ -56,7 +56,7 @@ def make(path: pathlib.Path, names: typing.Iterable[str] = NAMES, link: str = ""
 
 def install(settings: Settings, path: object = None) -> dict[str, str]:
     verb = verbs.ALL["env install"]
-    with settings.claims:
+    with settings.workspace.claims:
         params = fields.parse(verb.options, {"wheelhouse": str(path)} if path else {})
         return texts_of(verb.do(settings, params, lambda _: None) or {})
 
@@ -98,7 +98,7 @@ def test_a_wheelhouse_replaces_all_indexes_and_an_attached_one_is_used_by_itself
     attached = tmp_path / "attached"
     attached.touch()
     object.__setattr__(settings, "wheelhouse", attached)
-    path = make(settings.workspace / "wheels")
+    path = make(settings.workspace.path / "wheels")
     install(settings, path)
     installs = [call for call in pip.calls if "install" in call]
     assert len(installs) == 3, "of uv, the locked packages and torch"
@@ -125,10 +125,10 @@ def test_a_wheelhouse_replaces_all_indexes_and_an_attached_one_is_used_by_itself
 def test_a_path_that_is_no_wheelhouse_is_refused(
     settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, name: str, why: str
 ):
-    (settings.workspace / "empty").mkdir()
-    (settings.workspace / "notes.txt").write_text("x")
-    (settings.workspace / "away").symlink_to(tmp_path)
+    (settings.workspace.path / "empty").mkdir()
+    (settings.workspace.path / "notes.txt").write_text("x")
+    (settings.workspace.path / "away").symlink_to(tmp_path)
     with pytest.raises(Problem, match=why):
-        install(settings, settings.workspace / name)
-    assert not list(settings.environments.iterdir())
+        install(settings, settings.workspace.path / name)
+    assert not list(settings.workspace.environments.iterdir())
     assert not [call for call in pip.calls if "install" in call]

@@ -40,7 +40,7 @@ def submit(
 ) -> object:
     model = verbs.ACTIONS[verb].options
     params = fields.parse(model, {"workload": str(script), "nodes": 1, **more})
-    with settings.claims:
+    with settings.workspace.claims:
         return verbs.ACTIONS[verb].do(settings, params, lambda _: None)
 
 
@@ -56,29 +56,31 @@ def test_the_copy_is_in_the_run_and_is_what_starts(
     settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
 ):
     submit(settings, project / "train.py", run="night")
-    code = settings.runs / "night" / "code"
+    code = settings.workspace.runs / "night" / "code"
     assert contents(code) == {
         "train.py": "import lib.model\n",
         "lib/model.py": "SIZE = 1\n",
         ".ddpignore": "notes.txt\n",
     }
     assert cluster.job(40).commands() == [f"{code}/train.py"]
-    facts = json.loads((settings.runs / "night" / "job.json").read_text())["code"]
+    facts = json.loads((settings.workspace.runs / "night" / "job.json").read_text())["code"]
     assert (facts["folder"], facts["script"], facts["origin"]) == ("code", "train.py", str(project))
-    assert [path.name for path in settings.runs.iterdir()] == ["night"], "nothing half-made stays"
+    assert [path.name for path in settings.workspace.runs.iterdir()] == ["night"], (
+        "nothing half-made stays"
+    )
 
 
 def test_of_a_script_in_the_workspace_itself_it_alone_is_kept(
     settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch
 ):
     """Everybody's folders lie beside it."""
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(settings.workspace.parent))
-    (settings.workspace / "alone.py").write_text("print(1)\n")
-    (settings.workspace / "users" / "bob").mkdir(parents=True)
-    (settings.workspace / "users" / "bob" / "large").write_text("x")
-    (settings.workspace / "other.py").write_text("print(2)\n")
-    submit(settings, settings.workspace / "alone.py", run="night")
-    code = settings.runs / "night" / "code"
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(settings.workspace.path.parent))
+    (settings.workspace.path / "alone.py").write_text("print(1)\n")
+    (settings.workspace.path / "users" / "bob").mkdir(parents=True)
+    (settings.workspace.path / "users" / "bob" / "large").write_text("x")
+    (settings.workspace.path / "other.py").write_text("print(2)\n")
+    submit(settings, settings.workspace.path / "alone.py", run="night")
+    code = settings.workspace.runs / "night" / "code"
     assert contents(code) == {"alone.py": "print(1)\n"}
     assert [path.name for path in code.iterdir()] == ["alone.py"]
 
@@ -86,7 +88,7 @@ def test_of_a_script_in_the_workspace_itself_it_alone_is_kept(
 def test_a_later_submission_of_a_run_updates_its_copy_and_leaves_what_the_run_wrote(
     settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
 ):
-    code = settings.runs / "night" / "code"
+    code = settings.workspace.runs / "night" / "code"
     for number in (1, 2, 3):
         (project / "lib" / "model.py").write_text("SIZE = " + "1" * number)
         cluster.states = [("COMPLETED", 0)]
@@ -96,7 +98,7 @@ def test_a_later_submission_of_a_run_updates_its_copy_and_leaves_what_the_run_wr
         assert ("out/result" in contents(code)) == (number > 1)
         (code / "out").mkdir(exist_ok=True)
         (code / "out" / "result").write_text("mine")
-    assert sorted(path.name for path in settings.runs.iterdir()) == ["night"]
+    assert sorted(path.name for path in settings.workspace.runs.iterdir()) == ["night"]
 
 
 Tree = dict[str, str]
@@ -150,13 +152,13 @@ def test_what_a_run_wrote_is_never_lost_and_what_the_project_has_is_what_runs(
                         os.utime(folder / name, ns=(0, next(clock) * 10**9))
             found = project_part.find(root / "train.py")
             before = contents(code)
-            copy = copies.stage(settings, found, top / "partial", code)
+            copy = copies.stage(settings.workspace, found, top / "partial", code)
             copy.place()
             if number % 2:  # its submission fails, and it is submitted again
                 copy.undo()
                 assert contents(code) == before
                 shutil.rmtree(top / "partial")
-                copies.stage(settings, found, top / "partial", code).place()
+                copies.stage(settings.workspace, found, top / "partial", code).place()
             shutil.rmtree(top / "partial", ignore_errors=True)
             now = contents(code)
             assert written <= set(now.values())
@@ -171,7 +173,7 @@ def test_what_lies_behind_a_link_of_the_run_is_not_touched(
 ):
     cluster.states = [("COMPLETED", 0)]
     submit(settings, project / "train.py", run="night")
-    code, large = settings.runs / "night" / "code", settings.workspace / "large"
+    code, large = settings.workspace.runs / "night" / "code", settings.workspace.path / "large"
     (code / "lib").rename(large)
     (code / "lib").symlink_to(large)
     if how != "leave":
@@ -197,7 +199,7 @@ def test_a_submission_that_slurm_refuses_leaves_nothing(
             verb,
             **({} if verb == "submit-ddp" else {"grid": "lr=1,2"}),
         )
-    assert list(settings.runs.iterdir()) == []
+    assert list(settings.workspace.runs.iterdir()) == []
 
 
 @pytest.mark.parametrize("is_script", [True, False])
@@ -207,8 +209,8 @@ def test_nothing_is_copied_where_no_copy_starts(
     (workspace / "train.py").write_text("")
     what: dict[str, typing.Any] = {"snapshot": False} if is_script else {"workload": "smoke"}
     submit(settings, workspace / "train.py", run="night", **what)
-    assert not list((settings.runs / "night").glob("code*"))
-    assert "code" not in json.loads((settings.runs / "night" / "job.json").read_text())
+    assert not list((settings.workspace.runs / "night").glob("code*"))
+    assert "code" not in json.loads((settings.workspace.runs / "night" / "job.json").read_text())
 
 
 def test_the_copy_of_a_sweep_is_one_for_all_its_runs(
@@ -216,5 +218,5 @@ def test_the_copy_of_a_sweep_is_one_for_all_its_runs(
 ):
     submit(settings, project / "train.py", "submit-sweep", name="s", grid="lr=1,2")
     job: Job = cluster.job(40)
-    assert job.training().command[0].text == f"{settings.runs}/s/code/train.py"
-    assert not list(settings.runs.glob("s-*/code"))
+    assert job.training().command[0].text == f"{settings.workspace.runs}/s/code/train.py"
+    assert not list(settings.workspace.runs.glob("s-*/code"))

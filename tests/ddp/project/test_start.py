@@ -77,7 +77,9 @@ def started(settings: Settings, cluster: Cluster, *words: str) -> spec.JobSpec:
     code, _, err = typed("submit", "--run", "night", "-N", "1", *words)
     assert code == 0, err
     assert "Traceback" not in err
-    text = json.dumps(spec.dump(cluster.jobs[-1].training())).replace(f"{settings.runs}/night/", "")
+    text = json.dumps(spec.dump(cluster.jobs[-1].training())).replace(
+        f"{settings.workspace.runs}/night/", ""
+    )
     return spec.parse(spec.JobSpec, json.loads(text))
 
 
@@ -87,8 +89,8 @@ def test_a_remark_names_a_run_whose_script_starts_at_its_beginning(
     cluster.states = [("COMPLETED", 0)]
     lines = [typed("submit", "--run", "night", "-N", "1", "train.py")[2] for _ in "ab"]
     assert ["its program starts at its beginning" in text for text in lines] == [False, True]
-    (settings.runs / "night" / "saved").mkdir()
-    (settings.runs / "night" / "latest").symlink_to("saved")
+    (settings.workspace.runs / "night" / "saved").mkdir()
+    (settings.workspace.runs / "night" / "latest").symlink_to("saved")
     assert "beginning" not in typed("submit", "--run", "night", "-N", "1", "train.py")[2]
 
 
@@ -130,13 +132,15 @@ def test_a_command_in_a_project(
         expected,
     )
     assert job.origin == str(folder)
-    assert (settings.runs / "night" / workdir).is_dir()
+    assert (settings.workspace.runs / "night" / workdir).is_dir()
     assert (
-        json.loads((settings.runs / "night" / "job.json").read_text())["workdir"]
-        == f"{settings.runs}/night/{workdir}"
+        json.loads((settings.workspace.runs / "night" / "job.json").read_text())["workdir"]
+        == f"{settings.workspace.runs}/night/{workdir}"
     )
     assert re.search(
-        rf"^workdir +{settings.runs}/night/{workdir}$", typed("show", "night")[1], re.MULTILINE
+        rf"^workdir +{settings.workspace.runs}/night/{workdir}$",
+        typed("show", "night")[1],
+        re.MULTILINE,
     )
 
 
@@ -198,8 +202,8 @@ def test_any_name_of_a_path_works_and_the_login_s_variables_arrive(
     job = started(settings, cluster, str(script), "a b")
     assert [word.text for word in job.command] == ["code/with blank/tr\u00e4in\\.py", "a b"]
     login = {
-        "USER": settings.user,
-        "LOGNAME": settings.user,
+        "USER": settings.workspace.user,
+        "LOGNAME": settings.workspace.user,
         "HOME": os.environ["HOME"],
         "TZ": "Asia/Tokyo",
     }
@@ -220,7 +224,7 @@ def test_a_script_elsewhere_starts_in_its_own_folder(
         in err
     )
     job: Job = cluster.job(40)
-    assert job.training().workdir == f"{settings.runs}/night/code"
+    assert job.training().workdir == f"{settings.workspace.runs}/night/code"
 
 
 def test_without_a_snapshot_the_ranks_start_where_it_is_typed_if_the_nodes_share_that(
@@ -230,19 +234,19 @@ def test_without_a_snapshot_the_ranks_start_where_it_is_typed_if_the_nodes_share
     folder: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    (settings.workspace / "mine" / "exp").mkdir(parents=True)
-    (settings.workspace / "mine" / "train.py").touch()
-    script = str(settings.workspace / "mine" / "train.py")
+    (settings.workspace.path / "mine" / "exp").mkdir(parents=True)
+    (settings.workspace.path / "mine" / "train.py").touch()
+    script = str(settings.workspace.path / "mine" / "train.py")
     _, _, err = typed("submit", "--no-snapshot", script)
     assert (
-        f"--snapshot: {folder} is outside the workspace {settings.workspace}, and only that is known to be sh"
+        f"--snapshot: {folder} is outside the workspace {settings.workspace.path}, and only that is known to be sh"
         in err
     )
     assert (
         f"--snapshot: {folder}/train.py is outside the workspace"
         in typed("submit", "--no-snapshot", "train.py")[2]
     )
-    monkeypatch.chdir(settings.workspace / "mine" / "exp")
+    monkeypatch.chdir(settings.workspace.path / "mine" / "exp")
     job = started(settings, cluster, "--no-snapshot", "--env", "PYTHONPATH=..", script)
     assert (job.workdir, dict(job.variables)["PYTHONPATH"]) == (
         str(pathlib.Path.cwd()),
@@ -261,7 +265,7 @@ def test_what_is_no_program_is_refused_at_once_with_what_to_type(
     assert code in (1, 2)
     assert text in err.splitlines()[-1]
     assert not cluster.jobs
-    assert not list(settings.runs.iterdir())
+    assert not list(settings.workspace.runs.iterdir())
 
 
 def test_newer_syntax_is_a_remark_where_the_jobs_have_a_newer_python(
@@ -357,7 +361,7 @@ def test_fetch_copies_what_the_run_wrote_and_overwrites_nothing(
     settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path
 ):
     started(settings, cluster, "train.py")
-    code = settings.runs / "night" / "code"
+    code = settings.workspace.runs / "night" / "code"
     for name in ("out/a b", "out/deep/c", "__pycache__/x.pyc"):
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text(name)
@@ -400,11 +404,11 @@ def test_a_module_of_the_project_is_never_looked_for_in_an_index(
     folder_: str,
 ):
     started(settings, cluster, "train.py")
-    record = json.loads((settings.runs / "night" / "job.json").read_text())
-    found = copies.find_module(settings.runs / "night", record, module)
+    record = json.loads((settings.workspace.runs / "night" / "job.json").read_text())
+    found = copies.find_module(settings.workspace.runs / "night", record, module)
     assert found == ((str(folder / path), folder_) if path else None)
     in_place = {"workdir": str(folder)}
-    assert copies.find_module(settings.runs / "night", in_place, module) == found
+    assert copies.find_module(settings.workspace.runs / "night", in_place, module) == found
 
 
 def test_a_relative_dataset_and_image_lie_below_the_current_folder(
@@ -478,7 +482,7 @@ def test_a_module_of_a_home_is_refused(tmp_path: pathlib.Path):
 def test_an_environment_is_taken_by_its_torch(
     settings: Settings, kind: str, torch: str | None, is_active: bool
 ):
-    with tempfile.TemporaryDirectory(dir=settings.workspace) as name:
+    with tempfile.TemporaryDirectory(dir=settings.workspace.path) as name:
         python = make(pathlib.Path(name) / "env", kind, torch)
         given = str(python.parents[1] if is_active else python)
         params = fields.parse(
@@ -512,7 +516,7 @@ def test_a_job_runs_the_active_python_in_place_and_no_environment_is_made(
         "as sbatch passes it on"
     )
     assert (pathlib.Path(job.payload) / "ddptrain" / "__init__.py").is_file()
-    record = json.loads((settings.runs / "night" / "job.json").read_text())
+    record = json.loads((settings.workspace.runs / "night" / "job.json").read_text())
     assert (record["python"], record["environment"]) == (str(python), None)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as own:
         alone = make(pathlib.Path(own) / "env")

@@ -36,7 +36,7 @@ def fabric(
 ) -> tuple[int, list[str]]:
     """Make a fabric's variables ready as a node does; return the exit code and what was printed, those variables last."""
     given = " ".join(f"{name}={value}" for name, value in env.items())
-    path = settings.runs / "spec.json"
+    path = settings.workspace.runs / "spec.json"
     path.write_text(texts(settings, fabric=wanted, env=given)["program/job.json"])
     run = subprocess.run(
         [sys.executable, "-c", FABRIC_DRIVER, path, str(nodes), *show],
@@ -154,7 +154,7 @@ def test_a_container_runs_under_pyxis_where_slurm_has_it(settings: Settings, nod
     code, output = node.run(files, HELP="  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH")
     assert code == 0, output
     argv = (node.notes / "argv").read_text().split("\0")
-    workspace = settings.workspace
+    workspace = settings.workspace.path
     assert "--container-image=nvcr.io#nvidia/pytorch:25.01-py3" in argv
     assert f"--container-mounts={workspace}:{workspace}" in argv
     assert f"--container-workdir={node.run_dir}" in argv
@@ -168,7 +168,7 @@ def test_a_container_runs_under_apptainer_where_there_is_no_pyxis(settings: Sett
     assert node.run(texts(settings, **CONTAINED), HELP="no such option")[0] == 0
     argv = (node.notes / "argv").read_text().split("\0")
     at = argv.index(f"{node.bin}/apptainer")
-    workspace = settings.workspace
+    workspace = settings.workspace.path
     assert argv[at + 1 : at + 7] == [
         "exec",
         "--nv",
@@ -199,7 +199,7 @@ def test_an_imported_image_is_unpacked_and_started_by_slurms_runtime(
     }
     pathlib.Path(tmp_path, "env/config.json").write_text(json.dumps(of_image))
     about = MANIFEST.model_dump() | {"name": "torch", "python": "", "digest": f"sha256:{'0' * 64}"}
-    made = archives.store_environment(str(tmp_path), str(settings.environments), about)
+    made = archives.store_environment(str(tmp_path), str(settings.workspace.environments), about)
     given: dict[str, typing.Any] = {"container_image": "torch", "env": "NCCL_DEBUG=INFO"}
     files = texts(settings, stored=folders.Manifest.model_validate(made), **given)
     unpacks = 'case "$*" in *".pyz image "*) while [ "$1" != /bin/sh ]; do shift; done; exec "$@" ;; esac; '
@@ -217,6 +217,6 @@ def test_an_imported_image_is_unpacked_and_started_by_slurms_runtime(
     assert config["process"]["cwd"] == str(node.run_dir)
     driver = "LD_LIBRARY_PATH=/a:/usr/local/nvidia/lib64"
     assert config["process"]["env"] == ["PATH=/opt/bin", "LD_LIBRARY_PATH=/a", driver]
-    assert {str(settings.workspace), str(node.cache), "/dev"} <= {
+    assert {str(settings.workspace.path), str(node.cache), "/dev"} <= {
         mount["source"] for mount in config["mounts"]
     }

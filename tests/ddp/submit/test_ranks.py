@@ -152,7 +152,7 @@ def test_accelerate_connects_its_ranks_on_cpus_unless_the_user_sets_it(
 def test_a_users_own_python_is_first_on_the_path_and_one_that_is_missing_is_named(
     settings: Settings, node: Node
 ):
-    place = settings.workspace / "venv"
+    place = settings.workspace.path / "venv"
     python = environments.make(place, agent='echo "${PATH%%:*} $0"')
     output = run_node(settings, node, "", given={"python": str(python)}).communicate(timeout=30)[0]
     assert output.splitlines()[-1] == f"{place}/bin {python}"

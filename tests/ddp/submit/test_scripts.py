@@ -40,7 +40,7 @@ def test_the_script_is_directives_and_one_command(settings: Settings):
     script = texts(settings, **given, sbatch="--nice=100 --spread-job --switches=1@60")[
         "job.sbatch"
     ]
-    run_dir = settings.runs / "first"
+    run_dir = settings.workspace.runs / "first"
     assert directives(script) == [
         "job-name=first",
         "partition=main",
@@ -76,10 +76,11 @@ def test_the_script_is_directives_and_one_command(settings: Settings):
 def test_a_workspace_with_a_blank_is_quoted_for_sbatch_and_the_shell(
     settings: Settings, tmp_path: pathlib.Path
 ):
-    settings = dataclasses.replace(settings, workspace=tmp_path / "my h\u00f6me")
+    workspace = dataclasses.replace(settings.workspace, path=tmp_path / "my h\u00f6me")
+    settings = dataclasses.replace(settings, workspace=workspace)
     script = texts(settings)["job.sbatch"]
-    assert f'chdir="{settings.runs}/first"' in directives(script)
-    assert shlex.split(script.splitlines()[-1])[5] == f"{settings.runs}/first/program"
+    assert f'chdir="{settings.workspace.runs}/first"' in directives(script)
+    assert shlex.split(script.splitlines()[-1])[5] == f"{settings.workspace.runs}/first/program"
 
 
 def test_what_is_not_wanted_is_not_asked_for(settings: Settings):
@@ -118,11 +119,11 @@ def test_what_the_job_runs_lies_in_its_own_folder(settings: Settings):
     job = spec.parse(spec.JobSpec, files["program/job.json"])
     assert (job.run, job.job_dir, job.cache) == (
         "first",
-        str(settings.runs / "first"),
-        str(settings.node_cache),
+        str(settings.workspace.runs / "first"),
+        str(settings.workspace.node_cache),
     )
     assert job.environment is not None
-    assert job.environment.trusted_uids == (settings.uid,)
+    assert job.environment.trusted_uids == (settings.workspace.uid,)
 
 
 def test_a_value_that_slipped_through_would_still_be_quoted(

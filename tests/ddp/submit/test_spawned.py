@@ -7,7 +7,6 @@ import pytest
 from ddp.options import fields, models
 from ddp.settings import Settings
 from ddp.submit import programs
-from ddp.workspace import folders
 
 MULTIGPU = """
 import torch.multiprocessing as mp
@@ -30,7 +29,7 @@ def remarks(settings: Settings, folder: pathlib.Path, source: str, args: str = "
     path = folder / "train.py"
     path.write_text(source)
     params = fields.parse(models.SubmitDdp, {"workload": str(path), "args": args})
-    return programs.check(settings, params, folders.look(settings))
+    return programs.check(settings.workspace, params, settings.workspace.look())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ddp.options import fields, models
 from ddp.problem import Problem
 from ddp.settings import Settings
 from ddp.submit import scripts, tokens
-from ddp.workspace import folders, operations
+from ddp.workspace import operations
 from storage import leaks
 
 __all__ = ["charm_dir", "claims", "node", "settings", "workspace"]
@@ -32,7 +32,7 @@ REQUEUED = 'echo "0: [FATAL] slurmd-0: its disk is full"; ' + ENDS % "failed" + 
 @pytest.fixture
 def given(settings: Settings) -> tuple[Settings, pathlib.Path]:
     """Settings with a token, and the file in which the run `first` finds it."""
-    path = settings.workspace / ".secrets" / "trainer-0" / "first.hf-token"
+    path = settings.workspace.path / ".secrets" / "trainer-0" / "first.hf-token"
     path.parent.mkdir(parents=True)
     path.write_text(TOKEN)
     return dataclasses.replace(settings, token=TOKEN), path
@@ -41,8 +41,7 @@ def given(settings: Settings) -> tuple[Settings, pathlib.Path]:
 def test_settings_and_errors_do_not_show_it(settings: Settings):
     assert TOKEN not in repr(dataclasses.replace(settings, token=TOKEN))
     with pytest.raises(Problem) as caught:
-        folders.call(
-            settings,
+        settings.workspace.do(
             operations.keep_secret,
             secrets="/nowhere",
             owner="x",
@@ -53,7 +52,7 @@ def test_settings_and_errors_do_not_show_it(settings: Settings):
 
 
 def test_a_job_that_is_being_submitted_keeps_its_file(settings: Settings):
-    secrets = str(settings.workspace / ".secrets")
+    secrets = str(settings.workspace.path / ".secrets")
     pathlib.Path(secrets).mkdir()
     operations.keep_secret(secrets, "trainer-0", "first.hf-token", "a\n")
     assert operations.sync_tokens(secrets, "trainer-0", token="a", active=[]) == {
@@ -66,19 +65,19 @@ def test_the_file_of_a_run_stays_while_another_of_its_jobs_is_active(
     settings: Settings, cluster: Cluster
 ):
     given = dataclasses.replace(settings, token=TOKEN)
-    path = pathlib.Path(tokens.path(given, "first"))
+    path = pathlib.Path(tokens.path(given.workspace, "first"))
     tokens.deliver(given, "first")
     states = {40: ("FAILED", 1), 41: ("RUNNING", 0)}
     cluster.jobs = [
         Job(number, USER, "first", path, "", [state]) for number, state in states.items()
     ]
-    tokens.drop(given, "first")
+    tokens.drop(given.workspace, "first")
     assert path.read_text() == f"{TOKEN}\n"
     cluster.silent = 1
-    tokens.drop(given, "first")
+    tokens.drop(given.workspace, "first")
     assert path.exists(), "while Slurm is away nothing is known to be over"
     cluster.jobs[1].states = [("COMPLETED", 0)]
-    tokens.drop(given, "first")
+    tokens.drop(given.workspace, "first")
     assert not path.exists()
 
 
@@ -86,7 +85,7 @@ def test_a_folder_of_another_account_or_a_link_is_not_used(
     settings: Settings, tmp_path: pathlib.Path
 ):
     (tmp_path / "theirs").mkdir()
-    secrets = settings.workspace / ".secrets"
+    secrets = settings.workspace.path / ".secrets"
     secrets.symlink_to(tmp_path / "theirs")
     with pytest.raises(RefusedError, match="is not a folder of this account"):
         operations.keep_secret(str(secrets), "trainer-0", "first.hf-token", "a\n")
@@ -141,8 +140,8 @@ def test_the_last_run_of_a_sweep_removes_the_file(
         sweep=scripts.Array(2, 2),
     )
     for name in ("logs", "control"):
-        (settings.runs / "first-0" / name).mkdir(parents=True)
-    (settings.runs / "first-0" / "args").write_text("")
+        (settings.workspace.runs / "first-0" / name).mkdir(parents=True)
+    (settings.workspace.runs / "first-0" / "args").write_text("")
     node.add("squeue", f"printf '%s\\n' {left}" if left else "exit 0")
     node.add("srun", READS + ENDS % "done")
     code, output = node.run(files, SLURM_ARRAY_JOB_ID="12", SLURM_ARRAY_TASK_ID="0")
@@ -168,13 +167,13 @@ def test_the_ranks_get_the_variables_of_the_file_and_the_script_has_their_names_
     variables = {f"MY_{end}": f"a b'$x-{end}" for end in ends} | {"WANDB_API_KEY": "a b'$x"}
     files = texts(settings, secrets=tuple(variables))
     if exists:
-        tokens.deliver_variables(settings, "first", variables)
-    assert pathlib.Path(tokens.path(settings, "first", ".env")).exists() is exists
+        tokens.deliver_variables(settings.workspace, "first", variables)
+    assert pathlib.Path(tokens.path(settings.workspace, "first", ".env")).exists() is exists
     node.add("srun", 'printf %s "$WANDB_API_KEY" > "$NOTES/key"; ' + ENDS % "done")
     code, output = node.run(files)
     assert not leaks.within((output + "".join(files.values())).encode(), variables.values())
-    assert not leaks.in_files(settings.workspace, *variables.values())
-    assert not list(settings.workspace.rglob(".secrets/*/*"))
+    assert not leaks.in_files(settings.workspace.path, *variables.values())
+    assert not list(settings.workspace.path.rglob(".secrets/*/*"))
     if exists:
         assert (code, (node.notes / "key").read_text()) == (0, "a b'$x"), output
     else:
@@ -188,19 +187,21 @@ def test_variables_of_runs_that_ended_are_removed_with_the_next(
     settings: Settings, cluster: Cluster
 ):
     for run in ("first", "second", "third"):
-        tokens.deliver_variables(settings, run, {"A": "x"})
+        tokens.deliver_variables(settings.workspace, run, {"A": "x"})
     paths = {
-        run: pathlib.Path(tokens.path(settings, run, ".env"))
+        run: pathlib.Path(tokens.path(settings.workspace, run, ".env"))
         for run in ("first", "second", "third")
     }
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths.values()} == {0o600}
     for run in ("first", "second"):
         os.utime(paths[run], (1, 1))
     cluster.jobs = [Job(40, USER, "second", paths["second"], "", [("PENDING", 0)])]
-    operations.sync_tokens(str(settings.workspace / ".secrets"), "trainer-0", token="", active=None)
-    tokens.deliver_variables(settings, "fourth", {"A": "y"})
+    operations.sync_tokens(
+        str(settings.workspace.path / ".secrets"), "trainer-0", token="", active=None
+    )
+    tokens.deliver_variables(settings.workspace, "fourth", {"A": "y"})
     assert {run for run, path in paths.items() if path.exists()} == {"second", "third"}
-    tokens.drop(settings, "third")
+    tokens.drop(settings.workspace, "third")
     assert not paths["third"].exists()
 
 
