@@ -19,20 +19,24 @@ def read(kind: type[Record], path: pathlib.Path) -> Record:
     raw: object = json.loads(path.read_text())
     if not isinstance(raw, dict):
         raise ValueError(f"{path.name} holds no JSON object")
-    given = typing.cast("dict[str, object]", raw)
+    return parse(kind, typing.cast("dict[str, object]", raw), path.name)
+
+
+def parse(kind: type[Record], given: dict[str, object], name: str) -> Record:
+    """Make a record of an object's values. Raises `ValueError`, which begins with the file's name."""
     hints = typing.get_type_hints(kind)
     values = {
         field.name: _tuples(given[field.name])
         for field in dataclasses.fields(kind)
         if field.name in given
     }
-    wrong = [name for name, value in values.items() if not _fits(value, hints[name])]
-    if wrong:
-        raise ValueError(f"{path.name} holds {wrong[0]}={values[wrong[0]]!r:.60}")
+    for key, value in values.items():
+        if not _fits(value, hints[key]):
+            raise ValueError(f"{name} holds {key}={value!r:.60}")
     try:
         return kind(**values)
     except TypeError as e:
-        raise ValueError(f"{path.name}: {e}") from e
+        raise ValueError(f"{name}: {e}") from e
 
 
 def load(default: Record, path: pathlib.Path) -> Record:
@@ -49,18 +53,16 @@ def text(record: _Dataclass) -> str:
 
 
 def _tuples(value: object) -> object:
-    return (
-        tuple(map(_tuples, typing.cast("list[object]", value)))
-        if isinstance(value, list)
-        else value
-    )
+    if isinstance(value, list):
+        return tuple(map(_tuples, typing.cast("list[object]", value)))
+    return value
 
 
 def _fits(value: object, hint: typing.Any) -> bool:
     """Report whether a value has the type of its field; what is in a tuple or a mapping is not checked."""
-    kinds = (
-        typing.get_args(hint)
-        if isinstance(hint, types.UnionType)
-        else (typing.get_origin(hint) or hint,)
-    )
-    return isinstance(value, (*kinds, int) if float in kinds else kinds)
+    kinds = (typing.get_origin(hint) or hint,)
+    if isinstance(hint, types.UnionType):
+        kinds = typing.get_args(hint)
+    if float in kinds:
+        kinds = (*kinds, int)
+    return isinstance(value, kinds)

@@ -9,8 +9,8 @@ import pydantic
 from controller import gres_lines
 from driver import plan, state
 from driver.state import DriverError
-from maintenance import hold, mig, reset, upgrade
-from node import compute, health_check, registration
+from maintenance import layouts, reset, upgrade
+from node import compute, health_check, kept, registration
 from node.machine import Machine
 from slurm_ddp import apt
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
@@ -18,7 +18,7 @@ from slurm_ddp.commands import CommandError
 from slurm_ddp.slurm import nodes
 
 # What fails an action with one line and no traceback.
-FAILURES = (DriverError, hold.HoldError, nodes.NodeError, apt.AptError, CommandError)
+FAILURES = (DriverError, kept.KeptError, nodes.NodeError, apt.AptError, CommandError)
 _Wait = typing.Annotated[int, pydantic.Field(ge=0, le=3600)]  # seconds
 
 
@@ -105,7 +105,7 @@ def _reset_gpu(unit: Unit, wanted: _ResetGpu, log: Log) -> Results:
 
 def _set_mig(unit: Unit, wanted: _SetMig, log: Log) -> Results:
     return _on_cards(
-        unit, lambda node: mig.set_layout(wanted.gpu, wanted.profiles, node, wanted.wait, log)
+        unit, lambda node: layouts.set_layout(wanted.gpu, wanted.profiles, node, wanted.wait, log)
     )
 
 
@@ -115,9 +115,9 @@ def _on_cards(unit: Unit, run: collections.abc.Callable[[str | None], Results]) 
     try:
         results = run(node)
     finally:
-        if hold.Hold.load() is not None:
+        if kept.maintenance() is not None:
             unit.reconcile()
-    held = hold.Hold.load()
+    held = kept.maintenance()
     if held is not None:
         results.setdefault(
             "detail", f"{held.node} stays drained until it is registered again: see show-gres"

@@ -11,12 +11,12 @@ import actions
 import metrics
 import settings
 from controller import gres_lines
-from maintenance import work
-from node import compute, hold, node_state
+from maintenance import hooks
+from node import compute, journals, kept
 from node import machine as machines
 from node.registration import Progress
-from relations import gres as endpoints
-from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
+from relations import endpoints
+from relations.endpoints import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp import exporter, wake
 from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action, shown
 from slurm_ddp.commands import CommandError
@@ -77,12 +77,12 @@ class SlurmGpuCharm(ops.CharmBase):
             exporter.follow(self, self._serve_metrics)
 
     def _reconcile_compute(self) -> None:
-        if not work.prepare(self.config):
+        if not hooks.prepare(self.config):
             return
         self._publish()
         self.progress = compute.ensure(self.machine, owner=self.unit.name)
         self._publish()  # a Gres that is registered now may need fewer lines
-        work.complete(self.machine, self.config, self.progress)
+        hooks.complete(self.machine, self.config, self.progress)
 
     def _reconcile_controller(self, event: ops.EventBase) -> None:
         departing = event.departing_unit if isinstance(event, ops.RelationDepartedEvent) else None
@@ -118,10 +118,10 @@ class SlurmGpuCharm(ops.CharmBase):
         self._left = True
         try:
             exporter.ensure_none(self.unit.name)
-            work.release()
+            hooks.release()
             compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
-            node_state.remove_folder()
+            journals.remove_folder()
         except (
             CommandError
         ) as e:  # a hook that fails keeps the unit from going, and the next one tries again
@@ -144,11 +144,11 @@ class SlurmGpuCharm(ops.CharmBase):
             look = functools.partial(
                 compute.status, self.machine, related=related, progress=self.progress
             )
-            found.append(work.verdict(self.config, look))
+            found.append(hooks.verdict(self.config, look))
             if found[-1].level == Level.WAITING or compute.awaits_drain(
                 self.machine, self.progress
             ):
-                hold.wake()
+                kept.wake()
                 wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
         if self._has(CONTROLLER):
             view = self._view or gres_lines.view() if self.unit.is_leader() else None

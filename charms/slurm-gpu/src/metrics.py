@@ -12,9 +12,7 @@ from prometheus_client import core
 from controller import gres_lines
 from gpu import detect, gres, gres_conf
 from gpu import xids as gpu_xids
-from maintenance import hold
-from node import hold as node_hold
-from node import registration, slurmd_options
+from node import kept, orders, slurmd_options
 from scripts import health
 from slurm_ddp import exporter, records, systemd
 from slurm_ddp.commands import CommandError
@@ -24,7 +22,12 @@ from slurm_ddp.slurm import nodes
 
 _LOG_S = 6.0
 # Why a node is held, by the kind of the hold, which its reason begins with
-_REASONS = {"gpu-health": "health", hold.DRIVER: "driver", hold.MIG: "mig", hold.RESET: "reset"}
+_REASONS = {
+    kept.HEALTH: "health",
+    kept.DRIVER: "driver",
+    kept.MIG: "mig",
+    kept.RESET: "reset",
+}
 
 
 def ensure(
@@ -96,7 +99,7 @@ def xids(option: str) -> collections.abc.Iterator[core.Metric]:
 
 def holds() -> collections.abc.Iterator[core.Metric]:
     """Report why jobs are kept from the node. Raises NodeError or OptionsError."""
-    held = {_REASONS[one.kind] for one in node_hold.held() if one.kind in _REASONS}
+    held = {_REASONS[one.kind] for one in kept.grounds() if one.kind in _REASONS}
     options = slurmd_options.read()
     node = nodes.show(options.node) if options and options.node else None
     if node is not None and node.is_drained:
@@ -129,7 +132,7 @@ def _why(node: nodes.Node) -> str:
         "mount-keeper "
     ):  # a drain of shared-filesystem-client's, which has its own metric
         return ""
-    return "administrator" if registration.is_anothers(node, None) else "registration"
+    return "administrator" if orders.is_anothers(node, None) else "registration"
 
 
 def _by(

@@ -21,9 +21,8 @@ from driver import state as driver_state
 from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf, xids
 from gpu import pci as gpu_pci
-from maintenance import mig, reset, services
-from node import compute, health_check, machine, node_state, resume, slurmd_options, slurmd_unit
-from node import hold as node_hold
+from maintenance import layouts, reset, services
+from node import compute, health_check, journals, machine, resume, slurmd_options, slurmd_unit
 from node import watch as node_watch
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
@@ -44,7 +43,7 @@ CARDS = ("0000:1b:00.0", "0000:9d:00.0")
 PASSING = (
     "proc/sys/kernel/random/boot_id",
     "proc/uptime",
-    "var/slurm-gpu/holds/lock",
+    "var/slurm-gpu/kept.lock",
     "var/slurm-gpu/health.json",
 )
 ask_nvml = gpu_detect.run_probe  # which no test runs without saying so
@@ -62,7 +61,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "STOPPED": "var/slurm-gpu/stopped-units",
             "PERSISTENCED_PROGRAM": "usr/bin/nvidia-persistenced",
         },
-        node_state: {"STATE_DIR": "var/slurm-gpu"},
+        journals: {"STATE_DIR": "var/slurm-gpu"},
         slurmd_unit: {
             "DRAINED_ENV": "var/slurm-gpu/held-options",
             "PUSHED": "run/slurm/conf/gres.conf",
@@ -88,8 +87,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         },
         gpu_health: {"STATE": "var/slurm-gpu/health.json"},
         health_check: {"PROGRAM": "usr/local/sbin/gpu-health", "NVIDIA_SMI": "usr/bin/nvidia-smi"},
-        mig: {"PROGRAM": "usr/local/sbin/gpu-mig"},
-        node_hold: {"DIRECTORY": "var/slurm-gpu/holds"},
+        layouts: {"PROGRAM": "usr/local/sbin/gpu-mig"},
         node_watch: {"CONFIG": "var/slurm-gpu/node.json"},
         gpu_pci: {"PROC": "proc", "SYS": "sys", "DEV": "dev"},
         gpu_mig: {"LAYOUTS": "var/slurm-gpu/mig.json"},

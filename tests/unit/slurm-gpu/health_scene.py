@@ -5,7 +5,7 @@ import stat
 
 from smi_samples import HEALTHY, answer
 
-from node import hold as node_hold
+from node import kept
 from scripts import health as gpu_health
 
 BUS = "0000:01:00.0"
@@ -68,5 +68,5 @@ class Scene:
 def hold() -> tuple[str, str] | None:
     """Return the node that is held for its health, and the reason."""
     return next(
-        ((one.node, one.reason) for one in node_hold.held() if one.kind == "gpu-health"), None
+        ((one.node, one.reason) for one in kept.grounds() if one.kind == "gpu-health"), None
     )

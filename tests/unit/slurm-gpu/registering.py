@@ -2,7 +2,7 @@
 
 from slurm_double import Record
 
-from node import node_state, registration, slurmd_options, slurmd_unit
+from node import journals, registration, slurmd_options, slurmd_unit
 from node.registration import Progress
 
 GRES = "gpu:mock_gpu:1"
@@ -27,4 +27,4 @@ def drained(reason: str, gres: str = GRES) -> Record:
 
 
 def assert_no_journal() -> None:
-    assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
+    assert journals.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()

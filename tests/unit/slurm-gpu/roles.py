@@ -3,7 +3,7 @@
 import time
 
 import settings
-from maintenance import work
+from maintenance import hooks
 from node import compute, registration
 from node import machine as machines
 from slurm_ddp.charm import Status
@@ -44,9 +44,9 @@ def live(answer: ControllerGres = OFF, config: settings.Config | None = None) ->
 
 def maintain(stage: registration.Stage = registration.Stage.REGISTERED) -> bool:
     """Run a hook of the maintenance that registers the node as far as this; return whether it may be registered."""
-    may_register = work.prepare({})
+    may_register = hooks.prepare({})
     if may_register:
-        work.complete(machines.look(), {}, registration.Progress(stage))
+        hooks.complete(machines.look(), {}, registration.Progress(stage))
     return may_register
 
 

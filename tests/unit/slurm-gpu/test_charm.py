@@ -17,8 +17,7 @@ import actions
 import charm
 from controller import gres_lines
 from gpu import gres_conf
-from node import compute, slurmd_options, slurmd_unit
-from node import hold as node_hold
+from node import compute, kept, slurmd_options, slurmd_unit
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.slurm import nodes
 
@@ -173,7 +172,7 @@ def test_the_unit_ends_its_holds_first_so_that_upstream_can_delete_the_node(
     run_compute(ctx, "start", node_gres(applied(mock_gpu)))
     reason = "gpu-health: Xid 79: fell off the bus"
     nodes.drain("slurmd-0", reason)
-    node_hold.begin("gpu-health", "slurmd-0", reason)
+    kept.hold("gpu-health", "slurmd-0", reason)
     delete = ("/usr/bin/scontrol", "delete", "nodename=slurmd-0")
     assert "are busy" in registered.run(*delete, check=False).stderr
     registered.log.clear()

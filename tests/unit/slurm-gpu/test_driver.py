@@ -16,9 +16,8 @@ from driver import install, plan, state
 from driver.plan import Spec, narrowed, resolve, spec
 from driver.state import PROBLEMS, DriverError, Facts, Module, diagnose
 from gpu.pci import Card
-from maintenance import hold, reset, services, upgrade
-from node import hold as node_hold
-from node import registration, slurmd_options
+from maintenance import reset, services, upgrade
+from node import kept, registration, slurmd_options
 from slurm_ddp.charm import ActionError
 from slurm_ddp.commands import CommandError
 
@@ -442,7 +441,7 @@ def test_a_free_node(in_service: MachineDouble, slurm: SlurmDouble):
     assert not [name for name in in_service.installed if "535" in name and "firmware" not in name]
     assert roles.maintain()
     assert slurm.record == Record("")
-    assert hold.Hold.load() is None
+    assert kept.maintenance() is None
     assert run() == {"result": "up-to-date", "driver": "580.173.02"}
 
 
@@ -531,9 +530,9 @@ def test_refusals_change_nothing(
 ):
     with pytest.raises(DriverError):
         run(version="580.1")
-    hold.take(hold.RESET, NODE, "0000:1b:00.0")
+    kept.take(kept.RESET, NODE, "0000:1b:00.0")
     slurm.log.clear()
-    with pytest.raises(hold.HoldError, match="slurmd-0 is held for gpu-reset already"):
+    with pytest.raises(kept.KeptError, match="slurmd-0 is held for gpu-reset already"):
         run()
     (paths / "sys/bus/pci/devices/0000:1b:00.0/vendor").write_text("0x8086\n")
     with pytest.raises(DriverError, match="no NVIDIA GPU"):
@@ -560,12 +559,12 @@ def test_an_upgrade_that_dies_after_any_command_is_finished_by_the_next(
             break
         works = state.explain(state.look()) is None
         roles.maintain(registration.Stage.REGISTERED if works else registration.Stage.FAILED)
-        held = hold.Hold.load() is not None
+        held = kept.maintenance() is not None
         assert works != held, "a node whose driver does not work is not given out"
         outcomes.add(str(diagnose(state.look())))
         run()
         roles.maintain()
-        node_hold.keep()  # as the service does within seconds
+        kept.keep()  # as the service does within seconds
         assert in_service.loaded == in_service.library_version() == "580.173.02"
         assert (slurm.record, slurm.maintained, in_service.broken) == (Record(""), [], False)
     slurm.lives = None

@@ -16,7 +16,7 @@ from machines import add_pci
 from smi_samples import HEALTHY, answer, gpu
 
 from gpu import smi, xids
-from node import hold as node_hold
+from node import kept
 from scripts import health as gpu_health
 from scripts.health import DRAIN, WARN
 from slurm_ddp import commands, watchdog
@@ -49,7 +49,7 @@ def test_a_drain_is_recorded_and_ends_after_two_passes(scene: Scene):
     state = gpu_health.State.load()
     assert (state.since, state.passes, state.drained, state.reason) == (fine.since, 0, True, OURS)
     assert scene.commands == [f"update nodename=n0 state=drain reason={OURS}"]
-    assert (hold(), scene.woken) == (("n0", OURS), [node_hold.WATCH])
+    assert (hold(), scene.woken) == (("n0", OURS), [kept.WATCH])
     scene.node("IDLE+DRAIN", OURS)
     assert scene.check() == 1  # the same line again: jobs stay away, nothing is reported twice
     scene.log("")  # another boot
@@ -197,7 +197,7 @@ def test_the_whole_stays_under_slurms_minute(
         monkeypatch.setattr(module, "run", run)
     scene.node("IDLE+DRAIN", OURS)
     gpu_health.State(passes=1, drained=True).save()
-    node_hold.release()
+    kept.end_all()
     assert scene.check() == (1 if slow else 2)
     assert 30 < now[0] < 59
 
@@ -271,7 +271,7 @@ def test_xids_to_drain_for_and_to_ignore_by_option(scene: Scene):
 def test_what_the_service_took_for_an_administrators_order_is_one(scene: Scene):
     scene.log(xid(79, time.time()))
     scene.check()
-    node_hold.release()
+    kept.end_all()
     scene.node("IDLE", began="2026-11-20T19:00:00")  # and slurmd was restarted since
     assert scene.check() == 0
 
@@ -340,7 +340,7 @@ def test_a_drain_without_its_record_is_recorded_again(scene: Scene):
     assert len(scene.woken) == 1
     assert scene.check() == 1
     assert len(scene.woken) == 1, "it is there"
-    node_hold.release()
+    kept.end_all()
     scene.log("")
     assert scene.check() == 0
     assert hold() is None, "only a fault asks for one"

@@ -160,6 +160,12 @@ BROKEN = {
         '{"kind": "gpu-mig"}',
         '{"kind": 5, "node": 5, "states": [], "reason": null, "boot_id": ""}',
     ),
+    "kept.json": (
+        "[]",
+        '{"maintenance": {"kind": "gpu-mig"}}',
+        '{"reservation": [], "grounds": 5}',
+        "\xff",
+    ),
     "cards.json": ("5", '{"a": 1}', "\xff"),
     "health.json": ("[]", '{"since": "x"}', '{"resets": [1]}'),
     "mig.json": ("5", '{"x": 5}'),
@@ -181,9 +187,9 @@ def test_a_file_of_ours_that_another_damaged(
     for text, when in itertools.product(BROKEN[name], ("before", "held")):
         path = paths / "var/slurm-gpu" / name
         path.write_bytes(text.encode("latin-1"))
-        if when == "held" and name != "hold.json":
-            hold = '{"kind": "gpu-reset", "node": "slurmd-0", "states": [], "reason": null, "boot_id": ""}'
-            (paths / "var/slurm-gpu/hold.json").write_text(hold)
+        if when == "held" and name not in {"kept.json", "hold.json"}:
+            hold = '{"maintenance": {"kind": "gpu-reset", "node": "slurmd-0"}}'
+            (paths / "var/slurm-gpu/kept.json").write_text(hold)
         for event in (
             ctx.on.update_status(),
             ctx.on.start(),

@@ -15,7 +15,7 @@ from slurm_double import SHORT_OF_GPUS, Record, SlurmDouble
 import charm
 from gpu import detect as gpu_detect
 from gpu.detect import NvmlAnswer
-from node import hold, node_state, registration, slurmd_options
+from node import journals, kept, registration, slurmd_options
 from node.registration import Progress, Stage
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import NodeGres
@@ -104,7 +104,7 @@ def test_accepting_nothing_is_refused(
     lose(paths, 0, 1)
     with pytest.raises(testing.ActionFailed, match=r"^no NVIDIA GPU on this machine$"):
         accept(ctx)
-    assert (node_state.STATE_DIR / node_state.CARDS).exists()
+    assert (journals.STATE_DIR / journals.CARDS).exists()
 
 
 def test_a_loss_drains_a_node_in_service_once(slurm: SlurmDouble):
@@ -115,7 +115,7 @@ def test_a_loss_drains_a_node_in_service_once(slurm: SlurmDouble):
     assert slurm.record.reason == f"slurm-gpu: {LOSS}"
     assert "DRAIN" in slurm.record.flags
     assert [order for order in slurm.log if "state=drain" in order] == slurm.log[:1]
-    assert [one.reason for one in hold.held()] == [slurm.record.reason]
+    assert [one.reason for one in kept.grounds()] == [slurm.record.reason]
 
 
 @pytest.mark.parametrize("state", ["drain", "fail", "down"])
@@ -126,7 +126,7 @@ def test_a_loss_leaves_what_an_administrator_ordered(slurm: SlurmDouble, state: 
     )
     slurm.log.clear()
     assert registration.drain_for_loss("slurmd-0", LOSS).stage is Stage.LOST
-    assert (slurm.record.reason, slurm.log, hold.held()) == ("bad fan", [], [])
+    assert (slurm.record.reason, slurm.log, kept.grounds()) == ("bad fan", [], ())
 
 
 def test_a_loss_leaves_an_order_behind_slurms_own_reason(slurm: SlurmDouble):
@@ -136,7 +136,7 @@ def test_a_loss_leaves_an_order_behind_slurms_own_reason(slurm: SlurmDouble):
     slurm.record.reason = SHORT_OF_GPUS.format(found=1, wanted=2)
     registration.drain_for_loss("slurmd-0", LOSS)
     assert slurm.log == []
-    node_state.NodeSnapshot("slurmd-1", ("drain",), "bad fan").save(node_state.ORDER)
+    journals.NodeSnapshot("slurmd-1", ("drain",), "bad fan").save(journals.ORDER)
     registration.drain_for_loss("slurmd-0", LOSS)
     assert slurm.record.reason == f"slurm-gpu: {LOSS}"
 

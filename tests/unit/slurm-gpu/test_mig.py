@@ -8,9 +8,8 @@ import roles
 from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record, SlurmDouble
 
-from maintenance import hold as gpu_hold
-from maintenance import mig as maintenance_mig
-from maintenance import work
+from maintenance import hooks, layouts
+from node import kept
 from scripts import mig as gpu_mig
 from scripts.mig import MigError, parse
 from slurm_ddp.charm import ActionError, Level, Status
@@ -37,7 +36,7 @@ def set_mig(
     profiles: str, gpu: str = BUS, log: list[str] | None = None, node: str | None = NAME
 ) -> dict[str, str]:
     report = log.append if log is not None else lambda _: None  # pyright: ignore[reportUnknownLambdaType]
-    return maintenance_mig.set_layout(gpu, profiles, node, 60, report)
+    return layouts.set_layout(gpu, profiles, node, 60, report)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_a_card_that_wants_a_reboot(mig: MachineDouble):
     detail = f"{BUS} switches MIG on only with a reboot: reboot this machine"
     assert set_mig("3g.20gb x2") == {"result": "reboot", "detail": detail}
     blocked = Status(Level.BLOCKED, "slurmd-0 is drained for gpu-mig: reboot this machine")
-    assert work.verdict({}, lambda: ACTIVE) == blocked
+    assert hooks.verdict({}, lambda: ACTIVE) == blocked
     mig.slurm.answering = False
     assert not roles.maintain()
     mig.slurm.answering = True
@@ -101,16 +100,16 @@ def test_a_card_that_wants_a_reboot(mig: MachineDouble):
     assert "DRAIN" in mig.slurm.state()
     mig.reboot()
     text = "slurmd-0 is drained for gpu-mig: its state is restored with the next event"
-    assert work.verdict({}, lambda: ACTIVE) == Status(Level.WAITING, text)
+    assert hooks.verdict({}, lambda: ACTIVE) == Status(Level.WAITING, text)
     worse = Status(Level.BLOCKED, "x")
-    assert work.verdict({}, lambda: worse) is worse
+    assert hooks.verdict({}, lambda: worse) is worse
     mig.smi.cards[BUS].enabled = True
     mig.smi.needs_reset = mig.smi.needs_reboot = False
     assert gpu_mig.main() == 0  # the unit
     assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
     assert roles.maintain()
     assert mig.slurm.record == Record("")
-    assert work.verdict({}, lambda: ACTIVE) is ACTIVE
+    assert hooks.verdict({}, lambda: ACTIVE) is ACTIVE
 
 
 @pytest.mark.parametrize("order", ["resume", "drain"])
@@ -123,7 +122,7 @@ def test_a_node_that_another_took_back_waits_for_no_reboot(mig: MachineDouble, o
         nodes.drain(NAME, "bad fan")
     mig.slurm.jobs = ["7"]
     assert roles.maintain()
-    assert gpu_hold.Hold.load() is None
+    assert kept.maintenance() is None
     assert mig.slurm.record is not None
     assert (mig.slurm.jobs, mig.slurm.record.reason) == (
         ["7"],

@@ -9,8 +9,7 @@ from conftest import WITH_GPU
 from roles import stamp
 from slurm_double import SlurmDouble
 
-from maintenance import hold as gpu_hold
-from node import health_check, node_state, slurmd_options
+from node import health_check, journals, kept, slurmd_options
 from node import watch as node_watch
 from slurm_ddp import readiness, systemd
 from slurm_ddp.commands import Completed
@@ -32,7 +31,7 @@ def node(slurm: SlurmDouble, mock_gpu: pathlib.Path, uptime: pathlib.Path) -> Sl
     slurm.booted = stamp(-60)
     configure()
     slurm.log.clear()
-    (node_state.STATE_DIR / node_state.CARDS).write_text('{"0000:01:00.0": "Mock GPU"}')
+    (journals.STATE_DIR / journals.CARDS).write_text('{"0000:01:00.0": "Mock GPU"}')
     return slurm
 
 
@@ -121,9 +120,15 @@ def test_unfit_cards_keep_it_down_and_are_looked_at_again(
     assert node.log == [RESUMED]
 
 
-@pytest.mark.parametrize("journal", node_watch.JOURNALS)
-def test_what_a_hook_has_started_is_left_to_hooks(node: SlurmDouble, journal: str):
-    (node_state.STATE_DIR / journal).write_text("{}")
+@pytest.mark.parametrize(
+    ("journal", "text"),
+    [
+        (journals.REGISTRATION, "{}"),
+        (journals.KEPT, '{"maintenance": {"node": "slurmd-0", "kind": "gpu-mig"}}'),
+    ],
+)
+def test_what_a_hook_has_started_is_left_to_hooks(node: SlurmDouble, journal: str, text: str):
+    (journals.STATE_DIR / journal).write_text(text)
     node.register()
     assert passes(node_watch.Watch(), 1) == [None]
     assert node.log == []
@@ -136,14 +141,14 @@ def test_a_silent_controller_is_asked_again(node: SlurmDouble):
 
 def test_a_hold_is_kept_up_for_as_long_as_it_lasts(node: SlurmDouble):
     configure(resume_after_reboot=False)
-    gpu_hold.take(gpu_hold.RESET, NAME, "all")
+    kept.take(kept.RESET, NAME, "all")
     watch = node_watch.Watch()
     assert watch.step() == 5.0
     node.waiting = ["7"]
     node.upstream_sets_idle()
     assert watch.step() == 5.0
     assert ("DRAIN" in node.state(), node.jobs) == (True, [])
-    gpu_hold.release()
+    kept.give_back()
     assert watch.step() is None
     assert node.jobs == ["7"]
 

@@ -17,8 +17,7 @@ import orders
 from controller import gres_lines
 from gpu import gres_conf
 from maintenance import services
-from node import health_check, resume, slurmd_options, slurmd_unit
-from node import hold as node_hold
+from node import health_check, kept, resume, slurmd_options, slurmd_unit
 from node import watch as node_watch
 from scripts import health
 
@@ -136,7 +135,7 @@ def is_sick(site: Site) -> None:
     has_driver(site)
     site.configure({})
     site.slurm._update("drain", SICK)
-    node_hold.note(health.KIND, site.slurm.name, SICK)
+    kept.note(health.KIND, site.slurm.name, SICK)
 
 
 def has_no_shards(site: Site) -> None:

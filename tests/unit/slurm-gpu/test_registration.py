@@ -11,7 +11,7 @@ from registering import GRES, advance, assert_no_journal, drained
 from slurm_double import SHORT_OF_GPUS, Killed, Record, SlurmDouble
 
 import settings
-from node import node_state, registration, resume, slurmd_options, slurmd_unit
+from node import journals, registration, resume, slurmd_options, slurmd_unit
 from node.registration import Progress, Stage
 from slurm_ddp.slurm import nodes
 
@@ -168,7 +168,7 @@ def test_a_reboot_at_any_command(slurm: SlurmDouble, found: str):
 def test_options_that_are_held_follow_those_of_slurmds_charm(
     slurm: SlurmDouble, options: pathlib.Path
 ):
-    node_state.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
+    journals.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
     registration.refresh_drained_start()
     assert not slurmd_unit.DRAINED_ENV.exists(), "none was due"
     slurmd_unit.DRAINED_ENV.write_text("SLURMD_OPTIONS=old\n")
@@ -179,7 +179,7 @@ def test_options_that_are_held_follow_those_of_slurmds_charm(
     registration.refresh_drained_start()
     assert not slurmd_unit.DRAINED_ENV.exists()
     slurmd_unit.DRAINED_ENV.write_text("SLURMD_OPTIONS=old\n")
-    node_state.clear(node_state.REGISTRATION)
+    journals.clear(journals.REGISTRATION)
     registration.refresh_drained_start()
     assert not slurmd_unit.DRAINED_ENV.exists()
 
@@ -300,7 +300,7 @@ def test_a_slurmd_that_does_not_come_back(slurm: SlurmDouble):
 
 
 def test_a_slurmd_that_upstream_stopped_stays_stopped(slurm: SlurmDouble, options: pathlib.Path):
-    node_state.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
+    journals.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
     options.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
     slurm.slurmd_active = False
     assert advance().stage is Stage.UNREGISTERED
@@ -337,10 +337,10 @@ def test_options_that_change_while_the_controller_is_silent_are_an_error_in_word
 
 
 def test_a_journal_of_another_node_is_dropped(slurm: SlurmDouble):
-    node_state.NodeSnapshot("other-0", ("down",), "x").save()
+    journals.NodeSnapshot("other-0", ("down",), "x").save()
     slurm.record = Record(GRES)
     assert advance() == Progress(Stage.REGISTERED)
-    assert node_state.NodeSnapshot.load() is None
+    assert journals.NodeSnapshot.load() is None
     assert slurm.record == Record(GRES)
 
 
@@ -388,10 +388,10 @@ def test_inspecting_when_the_controller_fails(monkeypatch: pytest.MonkeyPatch):
 def test_an_order_that_has_ended_is_forgotten(slurm: SlurmDouble):
     slurm.record = drained("bad fan")
     advance()
-    assert node_state.NodeSnapshot.load(node_state.ORDER) is not None
+    assert journals.NodeSnapshot.load(journals.ORDER) is not None
     nodes.resume("slurmd-0")
     advance()
-    assert node_state.NodeSnapshot.load(node_state.ORDER) is None
+    assert journals.NodeSnapshot.load(journals.ORDER) is None
 
 
 def test_a_node_that_came_back_from_a_reboot_without_its_gpus_waits_for_the_checks(
@@ -420,16 +420,16 @@ def test_a_down_and_drained_node_is_never_undrained_in_between(slurm: SlurmDoubl
 
 def test_a_node_that_was_down_is_not_marked_down_over_a_job(slurm: SlurmDouble):
     """A job came to it since, as after an administrator's resume; `state=down` would end that."""
-    snapshot = node_state.NodeSnapshot("slurmd-0", ("down",), "bad memory")
+    snapshot = journals.NodeSnapshot("slurmd-0", ("down",), "bad memory")
     snapshot.save()
     slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=registration.REASON)
     slurm.jobs = ["7"]
     assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
-    assert (slurm.jobs, slurm.ended, node_state.NodeSnapshot.load()) == (["7"], [], snapshot)
+    assert (slurm.jobs, slurm.ended, journals.NodeSnapshot.load()) == (["7"], [], snapshot)
     slurm.end_jobs()
     assert advance() == Progress(Stage.REGISTERED)
     assert slurm.record == Record(GRES, "DOWN", reason="bad memory")
-    assert node_state.NodeSnapshot.load() is None
+    assert journals.NodeSnapshot.load() is None
 
 
 def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):

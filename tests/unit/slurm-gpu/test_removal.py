@@ -12,9 +12,8 @@ from registering import assert_no_journal
 from roles import hook
 from slurm_double import Record, SlurmDouble
 
-from maintenance import hold as gpu_hold
-from maintenance import work
-from node import compute, node_state, registration, slurmd_options, slurmd_unit
+from maintenance import hooks
+from node import compute, journals, kept, registration, slurmd_options, slurmd_unit
 from slurm_ddp.slurm import nodes
 
 GRES = "gpu:nvidia_h200:2"
@@ -25,10 +24,10 @@ NAME = "slurmd-0"
 
 def remove() -> None:
     """Remove the charm, and check that none of its files is left."""
-    work.release()
+    hooks.release()
     compute.release(owner="slurm-gpu/0")
-    node_state.remove_folder()
-    assert not node_state.STATE_DIR.exists()
+    journals.remove_folder()
+    assert not journals.STATE_DIR.exists()
 
 
 def drained(reason: str) -> Record:
@@ -118,7 +117,7 @@ def test_a_driver_that_is_left_broken(
     two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
 ):
     """An upgrade failed and holds the node: the hold goes with the charm, and what is wrong keeps jobs away."""
-    gpu_hold.take(gpu_hold.DRIVER, NAME, "failed: no reboot")
+    kept.take(kept.DRIVER, NAME, "failed: no reboot")
     lose(paths, 0, 1)
     remove()
     assert two_cards.record is not None
@@ -127,7 +126,7 @@ def test_a_driver_that_is_left_broken(
         two_cards.record.reason
         == "slurm-gpu: 0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing"
     )
-    assert gpu_hold.Hold.load() is None
+    assert kept.maintenance() is None
 
 
 def test_a_refused_registration_stays_out(two_cards: SlurmDouble, paths: pathlib.Path):
@@ -149,7 +148,7 @@ def test_a_controller_that_is_silent_is_reported(
 ):
     lose(paths, 1)
     hook()
-    gpu_hold.Hold(NAME, kind=gpu_hold.RESET).save()
+    journals.write_kept(journals.Kept(maintenance=journals.Maintenance(NAME, kind=kept.RESET)))
     two_cards.answering = False
     remove()
     assert "slurmd-0 may stay drained, see sinfo -R" in caplog.text
@@ -195,8 +194,8 @@ def test_leaving_without_a_controller(slurm: SlurmDouble, caplog: pytest.LogCapt
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.record, slurm.jobs = Record(""), ["7"]
     registering.advance()
-    assert node_state.NodeSnapshot.load() is not None
+    assert journals.NodeSnapshot.load() is not None
     slurm.answering = False
     registering.leave()
     assert "the GPUs of slurmd-0 stay in Slurm" in caplog.text
-    assert node_state.NodeSnapshot.load() is None
+    assert journals.NodeSnapshot.load() is None

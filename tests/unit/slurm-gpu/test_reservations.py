@@ -8,7 +8,7 @@ from conftest import OPTIONS, WITH_GPU
 from registering import GRES, advance, drained, leave
 from slurm_double import Record, SlurmDouble
 
-from node import node_state, registration, slurmd_unit
+from node import journals, registration, slurmd_unit
 from node.registration import Progress, Stage
 
 pytestmark = pytest.mark.usefixtures("options")
@@ -63,7 +63,7 @@ def test_a_reservation_that_begins_while_jobs_are_waited_for(slurm: SlurmDouble)
     slurm.reservations = ["maint"]
     assert advance() == Progress(Stage.RESERVED, RESERVED)
     assert (slurm.state(), slurm.ended) == ("MIXED+DYNAMIC_NORM+RESERVED", [])
-    assert node_state.NodeSnapshot.load() is None
+    assert journals.NodeSnapshot.load() is None
 
 
 def test_a_reservation_that_only_the_deletion_shows(
@@ -78,4 +78,4 @@ def test_a_reservation_that_only_the_deletion_shows(
     assert advance() == Progress(Stage.RESERVED, RESERVED)
     assert slurm.record == drained("bad fan", "")
     assert not slurmd_unit.DRAINED_ENV.exists()
-    assert node_state.NodeSnapshot.load() is None
+    assert journals.NodeSnapshot.load() is None

@@ -8,9 +8,8 @@ from machine_double import MachineDouble, MigCard
 from slurm_double import Record
 
 from driver import state as driver_state
-from maintenance import hold as gpu_hold
 from maintenance import reset as maintenance_reset
-from node import health_check
+from node import health_check, kept
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
 from slurm_ddp import systemd
@@ -116,7 +115,7 @@ def test_a_node_that_another_resumes_while_its_jobs_are_waited_for(
     ):
         reset()
     assert (node.smi.log, node.slurm.jobs, node.slurm.ended) == ([], ["7"], [])
-    assert gpu_hold.Hold.load() is None
+    assert kept.maintenance() is None
 
 
 def test_xids_from_before_are_done_with(node: MachineDouble):

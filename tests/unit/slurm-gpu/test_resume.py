@@ -10,7 +10,7 @@ from roles import stamp
 from slurm_double import SlurmDouble
 
 import settings
-from node import node_state, resume, slurmd_options
+from node import journals, resume, slurmd_options
 from node import watch as node_watch
 from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
@@ -108,7 +108,7 @@ def test_a_new_node_is_resumed_only_where_that_is_asked_for(node: SlurmDouble, i
     if is_back:
         node.started = stamp(-60)
     else:
-        node_state.clear(node_state.SERVED)
+        journals.clear(journals.SERVED)
     node.set_down(resume.NEW, f"root@{stamp(-55)}")
     typed = "scontrol update nodename=slurmd-0 state=resume"
     assert hook() == Status(Level.BLOCKED, f"{typed}, since it takes no jobs: down ('n/a')")

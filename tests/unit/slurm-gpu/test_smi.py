@@ -11,7 +11,8 @@ from health_scene import BUS, Scene, hold
 from hypothesis import strategies as st
 from smi_samples import HEALTHY, answer
 
-from gpu import fleet, smi
+from gpu import smi
+from node import fleet
 from scripts import health
 from slurm_ddp.slurm import nodes
 

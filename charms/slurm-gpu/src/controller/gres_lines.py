@@ -15,7 +15,7 @@ import pathlib
 import time
 
 from gpu import gres, gres_conf
-from node import hold
+from node import kept
 from slurm_ddp import files, systemd
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.commands import CommandError
@@ -258,7 +258,7 @@ def _used_lines(entry: gres_conf.Entry) -> tuple[str, ...] | None:
 def _end_reservation(node: str) -> None:
     """End what a removed unit may have left: upstream's slurmctld cannot delete a node that is in a reservation."""
     try:
-        nodes.unreserve(hold.reservation(node))
+        nodes.unreserve(kept.reservation(node))
     except nodes.NodeError as e:
         logger.warning("the reservation of %s ends within the hour: %s", node, e)
 

@@ -1,15 +1,15 @@
-"""Reset a card on a node free of jobs; `maintenance.work` registers the node and restores its state afterwards.
+"""Reset a card on a node free of jobs; `maintenance.hooks` registers the node and restores its state afterwards.
 
 `known`, `check_smi` and `free` serve MIG layouts as well: the card that is asked for, and a node free of jobs.
-What cannot be done raises `ActionError`, a node that cannot be held `NodeError` or `HoldError`.
+What cannot be done raises `ActionError`, a node that cannot be held `NodeError` or `KeptError`.
 """
 
 import time
 
 from driver import install
 from gpu import pci
-from maintenance import hold, services
-from node import health_check
+from maintenance import services
+from node import health_check, kept
 from scripts import mig
 from slurm_ddp.charm import ActionError, Log, Results
 from slurm_ddp.commands import CommandError, run
@@ -30,7 +30,7 @@ def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
         raise ActionError("gpu: this board's NVSwitches reset all GPUs together: gpu=all")
     check_smi()
     shown = "all GPUs" if gpu == "all" else f"GPU {chosen[0]}"
-    free(hold.RESET, node, "all" if gpu == "all" else chosen[0], wait_s, log)
+    free(kept.RESET, node, "all" if gpu == "all" else chosen[0], wait_s, log)
     log(f"resetting {shown}")
     services.stop_holders()
     try:
@@ -68,14 +68,14 @@ def free(
     """Hold the node and wait until it is free of jobs; release it if they stay. Without `drain` none may run."""
     if node is None:
         return
-    if not drain and (jobs := hold.jobs_on(nodes.show(node))) is not None:
+    if not drain and (jobs := kept.jobs_on(nodes.show(node))) is not None:
         raise ActionError(f"{node} has {jobs}: try again when it has none, or with drain=true")
-    found = hold.take(kind, node, why)
+    found = kept.take(kind, node, why)
     end = time.monotonic() + (wait_s if drain else 0)
     reported = ""
-    while (jobs := hold.jobs_on(found)) is not None:
+    while (jobs := kept.jobs_on(found)) is not None:
         if time.monotonic() >= end:
-            hold.release()
+            kept.give_back()
             raise ActionError(
                 f"{node} still had {jobs} after {wait_s:g} s, so nothing was done: try later"
             )
@@ -84,8 +84,8 @@ def free(
             reported = jobs
         time.sleep(_POLL_S)
         found = nodes.show(node)
-        if found is not None and not hold.is_ours(found, kind):  # a job may start at any time
-            hold.forget()
+        if found is not None and not kept.is_taken(found, kind):  # a job may start at any time
+            kept.forget()
             raise ActionError(
                 f"another changed the state of {node} before it was free, so nothing was done"
             )

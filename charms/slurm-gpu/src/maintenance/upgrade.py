@@ -10,8 +10,8 @@ import time
 from driver import install, plan, state
 from driver.plan import Plan, Spec
 from driver.state import DriverError
-from maintenance import hold, reset, services
-from node import node_state
+from maintenance import reset, services
+from node import journals, kept
 from slurm_ddp import apt, files
 from slurm_ddp.charm import ActionError, Log, Results
 from slurm_ddp.commands import CommandError
@@ -42,7 +42,7 @@ def upgrade(wanted: Spec, node: str | None, wait_s: float, log: Log, *, drain: b
         and state.diagnose(state.look()) is None
     ):
         return {"result": "up-to-date", "driver": packages.version}
-    reset.free(hold.DRIVER, node, f"driver {packages.version}", wait_s, log, drain=drain)
+    reset.free(kept.DRIVER, node, f"driver {packages.version}", wait_s, log, drain=drain)
     log(f"installing driver {packages.version}")
     services.stop_holders()
     try:
@@ -50,7 +50,7 @@ def upgrade(wanted: Spec, node: str | None, wait_s: float, log: Log, *, drain: b
     finally:
         services.ensure_running()
     if not is_loaded:
-        hold.until_reboot()
+        kept.keep_until_reboot()
         detail = f"reboot this machine: driver {packages.version} is installed, and loads with the next boot"
         return {"result": "reboot", "driver": packages.version, "detail": detail}
     if (problem := state.explain(state.look())) is not None:
@@ -66,13 +66,13 @@ def ensure_wanted(wanted: Spec) -> None:
     here = state.look()
     key = f"{wanted} {here.kernel} {here.next_kernel}"
     if wanted.keeps and not here.version:  # of a driver that is no longer wanted
-        node_state.clear(_REFUSED)
+        journals.clear(_REFUSED)
     if wanted.keeps or not here.cards or here.version or here.unfinished or _was_refused(key):
         return
     try:
         _install(plan.resolve(here, wanted))
         services.ensure_running()
-        node_state.clear(_REFUSED)
+        journals.clear(_REFUSED)
     except (DriverError, apt.AptError, CommandError) as e:
         _refuse(key, e)
 
@@ -86,7 +86,7 @@ def ensure_settings(wanted: Spec) -> None:
     try:
         if not _was_refused(key):
             install.ensure_utils(here)
-            node_state.clear(_REFUSED)
+            journals.clear(_REFUSED)
     except (DriverError, apt.AptError, CommandError) as e:
         _refuse(key, e)
     try:
@@ -101,7 +101,7 @@ def note(wanted: Spec) -> str | None:
     here = state.look()
     if not here.cards:
         return None
-    refused = str((node_state.read(_REFUSED) or {}).get("text", ""))
+    refused = str((journals.read(_REFUSED) or {}).get("text", ""))
     if not here.version and not wanted.keeps and refused:
         return refused
     if here.version and not wanted.keeps and here.branch != wanted.driver:
@@ -123,7 +123,7 @@ def release() -> None:
         logger.warning("the driver's packages stay held, see apt-mark showhold: %s", e)
     services.ensure_persistence(on=False)
     files.ensure_absent(install.NOUVEAU)
-    node_state.clear(_REFUSED)
+    journals.clear(_REFUSED)
 
 
 def _install(packages: Plan) -> bool:
@@ -138,11 +138,11 @@ def _install(packages: Plan) -> bool:
 
 
 def _was_refused(key: str) -> bool:
-    last = node_state.read(_REFUSED) or {}
+    last = journals.read(_REFUSED) or {}
     at = last.get("at")
     return last.get("key") == key and isinstance(at, float) and time.time() - at < _RETRY_S
 
 
 def _refuse(key: str, error: Exception) -> None:
     logger.warning("%s", error)
-    node_state.write(_REFUSED, {"key": key, "text": str(error), "at": time.time()})
+    journals.write(_REFUSED, {"key": key, "text": str(error), "at": time.time()})

@@ -6,7 +6,7 @@ import pathlib
 
 import settings
 from gpu import detect, gres
-from node import health_check, hold, node_state, registration, slurmd_options, slurmd_unit
+from node import health_check, journals, kept, orders, registration, slurmd_options, slurmd_unit
 from node import machine as machines
 from node.machine import Machine, lost
 from node.registration import Progress, Stage
@@ -19,7 +19,7 @@ from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
 
-OWNER = node_state.STATE_DIR / "compute"  # the unit that registers this machine's GPUs
+OWNER = journals.STATE_DIR / "compute"  # the unit that registers this machine's GPUs
 
 _TEXTS = {
     Stage.REGISTERED: (Level.ACTIVE, "{gres} on {node} ({how})"),
@@ -99,7 +99,7 @@ def accept(machine: Machine) -> None:
     """
     if machine.problem or machine.plan is None:
         raise ActionError(machine.problem or _NO_GPU)
-    node_state.clear(node_state.CARDS)
+    journals.clear(journals.CARDS)
 
 
 def lines_live(machine: Machine) -> bool:
@@ -143,7 +143,7 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
     progress = registration.advance(target)
     if progress.stage is Stage.REGISTERED:
         cards = {gpu.bus_id: gpu.name for gpu in machine.detection.gpus if gpu.bus_id}
-        node_state.write(node_state.CARDS, cards)
+        journals.write(journals.CARDS, cards)
     return progress
 
 
@@ -167,11 +167,11 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
     health_check.ensure_absent()
     slurmd_unit.ensure_no_dropin()
     for journal in (
-        node_state.ORDER,
-        node_state.CARDS,
-        node_state.SERVED,
+        journals.ORDER,
+        journals.CARDS,
+        journals.SERVED,
     ):  # to leave may write the last again
-        node_state.clear(journal)
+        journals.clear(journal)
     for path in (slurmd_unit.DRAINED_ENV, OWNER):
         files.ensure_absent(path)
 
@@ -243,8 +243,8 @@ def status(machine: Machine, *, related: bool, progress: Progress | None) -> Sta
     if progress is None or progress.stage is Stage.REGISTERED:
         progress = registration.inspect(node, machine.wanted, machine.config)
     stage = progress.stage
-    if stage is Stage.KEPT_AWAY and node_state.read(node_state.HOLD) is not None:
-        stage = Stage.REGISTERED  # `maintenance.work` reports its own hold
+    if stage is Stage.KEPT_AWAY and kept.maintenance() is not None:
+        stage = Stage.REGISTERED  # `maintenance.hooks` reports its own hold
     complaint = health.State.load().reason
     if complaint and stage in {Stage.REGISTERED, Stage.KEPT_AWAY}:
         return Status(Level.BLOCKED, f"{node} is unfit: {complaint}")
@@ -327,7 +327,7 @@ def _leave_registration(machine: Machine) -> None:
     )
     if lines_go:  # without which slurmd does not find the GPUs
         left = slurmd_options.merged_gres(machine.options.gres, None)
-    elif node_state.NodeSnapshot.load() is not None:  # in the middle of a registration
+    elif journals.NodeSnapshot.load() is not None:  # in the middle of a registration
         left = machine.wanted if machine.plan else machine.options.gres
     else:
         return
@@ -346,12 +346,12 @@ def _end_drain(machine: Machine) -> None:
         if node is None:
             return
         by_health = (node.reason or "").startswith(health.REASON)
-        is_ours = node.is_drained and (by_health or registration.is_ours(node.reason))
+        is_ours = node.is_drained and (by_health or orders.is_ours(node.reason))
         wrong = lost(machine) if nodes.count_gres(node.gres, "gpu") else None
         if is_ours and node.is_valid and wrong is None and not by_health:
             nodes.resume(node.name)
-        elif wrong is not None and not registration.is_kept_away(node):
-            nodes.drain(node.name, f"slurm-gpu: {wrong}"[: hold.MOST_REASON])
+        elif wrong is not None and not orders.is_kept_away(node):
+            nodes.drain(node.name, f"slurm-gpu: {wrong}"[: kept.MOST_REASON])
     except nodes.NodeError as e:
         logger.warning("%s may stay drained, see sinfo -R: %s", machine.node, e)
 

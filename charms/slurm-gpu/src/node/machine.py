@@ -7,7 +7,7 @@ import socket
 
 import settings
 from gpu import detect, gres, gres_check, gres_conf, pci
-from node import node_state, slurmd_options, slurmd_unit
+from node import journals, slurmd_options, slurmd_unit
 from slurm_ddp import files
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.slurm import nodes
@@ -73,7 +73,7 @@ def look(
 
 def lost(machine: Machine) -> str | None:
     """List the node's cards that are missing or without a working driver, None when all that it had are there."""
-    had = node_state.cards()
+    had = journals.cards()
     cards = [gpu.bus_id for gpu in machine.detection.gpus]
     if not had:
         return None

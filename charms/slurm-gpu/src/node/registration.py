@@ -2,7 +2,7 @@
 
 A dynamic node's Gres cannot change while its record exists. So: drain the node, wait until it is free (over later
 events, never inside a hook), edit `--conf`, delete the record, restart slurmd, check what it registered, and restore
-the state of before, which is in a journal (`node_state`): the machine may reboot between any two steps. `scontrol
+the state of before, which is in a journal (`journals`): the machine may reboot between any two steps. `scontrol
 delete` comes before the restart, since on Slurm 25 a node authenticates through its own running slurmd.
 """
 
@@ -14,8 +14,8 @@ import time
 
 import settings
 from gpu.gres import SHARD
-from node import hold, node_state, resume, slurmd_options, slurmd_unit
-from node.node_state import NodeSnapshot
+from node import journals, kept, orders, resume, slurmd_options, slurmd_unit
+from node.journals import NodeSnapshot
 from slurm_ddp import files, readiness, systemd
 from slurm_ddp.commands import CommandError
 from slurm_ddp.slurm import nodes
@@ -23,9 +23,6 @@ from slurm_ddp.slurm import nodes
 logger = logging.getLogger(__name__)
 
 REASON = "slurm-gpu: registering GPUs"
-_OUR_REASON = "slurm-gpu:"
-_LOSS = "slurm-gpu"  # the kind of hold of a node that lost GPUs
-_RESTORED = "put back by slurm-gpu"  # of a state that had no reason
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
 # At a restart or `scontrol reconfigure`, slurmctld answers for a while after it saved the state that its successor
@@ -33,18 +30,10 @@ _SETTLE_S = 10.0
 # moment are lost: the former record comes back, to which slurmd registers. Lines of other nodes reconfigure it, too.
 _HANDOVER_S, _FRESH_S = 1.0, 60.0
 
-# Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and src/interfaces/gres.c. The
-# drain they come with stays after the cause is fixed.
-_GRES_REASONS = re.compile(
-    r"gres/(?:gpu|shard|mps)(:\S+)? count (reported lower than configured|too low|changed and jobs are using them)"
-    r"|gres/gpu type \(\S*\) reported but not configured"
-    r"|gres/gpu GRES (core specification|autodetected core affinity)"
-    r"|Invalid GRES Links value"
-)
 # How many GPUs the record of a refused node has, of which Slurm shows only how many slurmd reported.
 _RECORDED = re.compile(
     r"gres/(?P<name>\w+)\S* count reported lower than configured \(\d+ < (?P<count>\d+)\)"
-    rf"|{_OUR_REASON} \d+ of (?P<had>\d+) GPUs found"
+    rf"|{orders.PREFIX} \d+ of (?P<had>\d+) GPUs found"
 )
 
 
@@ -91,7 +80,7 @@ class Target:
 
 def advance(target: Target) -> Progress:
     """Move the node towards its registration as far as it goes within a minute, ending no job; return where it is."""
-    hold.end(_LOSS)
+    kept.end(kept.LOSS)
     try:
         try:
             progress = _advance(target)
@@ -131,15 +120,19 @@ def drain_for_loss(name: str, loss: str) -> Progress:
 
     After a reboot it is DOWN as well, with Slurm's reason. `advance` ends this drain once the GPUs are back.
     """
-    reason = f"{_OUR_REASON} {loss}"[: hold.MOST_REASON]
+    reason = f"{orders.PREFIX} {loss}"[: kept.MOST_REASON]
     try:
-        hold.keep()  # before an end of the drain that upstream ordered is taken for an administrator's
+        kept.keep()  # before an end of the drain that upstream ordered is taken for an administrator's
         node = nodes.show(name)
         if node is not None:
-            _note_order(node)
-            if node.reason != reason and not is_anothers(node, None) and _order(name) is None:
+            orders.note(node)
+            if (
+                node.reason != reason
+                and not orders.is_anothers(node, None)
+                and orders.noted(name) is None
+            ):
                 nodes.drain(name, reason)
-                hold.begin(_LOSS, name, reason)
+                kept.hold(kept.LOSS, name, reason)
             if resume.is_stale(node):  # when slurmd registers, Slurm's reason replaces this one
                 return Progress(
                     Stage.SILENT, f"slurmd has not registered {name} since this machine booted"
@@ -171,8 +164,8 @@ def leave(target: Target) -> None:
         ):  # others deleted it: the unit is being removed
             slurmd_options.ensure_gres(target.gres)
         elif node is not None and (node.is_busy or not node.is_dynamic):
-            if snapshot is not None and not is_anothers(node, snapshot.reason):
-                put_back(node, snapshot)
+            if snapshot is not None and not orders.is_anothers(node, snapshot.reason):
+                orders.restore(node, snapshot)
             logger.warning(
                 "%s keeps Gres=%s and its lines: it cannot be registered again now",
                 name,
@@ -194,46 +187,7 @@ def leave(target: Target) -> None:
                 )
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         logger.warning("the GPUs of %s stay in Slurm: %s", name, e)
-    node_state.clear(node_state.REGISTRATION)
-
-
-def put_back(node: nodes.Node, snapshot: NodeSnapshot) -> Progress:
-    """Restore the node's state and reason of before."""
-    reason = snapshot.reason or _RESTORED
-    if "down" in snapshot.states:
-        if node.is_busy:  # marking it down now would end a job
-            return _awaits_jobs(node.name)
-        nodes.update(node.name, "down", reason)
-        if not {"drain", "fail"} & set(snapshot.states):
-            nodes.update(node.name, "undrain")
-    if "drain" in snapshot.states:
-        nodes.drain(node.name, reason)
-    elif "fail" in snapshot.states:  # which replaces a drain
-        nodes.update(node.name, "fail", reason)
-    elif not snapshot.states and node.is_drained:
-        nodes.resume(node.name)
-    node_state.clear(node_state.REGISTRATION)
-    return Progress(Stage.REGISTERED)
-
-
-def as_found(node: nodes.Node) -> NodeSnapshot:
-    """Record what to restore later: what an administrator or upstream set, not what this charm or a missing GPU did.
-
-    Slurm's reason for a missing GPU replaces any other. A node that is DOWN with it, and was not before, came back from
-    a reboot: jobs wait for the checks that follow one.
-    """
-    if is_ours(node.reason):
-        rebooted = NodeSnapshot(node.name, ("down",), resume.REBOOTED)
-        return _order(node.name) or (rebooted if node.is_down else NodeSnapshot(node.name))
-    flags = (("drain", node.is_drained), ("fail", "FAIL" in node.flags), ("down", node.is_down))
-    states = tuple(state for state, is_set in flags if is_set)
-    return NodeSnapshot(node.name, states, node.reason if states else None)
-
-
-def count_jobs(name: str) -> str:
-    """Count the jobs of a busy node: "2 jobs"."""
-    ids = nodes.job_ids(name)
-    return "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a finishing job"
+    journals.clear(journals.REGISTRATION)
 
 
 def _shard_jobs(node: nodes.Node, gres: str | None) -> list[str]:
@@ -241,27 +195,6 @@ def _shard_jobs(node: nodes.Node, gres: str | None) -> list[str]:
     loses = nodes.count_gres(node.gres, SHARD) and not nodes.count_gres(gres, SHARD)
     knows = loses and SHARD in (nodes.setting("GresTypes") or "").split(",")
     return nodes.remembered_jobs(node.name, SHARD) if knows else []
-
-
-def is_anothers(node: nodes.Node, known: str | None) -> bool:
-    """Whether another party keeps jobs away, for another reason than `known`.
-
-    Neither this charm, which may have restored that half, nor Slurm, for a missing GPU or a slurmd that was away.
-    """
-    others = {None, known, _RESTORED, resume.REBOOTED, resume.NOT_RESPONDING}
-    return is_kept_away(node) and node.reason not in others and not is_ours(node.reason)
-
-
-def is_kept_away(node: nodes.Node) -> bool:
-    """Whether the node takes no new jobs."""
-    return node.is_drained or node.is_down or "FAIL" in node.flags
-
-
-def is_ours(reason: str | None) -> bool:
-    """Whether this charm drained with this reason, or Slurm did for GPUs that disagree with Gres."""
-    return reason is not None and (
-        reason.startswith(_OUR_REASON) or _GRES_REASONS.match(reason) is not None
-    )
 
 
 def _failure(error: nodes.NodeError | CommandError) -> Progress:
@@ -286,15 +219,15 @@ def _inspect(name: str, gres: str | None, config: settings.Config | None) -> Pro
     if held:
         lacks = (*held.lacks, *readiness.missing())
         return Progress(Stage.KEPT, str(dataclasses.replace(held, lacks=lacks)))
-    if is_kept_away(node):
-        return Progress(Stage.KEPT_AWAY, _why_away(node))
+    if orders.is_kept_away(node):
+        return Progress(Stage.KEPT_AWAY, orders.describe(node))
     return Progress(Stage.REGISTERED, node.state_text)
 
 
 def _advance(target: Target) -> Progress:
     node = nodes.show(target.node)
     if node is not None:
-        _note_order(node)
+        orders.note(node)
     snapshot = _snapshot(target.node, node)
     if node is not None or snapshot is None:  # no start of slurmd is to register a drained node
         files.ensure_absent(slurmd_unit.DRAINED_ENV)
@@ -315,12 +248,14 @@ def _snapshot(name: str, node: nodes.Node | None) -> NodeSnapshot | None:
     """Return the journal's snapshot of this node, with what others ordered since."""
     snapshot = NodeSnapshot.load()
     if snapshot is not None and snapshot.node != name:
-        node_state.clear(node_state.REGISTRATION)
+        journals.clear(journals.REGISTRATION)
         return None
     if snapshot is not None and node is not None:
-        was_resumed = bool(snapshot.states) and not is_kept_away(node) and hold.is_administrators()
-        if was_resumed or is_anothers(node, snapshot.reason):
-            snapshot = as_found(node)
+        was_resumed = (
+            bool(snapshot.states) and not orders.is_kept_away(node) and kept.is_administrators()
+        )
+        if was_resumed or orders.is_anothers(node, snapshot.reason):
+            snapshot = orders.as_found(node)
             snapshot.save()
     return snapshot
 
@@ -329,7 +264,7 @@ def _register_again(target: Target, node: nodes.Node, snapshot: NodeSnapshot | N
     """Delete the record of a node that has another Gres, as soon as the node is free, and register it."""
     name = node.name
     if snapshot is None:
-        snapshot = as_found(node)
+        snapshot = orders.as_found(node)
         snapshot.save()
     if not node.is_drained and not (node.is_down and not node.is_busy):
         nodes.drain(name, REASON)
@@ -344,7 +279,7 @@ def _register_again(target: Target, node: nodes.Node, snapshot: NodeSnapshot | N
     if snapshot.states:  # first, since after a reboot right behind the deletion slurmd registers before any hook runs
         slurmd_unit.drain_at_start()
     try:
-        with hold.lifted(name):
+        with kept.lifted(name):
             nodes.delete(name)
     except nodes.NodeBusy:
         files.ensure_absent(slurmd_unit.DRAINED_ENV)
@@ -392,7 +327,7 @@ def _settle(
         slurmd_options.ensure_gres(target.gres)  # the next registration must not undo this one
     is_stale = not is_fresh and node.is_dynamic and has_conf and _is_stale(node, target.gres)
     can_retry = not node.is_valid and target.lines_live and not node.is_busy and not is_stale
-    if can_retry and (is_ours(node.reason) or snapshot is not None):
+    if can_retry and (orders.is_ours(node.reason) or snapshot is not None):
         _restart(snapshot)
         node = (
             nodes.wait(node.name, lambda n: n is not None and n.is_valid, timeout=_SETTLE_S) or node
@@ -404,23 +339,11 @@ def _settle(
         if is_stale:
             return _reserved(node, snapshot) or _register_again(target, node, snapshot)
         return Progress(Stage.INVALID, node.reason or node.state_text)
-    if snapshot is None and is_kept_away(node) and is_ours(node.reason):
-        snapshot = as_found(node)
-    return Progress(Stage.REGISTERED) if snapshot is None else put_back(node, snapshot)
-
-
-def _note_order(node: nodes.Node) -> None:
-    """Keep in a journal for which reason others keep jobs away, until nobody does."""
-    if is_anothers(node, None):
-        as_found(node).save(node_state.ORDER)
-    elif not is_kept_away(node):
-        node_state.clear(node_state.ORDER)
-        resume.note_service(node)
-
-
-def _order(name: str) -> NodeSnapshot | None:
-    order = NodeSnapshot.load(node_state.ORDER)
-    return order if order is not None and order.node == name else None
+    if snapshot is None and orders.is_kept_away(node) and orders.is_ours(node.reason):
+        snapshot = orders.as_found(node)
+    if snapshot is not None and not orders.restore(node, snapshot):
+        return _awaits_jobs(node.name)
+    return Progress(Stage.REGISTERED)
 
 
 def _is_stale(node: nodes.Node, gres: str | None) -> bool:
@@ -450,19 +373,8 @@ def _recorded(node: nodes.Node) -> tuple[str, int] | None:
     return (match["name"], int(match["count"])) if match["name"] else ("gpu", int(match["had"]))
 
 
-def _why_away(node: nodes.Node) -> str:
-    """Describe the state and reason that keep jobs away: "drained (bad fan)"."""
-    flags = (
-        ("down", node.is_down),
-        ("drained", node.is_drained),
-        ("failing", "FAIL" in node.flags),
-    )
-    state = " and ".join(word for word, is_set in flags if is_set)
-    return f"{state} ({node.reason or 'no reason given'})"
-
-
 def _awaits_jobs(name: str) -> Progress:
-    return Progress(Stage.AWAITS_JOBS, count_jobs(name))
+    return Progress(Stage.AWAITS_JOBS, orders.count_jobs(name))
 
 
 def _reserved(node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress | None:
@@ -471,11 +383,11 @@ def _reserved(node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress | Non
     Deleting the node would silently take it out of a later reservation.
     """
     reservations = nodes.reservations(node.name)
-    reservations.pop(hold.reservation(node.name), None)
+    reservations.pop(kept.reservation(node.name), None)
     if not reservations:
         return None
     if snapshot is not None:
-        put_back(node, snapshot)
+        orders.restore(node, snapshot)
     name, others = next(iter(reservations.items()))
     typed = f"scontrol delete reservationname={name}"
     if others:

@@ -10,7 +10,7 @@ import pathlib
 import time
 
 import settings
-from node import node_state
+from node import journals
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def ensure(name: str, config: settings.Config, found: Held) -> Held | None:
     if not node.is_valid or "NOT_RESPONDING" in node.flags:
         return dataclasses.replace(found, lacks=_TO_REGISTER)
     nodes.resume(name)
-    node_state.write(node_state.SERVED, {"node": name})
+    journals.write(journals.SERVED, {"node": name})
     logger.info("%s takes jobs again: it %s, and all checks passed", name, found.why)
     return None
 
@@ -76,7 +76,7 @@ def ensure(name: str, config: settings.Config, found: Held) -> Held | None:
 def note_service(node: nodes.Node | None) -> None:
     """Record that the node has been in service: from then on it is down because someone ordered that."""
     if node is not None and node.state in {"IDLE", "MIXED", "ALLOCATED"} and not node.is_drained:
-        node_state.write(node_state.SERVED, {"node": node.name})
+        journals.write(journals.SERVED, {"node": node.name})
 
 
 def is_stale(node: nodes.Node | None) -> bool:
@@ -94,7 +94,7 @@ def _is_new(node: nodes.Node) -> bool:
     """
     since = node.slurmd_start_time
     if since is None or node.reason_time is None or node.reason_time < since:
-        return (node_state.read(node_state.SERVED) or {}).get("node") != node.name
+        return (journals.read(journals.SERVED) or {}).get("node") != node.name
     return node.reason_time - since <= UPSTREAM_S
 
 

@@ -3,14 +3,14 @@
 import pathlib
 
 import template
-from node import node_state, slurmd_options
+from node import journals, slurmd_options
 from slurm_ddp import files, systemd
 
 SLURMD = "slurmd.service"
 DROPIN = "20-gpu.conf"
 PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
 # The drop-in names it behind /etc/default/slurmd. On disk, since the machine may reboot while its node is deleted.
-DRAINED_ENV = node_state.STATE_DIR / "held-options"
+DRAINED_ENV = journals.STATE_DIR / "held-options"
 _DEVICE_WAIT_S = 60
 
 
@@ -45,4 +45,4 @@ def drain_at_start() -> None:
 
 
 def _devices() -> pathlib.Path:
-    return node_state.STATE_DIR / "devices"  # the files that slurmd waits for
+    return journals.STATE_DIR / "devices"  # the files that slurmd waits for

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """What must happen on a compute node at once, and not with Juju's next event; a systemd service runs it until done.
 
-A held node is drained and reserved again when anyone but an administrator ended that (`node.hold`). A node that is down
+A held node is drained and reserved again when anyone but an administrator ended that (`node.kept`). A node that is down
 only for a reboot, or for being new, takes jobs as soon as its mounts, its cards and their health allow it
 (`node.resume`). The service starts at boot, with each change of a readiness file (a path unit), and with a hold. It
 ends when nothing is left to do. It runs from the charm's own folder, with Python's standard library only.
@@ -16,17 +16,15 @@ import time
 import settings
 import template
 from gpu import pci
-from node import health_check, node_state, resume, slurmd_options
-from node import hold as node_hold
+from node import health_check, journals, kept, resume, slurmd_options
 from slurm_ddp import files, readiness, records, systemd
 from slurm_ddp.commands import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
 
-UNIT, PATH_UNIT = node_hold.WATCH, "slurm-gpu-node.path"
-CONFIG = node_state.STATE_DIR / "node.json"
-JOURNALS = (node_state.REGISTRATION, node_state.HOLD)  # of what only hooks finish
+UNIT, PATH_UNIT = kept.WATCH, "slurm-gpu-node.path"
+CONFIG = journals.STATE_DIR / "node.json"
 
 _HOLD_S = 5.0
 _LOCAL_S = 1.0  # files on this machine
@@ -44,7 +42,7 @@ class Config(settings.Config):
 def ensure(config: Config) -> None:
     """Set the service up for this node, and let it look. Raises `CommandError`: systemd refused."""
     changed = files.ensure_file(CONFIG, records.text(config), mode=0o600)
-    if _ensure_units() or changed or node_hold.held():
+    if _ensure_units() or changed or kept.grounds():
         systemd.start_later(UNIT)
 
 
@@ -62,11 +60,11 @@ def _ensure_units() -> bool:
 
 
 def ensure_absent() -> None:
-    """Take the service away, and end what it kept up."""
+    """Remove the service, and end what it kept up."""
     for unit in (PATH_UNIT, UNIT):
         systemd.ensure_no_unit(unit)
-    node_hold.release()
-    node_state.clear(node_state.SERVED)
+    kept.end_all()
+    journals.clear(journals.SERVED)
     files.ensure_absent(CONFIG)
 
 
@@ -84,7 +82,7 @@ class Watch:
 
     def _hold(self) -> float | None:
         try:
-            return _HOLD_S if node_hold.keep() else None
+            return _HOLD_S if kept.keep() else None
         except (nodes.NodeError, CommandError) as e:
             logger.info("the hold waits: %s", e)
             return _HOLD_S
@@ -93,8 +91,8 @@ class Watch:
         config = records.load(Config(), CONFIG)
         if not config.node or not (config.resume_after_reboot or config.resume_when_ready):
             return None  # no hook knew the node, or nothing is to be resumed
-        if node_hold.held() or any((node_state.STATE_DIR / name).exists() for name in JOURNALS):
-            return None  # a hook or the hold's end goes on from here
+        if _is_hooks_business():
+            return None
         now = time.monotonic()
         if now < self._next_resume:
             return self._next_resume - now
@@ -136,7 +134,7 @@ class Watch:
         places = (pci.SYS / pci.DEVICES, pci.PROC / "driver/nvidia/gpus")
         lacks = [
             f"GPU {card}"
-            for card in sorted(node_state.cards())
+            for card in sorted(journals.cards())
             if not any((at / card).exists() for at in places)
         ]
         options = slurmd_options.read()
@@ -146,6 +144,13 @@ class Watch:
         if lacks or config.health_check == "never":
             return lacks
         return health_check.unfit(config.node, xids=config.health_xids)
+
+
+def _is_hooks_business() -> bool:
+    """Whether a hook, or the end of a hold, goes on from here."""
+    if kept.grounds() or kept.maintenance() is not None:
+        return True
+    return (journals.STATE_DIR / journals.REGISTRATION).exists()
 
 
 def main() -> int:

@@ -5,7 +5,7 @@
 
 It prints one JSON object, and exits 0 without a finding, 2 with warnings only, 1 when jobs must stay away. --act drains
 the node with a reason that begins with `gpu-health: `, and resumes a node with such a reason after two passes without a
-finding to drain for; what holds more than a third of the nodes within minutes is a warning on the rest (gpu/fleet.py).
+finding to drain for; what holds more than a third of the nodes within minutes is a warning on the rest (node/fleet.py).
 --xids names Xids to drain for (+) besides those of the table, and Xids to ignore (-). A value that a card does not
 support is no fault, and an answer that cannot be read a warning; a query that fails or hangs is a fault. Standard
 library only: the charm packs it with its imports.
@@ -21,9 +21,9 @@ import re
 import sys
 import time
 
-from gpu import fleet, pci, smi, xids
+from gpu import pci, smi, xids
 from gpu.smi import Finding
-from node import hold
+from node import fleet, kept
 from slurm_ddp import files, records, watchdog
 from slurm_ddp.commands import CommandError, last_line, run
 from slurm_ddp.slurm import nodes
@@ -31,7 +31,7 @@ from slurm_ddp.slurm import nodes
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
 STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
 
-KIND = "gpu-health"  # of its hold
+KIND = kept.HEALTH
 REASON = f"{KIND}: "
 _SPARED = "not drained, since it holds too many nodes: see sinfo -R"
 # The whole ends before the 60 s of its unit: each query gets at most its own limit, and no more than what is left of
@@ -106,9 +106,9 @@ def check(name: str | None, levels: dict[int, str], *, acts: bool = False) -> An
     if state.drained and node is not None and not watchdog.is_drained_by(REASON, node):
         # An administrator ended the drain; but upstream's slurmd ends drains too, right after it restarted its daemon,
         # and then the hold is still there.
-        was_ended = _began(node) == state.began or not hold.is_held(KIND)
+        was_ended = _began(node) == state.began or not kept.is_held(KIND)
         if acts and was_ended:
-            hold.end(KIND)
+            kept.end(KIND)
         state = dataclasses.replace(
             state, since=started if was_ended else state.since, drained=False
         )
@@ -208,14 +208,14 @@ def act(
                     watchdog.resume(name, timeout=_left(watchdog.SCONTROL_S))
                     spared = tuple(sorted({*spared, *late}))
                     return f"resumed {name}, since too many nodes were drained for {'; '.join(sorted(late))}"
-                hold.note(KIND, name, reason)
+                kept.note(KIND, name, reason)
                 drained, did = True, f"drained {name}"
             elif not bad and is_ours and passes >= watchdog.PASSES_TO_RESUME:
-                hold.end(KIND)
+                kept.end(KIND)
                 watchdog.resume(name, timeout=_left(watchdog.SCONTROL_S))
                 drained, did = False, f"resumed {name}"
-            elif bad and is_ours and not hold.is_held(KIND):
-                hold.note(KIND, name, node.reason or "")
+            elif bad and is_ours and not kept.is_held(KIND):
+                kept.note(KIND, name, node.reason or "")
     except CommandError as e:
         did = str(e)
     finally:

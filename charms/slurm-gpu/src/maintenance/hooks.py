@@ -1,7 +1,7 @@
 """What is done to a node's GPUs beside registering them: drivers, resets, MIG layouts, as one hook sees it.
 
 A hook calls `prepare`, registers the node if that allows it, and passes how far that came to `complete`. Each step may
-be interrupted: the journal of `maintenance.hold` and the state of the packages show what remains.
+be interrupted: the journal of `node.kept` and the state of the packages show what remains.
 """
 
 import collections.abc
@@ -11,11 +11,11 @@ import logging
 
 from driver import plan
 from driver.state import DriverError
-from maintenance import hold, mig, services, upgrade
-from node import registration
+from maintenance import layouts, services, upgrade
+from node import journals, kept, registration
 from node import watch as node_watch
 from node.machine import Machine
-from scripts import mig as layouts
+from scripts import mig
 from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.commands import CommandError
@@ -30,7 +30,9 @@ _REGISTERED = frozenset({registration.Stage.REGISTERED, registration.Stage.KEPT}
 
 def prepare(options: Options) -> bool:
     """Go on with what is under way, or install the option's driver; return whether the node may be registered now."""
-    held = hold.Hold.load()
+    with contextlib.suppress(CommandError):  # the next hook tries again
+        kept.renew()
+    held = kept.maintenance()
     if held is None:
         with contextlib.suppress(DriverError):  # the status shows an invalid option
             upgrade.ensure_wanted(plan.spec(options))
@@ -38,9 +40,9 @@ def prepare(options: Options) -> bool:
     if held.boot_id == readiness.boot_id():
         return _is_given_up(held)
     with contextlib.suppress(
-        layouts.MigError
+        mig.MigError
     ):  # what an interrupted one left; the registration sees the rest
-        layouts.apply_all()
+        mig.apply_all()
     services.ensure_running()
     return True
 
@@ -54,29 +56,29 @@ def complete(machine: Machine, options: Options, progress: registration.Progress
             )
         except CommandError as e:
             logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)
-    if hold.Hold.load() is None:
+    if kept.maintenance() is None:
         with contextlib.suppress(DriverError):  # the status shows an invalid option
             upgrade.ensure_settings(plan.spec(options))
     elif progress is not None and progress.stage in _REGISTERED:
         with contextlib.suppress(nodes.NodeError):  # the next hook tries again
-            hold.release()
+            kept.give_back()
 
 
 def release() -> None:
     """Leave the machine to Slurm and its administrators; the driver stays."""
     try:
-        hold.release()
+        kept.give_back()
     except nodes.NodeError as e:
         logger.warning("this node stays drained, see sinfo -R: %s", e)
-    hold.forget()
+    kept.forget()
     node_watch.ensure_absent()
     upgrade.release()
-    mig.ensure_no_layouts()
+    layouts.ensure_no_layouts()
 
 
 def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -> Status:
     """Return the status of the node: what the operator must do, what is under way, else what `otherwise` returns."""
-    held = hold.Hold.load()
+    held = kept.maintenance()
     if held is not None and held.boot_id == readiness.boot_id():
         return Status(Level.BLOCKED, f"{held.node} is drained for {held.kind}: reboot this machine")
     try:
@@ -94,11 +96,11 @@ def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -
     )
 
 
-def _is_given_up(held: hold.Hold) -> bool:
+def _is_given_up(held: journals.Maintenance) -> bool:
     """End the hold of a node that waits for a reboot if another changed its state; return whether that is so."""
     with contextlib.suppress(nodes.NodeError):
         node = nodes.show(held.node)
-        if node is not None and not hold.is_ours(node, held.kind):
-            hold.forget()
+        if node is not None and not kept.is_taken(node, held.kind):
+            kept.forget()
             return True
     return False

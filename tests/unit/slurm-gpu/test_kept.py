@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 import time
 import typing
 
@@ -10,9 +9,7 @@ import pytest
 from conftest import WITH_GPU
 from slurm_double import Record, SlurmDouble
 
-from maintenance import hold as gpu_hold
-from node import hold as node_hold
-from node import registration, resume, slurmd_options
+from node import journals, kept, registration, resume, slurmd_options
 from slurm_ddp.slurm import nodes
 
 NAME = "slurmd-0"
@@ -22,6 +19,7 @@ LONG_AGO = time.clock_gettime(time.CLOCK_MONOTONIC) - 200
 
 @pytest.fixture(autouse=True)
 def node(slurm: SlurmDouble) -> SlurmDouble:
+    journals.STATE_DIR.mkdir()
     slurmd_options.PATH.write_text(WITH_GPU)
     slurm.register()
     slurm.slurmd_since = LONG_AGO
@@ -29,7 +27,7 @@ def node(slurm: SlurmDouble) -> SlurmDouble:
 
 
 def hold(node: SlurmDouble) -> None:
-    gpu_hold.take(gpu_hold.MIG, NAME, "0000:1b:00.0: 1g.10gb")
+    kept.take(kept.MIG, NAME, "0000:1b:00.0: 1g.10gb")
     assert node.record is not None
     assert (node.record.reason, node.maintained) == (REASON, ["slurm-gpu-slurmd-0"])
 
@@ -45,21 +43,21 @@ def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(
     assert "DRAIN" not in node.state()
     assert node.jobs == [], "the reservation keeps it off"
     if looks_first == "service":
-        assert node_hold.keep() == [node_hold.Hold("gpu-mig", NAME, REASON)]
+        assert kept.keep() == (journals.Ground("gpu-mig", NAME, REASON),)
     elif looks_first == "hook":
         seen = nodes.show(NAME)
         assert seen is not None
-        assert gpu_hold.is_ours(seen, gpu_hold.MIG)
+        assert kept.is_taken(seen, kept.MIG)
     assert node.record is not None
     assert looks_first == "release" or ("DRAIN" in node.state(), node.record.reason) == (
         True,
         REASON,
     )
-    gpu_hold.release()
+    kept.give_back()
     assert "DRAIN" not in node.state()
     assert node.maintained == []
     assert node.jobs == ["7"]
-    assert node_hold.keep() == []
+    assert kept.keep() == ()
 
 
 @pytest.mark.parametrize(
@@ -72,25 +70,25 @@ def test_a_reason_that_others_removed_comes_back(node: SlurmDouble, reason: str)
         node.upstream_sets_idle()
         node.set_down(reason)
     node.record.reason = reason
-    node_hold.keep()
+    kept.keep()
     assert ("DRAIN" in node.state(), node.record.reason) == (True, REASON)
 
 
 def test_an_administrator_who_resumes_it_is_obeyed(node: SlurmDouble):
     hold(node)
     nodes.resume(NAME)
-    assert node_hold.keep() == []
+    assert kept.keep() == ()
     assert node.state() == "IDLE+DYNAMIC_NORM"
     assert node.maintained == []
     seen = nodes.show(NAME)
     assert seen is not None
-    assert not gpu_hold.is_ours(seen, gpu_hold.MIG)
+    assert not kept.is_taken(seen, kept.MIG)
 
 
 def test_an_administrators_own_drain_stays_and_the_node_stays_held(node: SlurmDouble):
     hold(node)
     nodes.drain(NAME, "smoke")
-    assert len(node_hold.keep()) == 1
+    assert len(kept.keep()) == 1
     assert node.record is not None
     assert node.record.reason == "smoke"
     assert node.maintained
@@ -101,7 +99,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> typing.Callable[[float], None]:
     """Make a clock that lets so many seconds pass."""
     passed = [0.0]
     real = time.time
-    monkeypatch.setattr(node_hold.time, "time", lambda: real() + passed[0])
+    monkeypatch.setattr(kept.time, "time", lambda: real() + passed[0])
     return lambda seconds: passed.__setitem__(0, passed[0] + seconds)
 
 
@@ -114,23 +112,23 @@ def test_who_ends_the_reservation_has_ten_minutes_to_delete_the_node(
     delete = ("/usr/bin/scontrol", "delete", f"nodename={NAME}")
     assert "are busy" in node.run(*delete, check=False).stderr
     later(age)
-    node.run("/usr/bin/scontrol", "delete", f"reservationname={node_hold.reservation(NAME)}")
+    node.run("/usr/bin/scontrol", "delete", f"reservationname={kept.reservation(NAME)}")
     for _ in range(59):
-        assert len(node_hold.keep()) == 1
+        assert len(kept.keep()) == 1
         assert (node.maintained, "DRAIN" in node.state()) == ([], True)
         later(10)
     later(20)
-    node_hold.keep()
+    kept.keep()
     assert node.maintained == ["slurm-gpu-slurmd-0"], "nobody used them"
     later(40)
-    node.run("/usr/bin/scontrol", "delete", f"reservationname={node_hold.reservation(NAME)}")
-    node_hold.keep()
+    node.run("/usr/bin/scontrol", "delete", f"reservationname={kept.reservation(NAME)}")
+    kept.keep()
     assert node.maintained == [], "another ten minutes"
     node.run(*delete)
     assert node.record is None
     node.register()
     node.slurmd_since = time.clock_gettime(time.CLOCK_MONOTONIC)
-    node_hold.keep()
+    kept.keep()
     assert (node.maintained, "DRAIN" in node.state()) == (["slurm-gpu-slurmd-0"], True), (
         "upstream is done"
     )
@@ -145,13 +143,13 @@ def test_a_reservation_that_the_nodes_state_does_not_show_yet_is_not_taken_for_e
     assert shown is not None
     bare = dataclasses.replace(shown, flags=shown.flags - {"MAINTENANCE", "RESERVED"})
     monkeypatch.setattr(nodes, "show", lambda _: bare)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    node_hold.keep()
+    kept.keep()
     node.maintained.clear()
     later(1800)
-    node_hold.keep()
+    kept.keep()
     assert node.maintained == [], "only now it is seen to be missing"
     later(620)
-    node_hold.keep()
+    kept.keep()
     assert node.maintained == ["slurm-gpu-slurmd-0"]
 
 
@@ -160,11 +158,11 @@ def test_a_node_without_a_record_is_left_until_it_has_one(node: SlurmDouble):
     node.maintained.clear()
     node.record = None
     node.log.clear()
-    assert len(node_hold.keep()) == 1
+    assert len(kept.keep()) == 1
     assert node.log == []
     node.record = Record("gpu:mock_gpu:1")
     node.slurmd_since = time.clock_gettime(time.CLOCK_MONOTONIC)
-    node_hold.keep()
+    kept.keep()
     assert "DRAIN" in node.state()
 
 
@@ -173,20 +171,20 @@ def test_a_silent_controller_at_the_end_of_a_hold_leaves_the_reservation_to_the_
 ):
     hold(node)
     node.answering = False
-    node_hold.end(gpu_hold.MIG)
+    kept.end(kept.MIG)
     assert node.maintained
     node.answering = True
-    assert node_hold.keep() == []
+    assert kept.keep() == ()
     assert node.maintained == []
 
 
 def test_two_grounds(node: SlurmDouble):
-    node_hold.begin("gpu-health", NAME, "gpu-health: Xid 79")
+    kept.hold("gpu-health", NAME, "gpu-health: Xid 79")
     hold(node)
-    node_hold.end(gpu_hold.MIG)
+    kept.end(kept.MIG)
     assert node.maintained, "the other ground is still there"
-    assert [one.kind for one in node_hold.held()] == ["gpu-health"]
-    node_hold.end("gpu-health")
+    assert [one.kind for one in kept.grounds()] == ["gpu-health"]
+    kept.end("gpu-health")
     assert node.maintained == []
 
 
@@ -202,19 +200,75 @@ def test_a_held_node_can_be_registered_again(node: SlurmDouble):
     assert node.record is not None
     assert (node.record.gres, "DRAIN" in node.state()) == ("gpu:mock_gpu:2", True)
     assert node.jobs == []
-    node_hold.keep()
+    kept.keep()
     assert node.maintained == ["slurm-gpu-slurmd-0"]
 
 
-def test_nothing_is_left_behind(node: SlurmDouble, paths: pathlib.Path):
+def test_nothing_is_left_behind(node: SlurmDouble):
     hold(node)
-    node_hold.release()
+    kept.end_all()
     assert node.maintained == []
-    assert not node_hold.DIRECTORY.exists()
-    node_hold.release()
-    hold_again = json.dumps({"node": NAME, "until": 0})
-    node_hold.DIRECTORY.mkdir()
-    (node_hold.DIRECTORY / "reserved").write_text(hold_again)
+    assert not (journals.STATE_DIR / journals.KEPT).exists()
+    kept.end_all()
+    (journals.STATE_DIR / journals.KEPT).write_text('{"reservation": {"node": "slurmd-0"}}')
     node.answering = False
-    node_hold.release()
-    assert not node_hold.DIRECTORY.exists()
+    kept.end_all()
+    assert not (journals.STATE_DIR / journals.KEPT).exists()
+
+
+def leave_former_journals() -> None:
+    """Leave what a release with a file for each hold wrote for a node that waits for a reboot."""
+    ground = {"kind": "gpu-mig", "node": NAME, "reason": REASON}
+    reserved = {"node": NAME, "until": time.time() + 3000, "ended": False}
+    found = {"node": NAME, "states": ["down"], "reason": "bad fan", "kind": "gpu-mig"}
+    holds = journals.STATE_DIR / "holds"
+    holds.mkdir()
+    (holds / "lock").touch()
+    (holds / "gpu-mig.json").write_text(json.dumps(ground))
+    (holds / "reserved").write_text(json.dumps(reserved))
+    former = {**found, "boot_id": "boot-0"}
+    (journals.STATE_DIR / "hold.json").write_text(json.dumps(former))
+
+
+def test_a_hold_of_an_earlier_release_goes_on(node: SlurmDouble):
+    nodes.drain(NAME, REASON)
+    node.maintained = ["slurm-gpu-slurmd-0"]
+    leave_former_journals()
+    taken = journals.Maintenance(NAME, ("down",), "bad fan", "gpu-mig", "boot-0")
+    assert kept.maintenance() == taken
+    assert kept.keep() == (journals.Ground("gpu-mig", NAME, REASON),)
+
+    kept.renew()
+
+    left = {path.name for path in journals.STATE_DIR.iterdir()}
+    assert left == {"kept.json", "kept.lock"}
+    assert kept.maintenance() == taken
+    kept.give_back()
+    assert (node.state(), node.maintained) == ("DOWN+DYNAMIC_NORM", [])
+    assert kept.keep() == ()
+
+
+def test_an_upgraded_charm_replaces_the_service_that_still_runs(node: SlurmDouble):
+    leave_former_journals()
+    node.log.clear()
+    kept.renew()
+    assert node.log == []  # Slurm is not asked
+    kept.renew()
+    assert kept.is_held("gpu-mig")
+
+
+def test_a_health_check_of_an_earlier_release_may_still_add_its_ground(node: SlurmDouble):
+    hold(node)
+    holds = journals.STATE_DIR / "holds"
+    holds.mkdir()
+    ground = {"kind": "gpu-health", "node": NAME, "reason": "gpu-health: Xid 79"}
+    (holds / "gpu-health.json").write_text(json.dumps(ground))
+    assert {one.kind for one in kept.keep()} == {"gpu-mig", "gpu-health"}
+
+
+@pytest.mark.parametrize("damage", ["[]", "{", '{"grounds": 5}', '{"grounds": [{"kind": 5}]}'])
+def test_a_damaged_journal_holds_nothing(node: SlurmDouble, damage: str):
+    (journals.STATE_DIR / journals.KEPT).write_text(damage)
+    assert kept.grounds() == ()
+    hold(node)
+    assert [one.kind for one in kept.grounds()] == ["gpu-mig"]

@@ -5,7 +5,8 @@ import json
 import pathlib
 
 import template
-from maintenance import hold, reset, services
+from maintenance import reset, services
+from node import kept
 from scripts import mig
 from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.charm import ActionError, Log, Results
@@ -31,7 +32,7 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
     if all(cards[bus_id].has(layout) and before.get(bus_id, ()) == layout for bus_id in chosen):
         _ensure_layouts(before, whole=False)
         return {"result": "unchanged", "layout": shown}
-    reset.free(hold.MIG, node, f"{gpu}: {shown}", wait_s, log)
+    reset.free(kept.MIG, node, f"{gpu}: {shown}", wait_s, log)
     services.stop_holders()
     after = before | dict.fromkeys(chosen, layout)
     _ensure_layouts(after)  # first, so that an interrupted one is finished
@@ -42,7 +43,7 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
             done.append(bus_id)
             mig.apply(cards[bus_id], layout)
     except mig.RebootNeeded as e:
-        hold.until_reboot()
+        kept.keep_until_reboot()
         return {"result": "reboot", "detail": f"{e}: reboot this machine"}
     except mig.MigError as e:
         _ensure_layouts(before)
