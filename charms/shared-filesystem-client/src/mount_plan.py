@@ -48,11 +48,6 @@ class Config(pydantic.BaseModel, frozen=True):
     buffer_size: int = 0
     metrics_port: int = 0
     lustre_repository: Stripped = ""
-    lustre_packages: str = ""
-    lustre_key: Stripped = ""
-    lustre_checksum: typing.Annotated[
-        str, pydantic.StringConstraints(strip_whitespace=True, to_lower=True)
-    ] = ""
     lnet_networks: Stripped = ""
 
 

@@ -1,7 +1,6 @@
 """CephFS, Lustre and NFS: the generated files, the packages, and the errors of a machine that cannot."""
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 import platform
@@ -13,15 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mount_plan
-from kinds import cephfs, fuse, kernel, lustre, nfs, presets
+from kinds import cephfs, fuse, kernel, lustre, lustre_client, nfs, presets
 from machine import Machine
-from slurm_ddp import apt, mounts
+from slurm_ddp import apt, download, mounts
 from slurm_ddp.commands import Completed
 from slurm_ddp.interfaces import filesystem_info as fs
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
-INDEXES = yaml.safe_load(pathlib.Path(__file__).with_name("lustre_indexes.yaml").read_text())
 KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
 FSID = "354ca7c4-f10d-11ee-93f8-1f85f87b7845"
 KERNEL = "6.8.0-1015-aws"
@@ -45,12 +43,15 @@ class Rig:
     def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.machine = Machine(secrets={KEY})
-        self.machine.take_over(monkeypatch, [kernel, cephfs, lustre], root / "units")
+        self.machine.take_over(
+            monkeypatch, [apt, kernel, cephfs, lustre, lustre_client], root / "units"
+        )
         self.ceph_version = "19.2.1-0ubuntu0.24.04.2"
         self.container = ""
         self.loadable = {"nfsv4", "ceph"}
         self.installed_kernels: set[str] = set()
-        self.index = ""
+        self.archive = {"lustre-client-modules-6.8.0-1015-aws"}  # what apt finds after an update
+        self.is_updated = False
         self.machine.answers |= {
             "systemd-escape": lambda words, _: "mnt-shared.mount\n",
             "systemd-detect-virt": lambda words, _: self.container or Completed(1, "none\n", ""),
@@ -61,12 +62,13 @@ class Rig:
             "depmod": lambda words, _: "",
             "dpkg-query": self._dpkg,
             "apt-get": self._apt,
-            "apt-helper": lambda words, _: self.index,
             "ip": self._route,
             "lustre_rmmod": lambda words, _: "",
         }
-        for name in ("sources", "keyrings", "modprobe.conf", "modules", "lnet"):
-            monkeypatch.setattr(lustre, name.partition(".")[0].upper(), root / name)
+        for name in ("sources", "keyrings"):
+            monkeypatch.setattr(lustre_client, name.upper(), root / name)
+        monkeypatch.setattr(lustre, "MODPROBE", root / "modprobe.conf")
+        monkeypatch.setattr(lustre, "LNET", root / "lnet")
         monkeypatch.setattr(kernel, "PROC", root / "proc")
         (root / "proc/self").mkdir(parents=True)
         self.set_uid_map("0 0 4294967295")
@@ -76,7 +78,7 @@ class Rig:
         release = {"ID": "ubuntu", "VERSION_ID": "24.04", "VERSION_CODENAME": "noble"}
         monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
         self.content = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
-        monkeypatch.setattr(lustre, "_fetch", lambda url: self.content)
+        monkeypatch.setattr(download, "fetch", lambda url, **_: self.content)
         self.installs: list[tuple[str, ...]] = []
         monkeypatch.setattr(mounts, "table", list)
 
@@ -94,19 +96,19 @@ class Rig:
 
     def _dpkg(self, words: tuple[str, ...], _: str | None) -> str:
         if "${Package}" in words[2]:
-            return "".join(f"installed {name} 1\n" for name in words[3:])
+            here = [name for name in words[3:] if name not in self.archive]
+            return "".join(f"installed {name} 1\n" for name in here)
         return self.ceph_version if "${Version}" in words else "installed"
 
-    def _apt(self, words: tuple[str, ...], _: str | None) -> str:
-        if "install" in words:
-            packages = words[words.index("install") + 1 :]
-            self.installs.append(packages)
-            self.installed_kernels.add(KERNEL)
+    def _apt(self, words: tuple[str, ...], _: str | None) -> str | Completed:
+        if words[-1] == "update":
+            self.is_updated = True
             return ""
-        if "indextargets" in words:
-            return "/var/lib/apt/lists/x_Packages\n"
-        assert words[-1] == "update"
-        assert f"Dir::Etc::sourcelist={self.root / 'sources/slurm-ddp-lustre.list'}" in words
+        packages = words[words.index("install") + 1 :]
+        if not self.is_updated or not set(packages) <= self.archive:
+            return Completed(100, "", f"E: Unable to locate package {packages[0]}")
+        self.installs.append(packages)
+        self.installed_kernels.add(KERNEL)
         return ""
 
     def _route(self, words: tuple[str, ...], _: str | None) -> str:
@@ -300,20 +302,8 @@ def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
     assert set(found) <= LUSTRE_OPTIONS
 
 
-@pytest.mark.parametrize(("preset", "kernel", "packages"), CASES["the_packages_for_a_kernel"])
-def test_the_packages_for_a_kernel(preset: str, kernel: str, packages: list[str] | str):
-    """A kernel without packages is named, with one that has them."""
-    index = lustre.parse_index(INDEXES[preset])
-    try:
-        found: object = list(lustre.resolve(lustre.PRESETS[preset], index, kernel))
-    except mount_plan.MountError as e:
-        found = str(e)
-    assert found == packages
-
-
-def test_a_preset_installs_the_client_and_all_of_it_can_be_removed(bare: Rig):
-    bare.index = INDEXES["aws"]
-    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), KERNEL)
+def test_an_archive_of_the_table_is_added_and_removed_again(bare: Rig):
+    lustre_client.ensure("aws", KERNEL)
     assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws",)]
     keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
     repository = "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu noble main"
@@ -328,45 +318,46 @@ def test_a_preset_installs_the_client_and_all_of_it_can_be_removed(bare: Rig):
     ]
 
 
-@pytest.mark.parametrize("preset", sorted(lustre.PRESETS))
-def test_every_preset_is_signed_and_over_https_or_says_that_it_is_not(rig: Rig, preset: str):
-    table = lustre.PRESETS[preset]
-    assert "https://" in table.line
-    assert (
-        "signed-by={keyring}" in table.line and table.key_url.startswith("https://")
-    ) or table.note
-    lustre._read_index(table, "")  # pyright: ignore[reportPrivateUsage]
-    assert "{" not in rig.line()
-
-
-def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(
-    bare: Rig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("repository", sorted(lustre_client.ARCHIVES))
+def test_every_archive_is_over_https_and_signed_but_the_one_that_says_so(
+    bare: Rig, repository: str
 ):
-    monkeypatch.setattr(mount_plan, "STATE", bare.root / "state")
-    for name in ("ESC_CLIENT", "ESC_CONFIG", "FSTAB"):
-        monkeypatch.setattr(lustre, name, bare.root / name)
-    bare.content = b"#!/bin/sh\n"
-    other = mount_plan.Config(lustre_repository="exascaler", lustre_checksum="0" * 64)
-    with pytest.raises(
-        mount_plan.MountError,
-        match=r"^lustre-checksum: 10\.0\.0\.1 serves .* SHA-256 [0-9a-f]{64}$",
-    ):
-        lustre.ensure_installed(other, KERNEL, mgs="10.0.0.1")
-    assert not (bare.root / "ESC_CLIENT").exists()
-    (bare.root / "FSTAB").write_text("mine\n")
+    row = lustre_client.ARCHIVES[repository]
+    assert "https://" in row.archive
+    is_signed = "signed-by={keyring}" in row.archive and row.key.startswith("https://")
+    assert is_signed or ("trusted=yes" in row.archive and repository == "whamcloud")
+    bare.archive = {name.format(kernel=KERNEL) for name in row.packages}
+    lustre_client.ensure(repository, KERNEL)
+    assert "{" not in bare.line()
+    assert bare.installs == [tuple(sorted(bare.archive))]
 
-    def setup(words: tuple[str, ...], _: str | None) -> str:
-        if words[:2] == ("auto", "setup"):
-            (bare.root / "FSTAB").write_text("mine\n10.0.0.1@tcp:/none /x lustre\n")
-            bare.installed_kernels.add(KERNEL)
-        return ""
 
-    bare.machine.answers["ESC_CLIENT"] = setup
-    right = other.model_copy(update={"lustre_checksum": hashlib.sha256(bare.content).hexdigest()})
-    lustre.ensure_installed(right, KERNEL, mgs="10.0.0.1")
-    written = json.loads((bare.root / "ESC_CONFIG").read_text())
-    assert written["MountConfig"]["PackageSource"] == "http://10.0.0.1/client-packages"
-    assert (bare.root / "FSTAB").read_text() == "mine\n"
+@pytest.mark.parametrize("repository", sorted(lustre_client.ARCHIVES))
+def test_an_archive_without_a_client_for_this_kernel_is_answered_with_the_vendors_page(
+    bare: Rig, repository: str
+):
+    bare.archive = set()
+    with pytest.raises(mount_plan.MountError) as caught:
+        lustre_client.ensure(repository, KERNEL)
+    page = lustre_client.ARCHIVES[repository].page
+    line = f"no Lustre client for {KERNEL}: see {page}"
+    assert str(caught.value).startswith(line)
+    assert len(line) <= 120
+
+
+def test_without_an_archive_the_status_says_which_there_are(bare: Rig):
+    with pytest.raises(mount_plan.MountError) as caught:
+        lustre_client.ensure("", KERNEL)
+    assert str(caught.value) == (
+        f"no Lustre client for kernel {KERNEL}: set lustre-repository=aws|gcp|azure|whamcloud"
+    )
+
+
+def test_a_client_that_is_installed_is_used_whoever_made_it(bare: Rig):
+    bare.installed_kernels.add(KERNEL)
+    lustre_client.ensure("", KERNEL)
+    assert bare.installs == []
+    assert not (bare.root / "sources").exists()
 
 
 @pytest.mark.parametrize(("settings", "message"), CASES["options_about_lustre_that_make_no_sense"])
