@@ -15,7 +15,7 @@ import pydantic
 
 MESSAGE_LIMIT = 120  # characters of a message in `juju status` (cmd/juju/status/output_tabular.go, maxMessageLength)
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Results = dict[str, str]
 Log = collections.abc.Callable[[str], object]
@@ -45,7 +45,7 @@ def shown(status: Status, before: str = "") -> str:
         return status.text
     cut = f"{status.text[: MESSAGE_LIMIT - 3]}..."
     if cut != before:
-        _log.warning("the whole status: %s", status.text)
+        logger.warning("the whole status: %s", status.text)
     return cut
 
 

@@ -11,6 +11,7 @@ import time
 from slurm_ddp.commands import CommandError, run
 
 JUJU_EXEC = pathlib.Path("/usr/bin/juju-exec")
+LOOK_AGAIN_S = 30  # until a unit looks again that waits for what Juju has no event for
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def command(unit: str, charm: pathlib.Path) -> list[str]:
     ]
 
 
-def later(unit: str, charm: pathlib.Path, seconds: int) -> None:
+def later(unit: str, charm: pathlib.Path, seconds: int = LOOK_AGAIN_S) -> None:
     """Wake `unit` in so many seconds, unless that is due already."""
     argv = command(unit, charm)
     if not argv:

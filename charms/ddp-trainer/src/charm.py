@@ -19,8 +19,6 @@ from slurm_ddp import exporter, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, is_principal, shown
 from slurm_ddp.interfaces import cos_agent
 
-_AGAIN_S = 20
-
 logger = logging.getLogger(__name__)
 
 
@@ -29,8 +27,7 @@ class DdpTrainerCharm(ops.CharmBase):
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
-        self._problem = ""  # of the login host, found by this hook
-        self._left = False
+        self._status: Status | None = None  # of this hook, if it looked
         joined = self.on["juju-info"]
         for event in (
             self.on.install,
@@ -45,19 +42,12 @@ class DdpTrainerCharm(ops.CharmBase):
             framework.observe(event, self._reconcile)
         for event in exporter.events(self.on):
             framework.observe(event, self._observe)
-        framework.observe(joined.relation_broken, self._on_relation_broken)
-        framework.observe(self.on.stop, self._withdraw)
-        framework.observe(self.on.remove, self._on_remove)
-        framework.observe(self.on.collect_unit_status, self._on_collect_status)
+        framework.observe(joined.relation_broken, self._on_juju_info_relation_broken)
+        framework.observe(self.on.stop, self._on_stop)
+        framework.observe(self.on.remove, self._on_removed)
+        framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
         for name in verbs.ACTIONS:
             framework.observe(self.on[name.replace("-", "_")].action, self._on_action)
-
-    def _reconcile(self, event: ops.EventBase) -> None:
-        """Move this unit to its desired state, whichever event woke it."""
-        with contextlib.suppress(StatusError):  # which _on_collect_status reports
-            config, token = self._desired()
-            self._problem = host.ensure(config, self.unit.name, self.charm_dir, token)
-        self._observe(event)
 
     def _observe(self, _: ops.EventBase) -> None:
         """Serve metrics while a collector is related."""
@@ -68,48 +58,13 @@ class DdpTrainerCharm(ops.CharmBase):
 
         exporter.follow(self, serve)
 
-    def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
-        if self._left:  # Juju may have deleted the unit already, and then status-set fails
-            return
-        try:
-            status = self._check()
-        except StatusError as e:
-            status = e.status
-        event.add_status(
-            ops.StatusBase.from_name(status.level, shown(status, self.unit.status.message))
-        )
-
-    def _check(self) -> Status:
-        """Return the status that the program reports. Raises StatusError."""
-        config, _ = self._desired()
-        if self._problem:
-            raise StatusError(Level.BLOCKED, self._problem)
-        try:
-            answer = host.ask(config, self.unit.name, "check")
-        except program.ProgramError as e:
-            raise StatusError(Level.BLOCKED, str(e)) from e
-        if answer.error:
-            status = Status(Level.WAITING, answer.error)
-        else:
-            status = Status(Level(answer.results["level"]), answer.results["text"])
-        if (
-            status.level == Level.WAITING
-        ):  # for slurmctld or the mount, whose return is no event of this unit's
-            wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
-        return status
-
-    def _on_relation_broken(self, event: ops.RelationBrokenEvent) -> None:
+    def _on_juju_info_relation_broken(self, event: ops.RelationBrokenEvent) -> None:
         """Leave with the principal's relation: stop and remove may not be dispatched (Juju 4.0.15)."""
         if is_principal(event.relation.app.name):
-            self._on_remove(event)
+            self._on_removed(event)
 
-    def _on_remove(self, event: ops.EventBase) -> None:
-        self._withdraw(event)
-        program.remove()
-        exporter.ensure_none(self.unit.name)
-
-    def _withdraw(self, _: ops.EventBase) -> None:
-        self._left = True
+    def _on_stop(self, _: ops.EventBase) -> None:
+        """Remove the token's files, for which an account of the workspace is needed."""
         # Not _desired(): the token's secret may be out of reach by now. Without valid options no workspace is known.
         with contextlib.suppress(ParameterError):
             config = fields.parse(host.Config, self.config)
@@ -121,6 +76,12 @@ class DdpTrainerCharm(ops.CharmBase):
                     "files with the token may be left in %s/.secrets: %s", config.workspace, e
                 )
 
+    def _on_removed(self, event: ops.EventBase) -> None:
+        """Remove all from this machine; report nothing to Juju, which may have deleted the unit already."""
+        self._on_stop(event)
+        program.remove()
+        exporter.ensure_none(self.unit.name)
+
     def _on_action(self, event: ops.ActionEvent) -> None:
         """Pass the action to the program; an error fails it with one line."""
         action = action_name(event.handle.kind)
@@ -130,6 +91,61 @@ class DdpTrainerCharm(ops.CharmBase):
         except (ParameterError, StatusError) as e:
             event.fail(str(e))
             return
+        try:
+            answer = self._ask(action, event, config, token)
+        except program.ProgramError as e:
+            event.fail(str(e))
+            return
+        event.set_results(answer.results)
+        if answer.error:
+            logger.info("%s: %s", event.id, answer.error)
+            event.fail(answer.error)
+        self._status = self._check(config)
+
+    def _reconcile(self, event: ops.EventBase) -> None:
+        """Move this unit to its desired state, whichever event woke it."""
+        try:
+            config, token = self._desired()
+            problem = host.ensure(config, self.unit.name, self.charm_dir, token)
+            self._status = Status(Level.BLOCKED, problem) if problem else self._check(config)
+        except StatusError as e:
+            self._status = e.status
+        if self._status.level == Level.WAITING:
+            # for slurmctld or the mount, whose return is no event of this unit's
+            wake.later(self.unit.name, self.charm_dir)
+        self._observe(event)
+
+    def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
+        if self._status is not None:
+            text = shown(self._status, self.unit.status.message)
+            event.add_status(ops.StatusBase.from_name(self._status.level, text))
+
+    def _desired(self) -> tuple[host.Config, str]:
+        """Return the options and the Hugging Face token. Raises StatusError that names a wrong option."""
+        token = ""
+        try:
+            config = fields.parse(host.Config, self.config)
+            if config.hf_token:
+                token = secret_token.parse(self._content(config.hf_token), self.app.name)
+            host.account(config.submit_user)
+        except ParameterError as e:
+            raise StatusError(Level.BLOCKED, f"fix config: {_without_value(e)}") from e
+        return config, token
+
+    def _check(self, config: host.Config) -> Status:
+        """Ask the program for the unit's status."""
+        try:
+            answer = host.ask(config, self.unit.name, "check")
+        except program.ProgramError as e:
+            return Status(Level.BLOCKED, str(e))
+        if answer.error:
+            return Status(Level.WAITING, answer.error)
+        return Status(Level(answer.results["level"]), answer.results["text"])
+
+    def _ask(
+        self, action: str, event: ops.ActionEvent, config: host.Config, token: str
+    ) -> program.Answer:
+        """Have the program do what an action asks for. Raises program.ProgramError."""
         holds_machine = machine_lock.is_held_by(self.unit.name, event.id)
         request = {
             "do": action,
@@ -141,30 +157,8 @@ class DdpTrainerCharm(ops.CharmBase):
             "token": token,
             "wheelhouse": host.share(self._fetch_wheelhouse()),
         }
-        try:
-            with machine_lock.named_waiters(event.log, is_held=holds_machine) as log:
-                answer = program.ask(config.submit_user, request, log)
-        except program.ProgramError as e:
-            event.fail(str(e))
-            return
-        event.set_results(answer.results)
-        if answer.error:
-            logger.info("%s: %s", event.id, answer.error)
-            event.fail(answer.error)
-
-    def _desired(self) -> tuple[host.Config, str]:
-        """Return the options and the Hugging Face token. Raises StatusError that names a wrong option."""
-        try:
-            config = fields.parse(host.Config, self.config)
-            token = (
-                secret_token.parse(self._content(config.hf_token), self.app.name)
-                if config.hf_token
-                else ""
-            )
-            host.account(config.submit_user)
-        except ParameterError as e:
-            raise StatusError(Level.BLOCKED, f"fix config: {_without_value(e)}") from e
-        return config, token
+        with machine_lock.named_waiters(event.log, is_held=holds_machine) as log:
+            return program.ask(config.submit_user, request, log)
 
     def _content(self, identifier: str) -> dict[str, str] | None:
         """Return a secret's newest content, or None where this application cannot read it."""
@@ -182,7 +176,9 @@ class DdpTrainerCharm(ops.CharmBase):
 def _without_value(error: ParameterError) -> str:
     """Leave the value out of the line: it may be long, or hold a password."""
     before, _, allowed = str(error).partition(" is not allowed; ")
-    return f"{before.partition(': ')[0]}: {allowed}" if allowed else before
+    if not allowed:
+        return before
+    return f"{before.partition(': ')[0]}: {allowed}"
 
 
 if __name__ == "__main__":

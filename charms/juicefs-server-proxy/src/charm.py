@@ -18,8 +18,7 @@ from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import cos_agent
 from volume import actions, formatting
 
-_log = logging.getLogger(__name__)
-_AGAIN_S = 60  # until what no event of Juju's announces is tried again
+logger = logging.getLogger(__name__)
 
 
 class JuicefsServerProxyCharm(ops.CharmBase):
@@ -54,21 +53,10 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         framework.observe(clients.relation_broken, self._on_filesystem_relation_broken)
         framework.observe(self.on["volume"].storage_detaching, self._on_volume_storage_detaching)
         for event in (self.on.stop, self.on.remove):  # either may never come
-            framework.observe(event, self._on_end)
+            framework.observe(event, self._on_removed)
         framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
         for name in actions.ACTIONS:
             framework.observe(self.on[name].action, self._on_action)
-
-    def _reconcile(self, event: ops.EventBase) -> None:
-        """Move this unit, and on the leader what it offers, to the desired state, whichever event woke it."""
-        try:
-            with self._explained():
-                self._status = Application(self).reconcile()
-        except StatusError as e:
-            self._status = e.status
-            if e.retry:
-                wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
-        self._observe(event)
 
     def _observe(self, _: ops.EventBase) -> None:
         """Serve metrics while a collector is related."""
@@ -97,18 +85,29 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         embedded.store.stop(self.app.name)
         self._status = Status(Level.MAINTENANCE, "stopped, so that the storage can go")
 
-    def _on_end(self, _: ops.EventBase) -> None:
+    def _on_removed(self, _: ops.EventBase) -> None:
         """Remove all of the application from this machine but the volume's data and backups, on the unit's removal."""
         try:
             embedded.store.remove(self.app.name)
         except CommandError as e:
-            _log.warning("%s", e)
+            logger.warning("%s", e)
         formatting.remove(self.app.name)
         exporter.ensure_none(self.unit.name)
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         action = actions.ACTIONS[action_name(event.handle.kind)]
         run_action(action, lambda: Application(self), event, within=self._explained())
+
+    def _reconcile(self, event: ops.EventBase) -> None:
+        """Move this unit, and on the leader what it offers, to the desired state, whichever event woke it."""
+        try:
+            with self._explained():
+                self._status = Application(self).reconcile()
+        except StatusError as e:
+            self._status = e.status
+            if e.retry:
+                wake.later(self.unit.name, self.charm_dir)
+        self._observe(event)
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._status is not None:

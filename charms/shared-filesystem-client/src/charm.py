@@ -27,8 +27,7 @@ from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 
-_log = logging.getLogger(__name__)
-_RETRY_S = 60  # where no event of Juju's announces the end of what the unit waits for
+logger = logging.getLogger(__name__)
 
 
 class SharedFilesystemClientCharm(ops.CharmBase):
@@ -57,90 +56,62 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         for event in exporter.events(self.on):
             framework.observe(event, self._observe)
         for event in (self.on.stop, self.on.remove):  # either may never come
-            framework.observe(event, self._leave)
+            framework.observe(event, self._on_removed)
         framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
         for name in actions.ACTIONS:
             framework.observe(self.on[name].action, self._on_action)
-
-    def _reconcile(self, event: ops.EventBase) -> None:
-        """Move this machine to the desired state, whichever event woke the charm, and report it to those who wait."""
-        if not self._beside("juju-info") and not self._beside("mount"):
-            self._leave(event)
-            return
-        for relation in self.model.relations["filesystem"]:
-            relation.data[self.unit][fs.SCHEMES_KEY] = fs.SCHEMES
-        mountpoint, retries = None, False
-        try:
-            with judge.explained(self.app.name):
-                plan = self._plan(self._fetch_program)
-                mountpoint = plan.spec.mountpoint
-                self._status = self._mount(plan)
-        except StatusError as e:
-            self._status, retries = e.status, e.retry
-        if self.model.get_relation("filesystem") is None:
-            self._unmount()
-        mounted = self._status.level == Level.ACTIVE
-        # What keeps a new plan from being drawn keeps no job from a mount that works
-        proven = watching.proven(self.app.name) if mountpoint is None else None
-        if isinstance(event, ops.RelationBrokenEvent) and event.relation.name == "filesystem":
-            # This may be the last hook: a file left behind would keep the node drained
-            readiness.withdraw(self.unit.name)
-        else:
-            ready, where = mounted or bool(proven), mountpoint or proven
-            readiness.tell(self.unit.name, ready=ready, mountpoint=where, detail=self._status.text)
-        for relation in self._beside("mount"):
-            relation.data[self.unit].update(mount_info.answer(mounted=mounted))
-        if (
-            mountpoint is not None
-        ):  # then the keeper looks after it, and sees before Juju that it works again
-            command = [] if mounted else wake.command(self.unit.name, self.charm_dir)
-            watching.wake_once_right(self.app.name, self.unit.name, command)
-        elif retries:
-            wake.later(self.unit.name, self.charm_dir, _RETRY_S)
-        self._observe(event)
 
     def _observe(self, _: ops.EventBase) -> None:
         """Serve metrics while a collector is related."""
         exporter.follow(self, metrics.ensure)
 
-    def _mount(self, plan: mount_plan.Plan) -> Status:
-        """Mount as planned; return the status."""
-        if not mounts.at(plan.spec.mountpoint):
-            status = Status(Level.MAINTENANCE, f"mounting {plan.source} at {plan.spec.mountpoint}")
-            self.unit.status = ops.MaintenanceStatus(shown(status))
-        if plan.version:
-            self.unit.set_workload_version(plan.version)
-        accounts.ensure(self.app.name, plan.spec.separate_accounts)
-        found = mounter.ensure(plan)
-        if found.was_open is not None:
-            _log.warning("%s: %s", plan.spec.mountpoint, keeper.made_sticky(found.was_open))
-        return judge.judge(plan, found)
-
-    def _leave(self, _: ops.EventBase) -> None:
+    def _on_removed(self, _: ops.EventBase) -> None:
         """Remove all from this machine; report nothing to Juju, which may have deleted the unit already (4.0.15)."""
         self._unmount()
         readiness.withdraw(self.unit.name)
         exporter.ensure_none(self.unit.name)
 
-    def _beside(self, endpoint: str) -> list[ops.Relation]:
-        """List the relations of a container-scoped endpoint to this unit's principal."""
-        return [
-            relation
-            for relation in self.model.relations[endpoint]
-            if is_principal(relation.app.name)
-        ]
+    def _on_action(self, event: ops.ActionEvent) -> None:
+        action = actions.ACTIONS[action_name(event.handle.kind)]
+        within = judge.explained(self.app.name)
+        run_action(action, lambda: self._desired(None), event, within=within)
+
+    def _reconcile(self, event: ops.EventBase) -> None:
+        """Move this machine to the desired state, whichever event woke the charm, and report it to those who wait."""
+        if not self._beside("juju-info") and not self._beside("mount"):
+            self._on_removed(event)
+            return
+        for relation in self.model.relations["filesystem"]:
+            relation.data[self.unit][fs.SCHEMES_KEY] = fs.SCHEMES
+
+        mountpoint = None
+        retries = False
+        try:
+            with judge.explained(self.app.name):
+                plan = self._desired(self._fetch_program)
+                mountpoint = plan.spec.mountpoint
+                self._status = self._mount(plan)
+        except StatusError as e:
+            self._status = e.status
+            retries = e.retry
+        if self.model.get_relation("filesystem") is None:
+            self._unmount()
+
+        is_mounted = self._status.level == Level.ACTIVE
+        self._tell(event, mountpoint, self._status)
+        if mountpoint is not None:  # the keeper sees before Juju that the mount works again
+            command = [] if is_mounted else wake.command(self.unit.name, self.charm_dir)
+            watching.wake_once_right(self.app.name, self.unit.name, command)
+        elif retries:
+            wake.later(self.unit.name, self.charm_dir)
+        self._observe(event)
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._status is not None:
             text = shown(self._status, self.unit.status.message)
             event.add_status(ops.StatusBase.from_name(self._status.level, text))
 
-    def _on_action(self, event: ops.ActionEvent) -> None:
-        action = actions.ACTIONS[action_name(event.handle.kind)]
-        within = judge.explained(self.app.name)
-        run_action(action, lambda: self._plan(None), event, within=within)
-
-    def _plan(self, fetch_program: plans.Fetch | None) -> mount_plan.Plan:
+    def _desired(self, fetch_program: plans.Fetch | None) -> mount_plan.Plan:
         """Draw up the mount that should be here; without `fetch_program` for the program that is installed."""
         relation = self.model.get_relation("filesystem")
         if relation is None:
@@ -164,13 +135,52 @@ class SharedFilesystemClientCharm(ops.CharmBase):
 
         return plans.draw(spec, provider, uri, read_secret=read_secret, fetch_program=fetch_program)
 
+    def _mount(self, plan: mount_plan.Plan) -> Status:
+        """Mount as planned; return the status."""
+        if not mounts.at(plan.spec.mountpoint):
+            status = Status(Level.MAINTENANCE, f"mounting {plan.source} at {plan.spec.mountpoint}")
+            self.unit.status = ops.MaintenanceStatus(shown(status))
+        if plan.version:
+            self.unit.set_workload_version(plan.version)
+        accounts.ensure(self.app.name, plan.spec.separate_accounts)
+        found = mounter.ensure(plan)
+        if found.was_open is not None:
+            logger.warning("%s: %s", plan.spec.mountpoint, keeper.made_sticky(found.was_open))
+        return judge.judge(plan, found)
+
+    def _tell(self, event: ops.EventBase, mountpoint: str | None, status: Status) -> None:
+        """Tell those who wait for the mount whether it works."""
+        is_mounted = status.level == Level.ACTIVE
+        # What keeps a new plan from being drawn keeps no job from a mount that works
+        proven = watching.proven(self.app.name) if mountpoint is None else None
+        is_last = isinstance(event, ops.RelationBrokenEvent) and event.relation.name == "filesystem"
+        if is_last:  # of this unit's hooks, perhaps: a file left behind would keep the node drained
+            readiness.withdraw(self.unit.name)
+        else:
+            readiness.tell(
+                self.unit.name,
+                ready=is_mounted or proven is not None,
+                mountpoint=mountpoint or proven,
+                detail=status.text,
+            )
+        for relation in self._beside("mount"):
+            relation.data[self.unit].update(mount_info.answer(mounted=is_mounted))
+
     def _unmount(self) -> None:
         try:
             plans.remove(self.app.name, unit=self.unit.name)
         except (
             CommandError
         ) as e:  # a hook that fails would keep the unit from going; the next one tries again
-            _log.warning("%s", e)
+            logger.warning("%s", e)
+
+    def _beside(self, endpoint: str) -> list[ops.Relation]:
+        """List the relations of a container-scoped endpoint to this unit's principal."""
+        return [
+            relation
+            for relation in self.model.relations[endpoint]
+            if is_principal(relation.app.name)
+        ]
 
     def _fetch_program(self) -> pathlib.Path | None:
         with contextlib.suppress(ops.ModelError):  # none was attached

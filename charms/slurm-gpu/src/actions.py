@@ -10,7 +10,7 @@ from controller import gres_lines
 from driver import plan, state
 from driver.state import DriverError
 from maintenance import layouts, reset, upgrade
-from node import compute, health_check, kept, registration
+from node import compute, health_timer, kept, registration
 from node.machine import Machine
 from slurm_ddp import apt
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
@@ -72,7 +72,7 @@ def _health_check(unit: Unit, _: Parameters, _log: Log) -> Results:
     if config.problem:
         raise ActionError(config.problem)
     reset.check_smi()
-    return health_check.check(node, xids=config.health_xids)
+    return health_timer.check(node, xids=config.health_xids)
 
 
 def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:

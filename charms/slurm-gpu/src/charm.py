@@ -2,7 +2,6 @@
 """Registers GPUs in Slurm. One charm, two roles: on compute nodes (slurmd) and on the controller (slurmctld)."""
 
 import contextlib
-import functools
 import logging
 
 import ops
@@ -24,7 +23,6 @@ from slurm_ddp.interfaces import cos_agent
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S = 30  # until a unit looks again that waits for what Juju has no event for
 _NO_ROLE = Status(
     Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info"
 )
@@ -39,6 +37,7 @@ class SlurmGpuCharm(ops.CharmBase):
         self.progress: Progress | None = None  # how far the node came in this hook
         self._view: gres_lines.View | None = None  # of the controller, after this hook's changes
         self._left = False  # this unit may be deleted by now
+        self._statuses: list[Status] = []  # of its roles, if this hook looked
         ends = [self.on[name] for name in (COMPUTE, CONTROLLER, NODE_GRES, GRES)]
         for event in (
             self.on.install,
@@ -52,29 +51,78 @@ class SlurmGpuCharm(ops.CharmBase):
             *(self.on[name].relation_broken for name in (NODE_GRES, GRES)),
             *exporter.events(self.on),
         ):
-            framework.observe(event, self.reconcile)
+            framework.observe(event, self._reconcile)
         for event in (
             self.on[COMPUTE].relation_broken,
             self.on[CONTROLLER].relation_broken,
             self.on.stop,
             self.on.remove,
         ):
-            framework.observe(event, self._on_leave)
+            framework.observe(event, self._on_removed)
         framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
         for name in actions.ACTIONS:
             framework.observe(self.on[name].action, self._on_action)
 
-    def reconcile(self, event: ops.EventBase) -> None:
+    def _on_removed(self, event: ops.EventBase) -> None:
+        """Leave the machine as Slurm can use it without this charm.
+
+        Juju was seen to delete a unit right behind `relation-broken` with its principal, so everything is done there;
+        `stop` and `remove` do it again if they come.
+        """
+        if isinstance(event, ops.RelationBrokenEvent) and not is_principal(event.relation.app.name):
+            self._note_end(event)
+            self._look()
+            return
+        self._left = True
+        try:
+            exporter.ensure_none(self.unit.name)
+            hooks.release()
+            compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
+            gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
+            journals.remove_folder()
+        except (
+            CommandError
+        ) as e:  # a hook that fails keeps the unit from going, and the next one tries again
+            logger.warning("something of slurm-gpu is left on this machine: %s", e)
+
+    def _on_action(self, event: ops.ActionEvent) -> None:
+        def reconcile() -> Progress | None:
+            self._machine = None
+            self._reconcile(event)
+            return self.progress
+
+        unit = actions.Unit(
+            self._has(COMPUTE),
+            self._has(CONTROLLER),
+            self.config,
+            lambda: self.machine,
+            reconcile,
+        )
+        run_action(
+            actions.ACTIONS[action_name(event.handle.kind)],
+            lambda: unit,
+            event,
+            failures=actions.FAILURES,
+        )
+        self._look()
+
+    def _reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
         self._note_end(event)
         if self._has(COMPUTE) and not endpoints.is_leaving(event, self.unit):
             self._reconcile_compute()
         if self._has(CONTROLLER) and self.unit.is_leader():
             self._reconcile_controller(event)
+        self._look()
         if self._left:
             exporter.ensure_none(self.unit.name)
         else:
             exporter.follow(self, self._serve_metrics)
+
+    def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
+        before = self.unit.status.message
+        for status in self._statuses:
+            event.add_status(ops.StatusBase.from_name(status.level, shown(status, before)))
 
     def _reconcile_compute(self) -> None:
         if not hooks.prepare(self.config):
@@ -106,26 +154,35 @@ class SlurmGpuCharm(ops.CharmBase):
             if answer != before:
                 relation.save(answer, self.app)
 
-    def _on_leave(self, event: ops.EventBase) -> None:
-        """Leave the machine as Slurm can use it without this charm.
-
-        Juju was seen to delete a unit right behind `relation-broken` with its principal, so everything is done there;
-        `stop` and `remove` do it again if they come.
-        """
-        if isinstance(event, ops.RelationBrokenEvent) and not is_principal(event.relation.app.name):
-            self._note_end(event)
+    def _look(self) -> None:
+        """Find the status of each role, and look again soon at what Juju has no event for."""
+        if self._left:  # setting the status of a deleted unit is an error
+            self._statuses = []
             return
-        self._left = True
-        try:
-            exporter.ensure_none(self.unit.name)
-            hooks.release()
-            compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
-            gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
-            journals.remove_folder()
-        except (
-            CommandError
-        ) as e:  # a hook that fails keeps the unit from going, and the next one tries again
-            logger.warning("something of slurm-gpu is left on this machine: %s", e)
+        found: list[Status] = []
+        looks_again = False
+        if self._has(COMPUTE):
+            found.append(hooks.verdict(self.config, self._compute_status))
+            awaits_drain = compute.awaits_drain(self.machine, self.progress)
+            if found[-1].level == Level.WAITING or awaits_drain:
+                kept.wake()
+                looks_again = True
+        if self._has(CONTROLLER):
+            found.append(self._controller_status())
+            looks_again = looks_again or found[-1].level == Level.WAITING
+        if looks_again:
+            wake.later(self.unit.name, self.charm_dir)
+        self._statuses = found or [_NO_ROLE]
+
+    def _compute_status(self) -> Status:
+        related = self._has(NODE_GRES)
+        return compute.status(self.machine, related=related, progress=self.progress)
+
+    def _controller_status(self) -> Status:
+        view = None
+        if self.unit.is_leader():
+            view = self._view or gres_lines.view()
+        return gres_lines.status(view, related=self._has(GRES))
 
     def _note_end(self, event: ops.EventBase) -> None:
         """Take a unit that loses a relation and has no role any more for one that Juju is deleting.
@@ -134,45 +191,6 @@ class SlurmGpuCharm(ops.CharmBase):
         """
         if isinstance(event, ops.RelationDepartedEvent | ops.RelationBrokenEvent):
             self._left = not self._has(COMPUTE) and not self._has(CONTROLLER)
-
-    def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
-        if self._left:  # setting the status of a deleted unit is an error
-            return
-        found: list[Status] = []
-        if self._has(COMPUTE):
-            related = self._has(NODE_GRES)
-            look = functools.partial(
-                compute.status, self.machine, related=related, progress=self.progress
-            )
-            found.append(hooks.verdict(self.config, look))
-            if found[-1].level == Level.WAITING or compute.awaits_drain(
-                self.machine, self.progress
-            ):
-                kept.wake()
-                wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
-        if self._has(CONTROLLER):
-            view = self._view or gres_lines.view() if self.unit.is_leader() else None
-            found.append(gres_lines.status(view, related=self._has(GRES)))
-            if found[-1].level == Level.WAITING:
-                wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
-        before = self.unit.status.message
-        for status in found or [_NO_ROLE]:
-            event.add_status(ops.StatusBase.from_name(status.level, shown(status, before)))
-
-    def _on_action(self, event: ops.ActionEvent) -> None:
-        def reconcile() -> Progress | None:
-            self._machine = None
-            self.reconcile(event)
-            return self.progress
-
-        roles = self._has(COMPUTE), self._has(CONTROLLER)
-        unit = actions.Unit(*roles, self.config, lambda: self.machine, reconcile)
-        run_action(
-            actions.ACTIONS[action_name(event.handle.kind)],
-            lambda: unit,
-            event,
-            failures=actions.FAILURES,
-        )
 
     def _serve_metrics(self, unit: str, topology: cos_agent.Topology) -> dict[str, str]:
         roles = {"compute": self._has(COMPUTE), "controller": self._has(CONTROLLER)}

@@ -12,8 +12,7 @@ from prometheus_client import core
 from controller import gres_lines
 from gpu import detect, gres, gres_conf
 from gpu import xids as gpu_xids
-from node import kept, orders, slurmd_options
-from scripts import health
+from node import health, kept, orders, slurmd_options
 from slurm_ddp import exporter, records, systemd
 from slurm_ddp.commands import CommandError
 from slurm_ddp.exporter import counter, gauge

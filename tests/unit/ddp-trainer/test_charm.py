@@ -131,11 +131,11 @@ def test_a_unit_that_waits_looks_again_soon(
     trainer: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     """Neither slurmctld's return nor the mount's is an event of this unit: it would say that it waits for five minutes."""
-    asked: list[tuple[str, int]] = []
-    monkeypatch.setattr(charm.wake, "later", lambda unit, _, seconds: asked.append((unit, seconds)))
+    asked: list[str] = []
+    monkeypatch.setattr(charm.wake, "later", lambda unit, _: asked.append(unit))
     cluster.hung = True
     assert isinstance(trainer.event("start").unit_status, testing.WaitingStatus)
-    assert asked == [("trainer/0", 20)]
+    assert asked == ["trainer/0"]
     cluster.hung = False
     trainer.event("update_status")
     assert len(asked) == 1

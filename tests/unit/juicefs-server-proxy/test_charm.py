@@ -316,16 +316,15 @@ def test_a_volume_does_not_change_its_kind(rig: Rig, mode: str, config: dict[str
 def test_an_engine_that_is_down_is_waited_for_and_nothing_is_formatted(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
-    woken: list[tuple[str, int]] = []
-    monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: woken.append((unit, seconds)))
+    woken: list[str] = []
+    monkeypatch.setattr(wake, "later", lambda unit, charm: woken.append(unit))
     rig.world.down.add("db.example.com:6380")
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
     problem = "metadata engine: db.example.com:6380 does not answer (connection refused)"
     assert out.unit_status == testing.WaitingStatus(problem)
     assert rig.world.formats == []
-    assert woken == [
-        ("juicefs-server-proxy/0", 60)
-    ]  # no event of Juju's says that an engine is there again
+    # No event of Juju's says that an engine is there again
+    assert woken == ["juicefs-server-proxy/0"]
     rig.world.down.clear()
     assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == testing.ActiveStatus(
         "offering volume shared"

@@ -225,7 +225,9 @@ def test_a_metadata_server_that_is_down_is_started_and_its_clients_may_reconnect
 def waking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return after how many seconds the charm had itself woken, each time; so many have then passed."""
     woken: list[int] = []
-    monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: woken.append(seconds))
+    monkeypatch.setattr(
+        wake, "later", lambda unit, charm, seconds=wake.LOOK_AGAIN_S: woken.append(seconds)
+    )
     monkeypatch.setattr(relations.peers.time, "time", lambda: 1.8e9 + sum(woken))
     return woken
 

@@ -343,9 +343,7 @@ def test_a_plan_that_cannot_be_drawn_keeps_no_job_from_a_mount_that_works(
 def test_until_a_mount_works_jobs_wait_and_the_keeper_is_to_wake_the_unit(
     site: Site, ready: testing.State, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(
-        wake, "later", lambda unit, charm, seconds: pytest.fail("the keeper wakes it")
-    )
+    monkeypatch.setattr(wake, "later", lambda unit, charm: pytest.fail("the keeper wakes it"))
     monkeypatch.setattr(wake, "command", lambda unit, charm: ["wake", unit])
     site.mounter.look = mounts.Result(mounts.State.HUNG, "no answer")
     out = site.ctx.run(site.ctx.on.config_changed(), ready)

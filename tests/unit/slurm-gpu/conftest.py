@@ -14,18 +14,18 @@ from ops import testing
 from slurm_double import Record, SlurmDouble
 
 import charm
+import pci as gpu_pci
 from controller import gres_lines
 from driver import install as driver_install
 from driver import plan as driver_plan
 from driver import state as driver_state
 from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf, xids
-from gpu import pci as gpu_pci
+from gpu import mig as gpu_mig
 from maintenance import layouts, reset, services
-from node import compute, health_check, journals, machine, resume, slurmd_options, slurmd_unit
+from node import compute, health_timer, journals, machine, resume, slurmd_options, slurmd_unit
+from node import health as gpu_health
 from node import watch as node_watch
-from scripts import health as gpu_health
-from scripts import mig as gpu_mig
 from slurm_ddp import apt, files, readiness, systemd, wake
 from slurm_ddp.commands import CommandError, Completed
 from slurm_ddp.slurm import nodes
@@ -86,7 +86,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "SLURM_CONF": "etc/slurm/slurm.conf",
         },
         gpu_health: {"STATE": "var/slurm-gpu/health.json"},
-        health_check: {"PROGRAM": "usr/local/sbin/gpu-health", "NVIDIA_SMI": "usr/bin/nvidia-smi"},
+        health_timer: {"PROGRAM": "usr/local/sbin/gpu-health", "NVIDIA_SMI": "usr/bin/nvidia-smi"},
         layouts: {"PROGRAM": "usr/local/sbin/gpu-mig"},
         node_watch: {"CONFIG": "var/slurm-gpu/node.json"},
         gpu_pci: {"PROC": "proc", "SYS": "sys", "DEV": "dev"},

@@ -5,8 +5,8 @@ import stat
 
 from smi_samples import HEALTHY, answer
 
+from node import health as gpu_health
 from node import kept
-from scripts import health as gpu_health
 
 BUS = "0000:01:00.0"
 LOG = "-k -b -q --no-pager -o short-unix -g NVRM: Xid"

@@ -15,9 +15,9 @@ from slurm_double import Killed, Record, SlurmDouble
 from driver import install, plan, state
 from driver.plan import Spec, narrowed, resolve, spec
 from driver.state import PROBLEMS, DriverError, Facts, Module, diagnose
-from gpu.pci import Card
 from maintenance import reset, services, upgrade
 from node import kept, registration, slurmd_options
+from pci import Card
 from slurm_ddp.charm import ActionError
 from slurm_ddp.commands import CommandError
 

@@ -16,7 +16,7 @@ from ops import testing
 
 import charm
 import orders
-from node import health_check, slurmd_options
+from node import health_timer, slurmd_options
 from node import resume as bring_up
 from node import watch as node_watch
 from slurm_ddp.interfaces.slurm_gres import NodeGres
@@ -224,7 +224,7 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
     clock = orders.Clock(monkeypatch)
     monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
     monkeypatch.setattr(
-        health_check.health, "check", lambda *_: health_check.health.Answer("ok", [], "", 0.0, "")
+        health_timer.health, "check", lambda *_: health_timer.health.Answer("ok", [], "", 0.0, "")
     )  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
     node.add_card(CARDS[1])

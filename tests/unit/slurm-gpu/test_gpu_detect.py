@@ -9,8 +9,8 @@ from conftest import ask_nvml
 from machines import Card, add_driver, add_pci, numbers
 
 from gpu import detect as gpu_detect
+from gpu import nvml as gpu_nvml
 from gpu.detect import Detection, NvmlAnswer
-from scripts import nvml as gpu_nvml
 from slurm_ddp.commands import CommandError, CommandTimeout, Completed
 
 H100 = "NVIDIA H100 80GB HBM3"

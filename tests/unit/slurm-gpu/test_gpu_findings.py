@@ -8,7 +8,7 @@ import pytest
 from smi_samples import BARE, HEALTHY, answer
 
 from gpu import smi, xids
-from scripts import health as gpu_health
+from node import health as gpu_health
 
 pytestmark = pytest.mark.usefixtures("uptime")  # this machine runs for a while
 

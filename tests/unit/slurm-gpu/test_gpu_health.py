@@ -16,9 +16,9 @@ from machines import add_pci
 from smi_samples import HEALTHY, answer, gpu
 
 from gpu import smi, xids
+from node import health as gpu_health
 from node import kept
-from scripts import health as gpu_health
-from scripts.health import DRAIN, WARN
+from node.health import DRAIN, WARN
 from slurm_ddp import commands, watchdog
 from slurm_ddp.commands import CommandTimeout, Completed
 

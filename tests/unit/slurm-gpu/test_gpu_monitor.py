@@ -13,9 +13,9 @@ from smi_samples import HEALTHY, answer
 
 import settings
 from gpu.detect import Gpu
-from node import compute, health_check, slurmd_options
+from node import compute, health_timer, slurmd_options
+from node import health as gpu_health
 from node.machine import Machine, look
-from scripts import health as gpu_health
 from slurm_ddp import systemd
 from slurm_ddp.commands import Completed
 
@@ -40,23 +40,23 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def smi() -> pathlib.Path:
-    health_check.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
-    health_check.NVIDIA_SMI.touch()
-    return health_check.NVIDIA_SMI
+    health_timer.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
+    health_timer.NVIDIA_SMI.touch()
+    return health_timer.NVIDIA_SMI
 
 
 def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
-    health_check.ensure("slurmd-0", " +109,-74 ")
+    health_timer.ensure("slurmd-0", " +109,-74 ")
     assert orders == ["daemon-reload", "enable --now gpu-health.timer"]
     unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
     assert (
-        f'ExecStart=/usr/bin/python3 -I {health_check.PROGRAM} --act --node slurmd-0 "--xids=+109 -74"\n'
+        f'ExecStart=/usr/bin/python3 -I {health_timer.PROGRAM} --act --node slurmd-0 "--xids=+109 -74"\n'
         in unit
     )
     assert "TimeoutStartSec=60\n" in unit
-    assert health_check.PROGRAM.stat().st_mode & 0o777 == 0o755
+    assert health_timer.PROGRAM.stat().st_mode & 0o777 == 0o755
     orders.append("again")
-    health_check.ensure("slurmd-0", "+109 -74")
+    health_timer.ensure("slurmd-0", "+109 -74")
     assert orders[-1] == "again"
 
 
@@ -77,14 +77,14 @@ def test_where_there_is_no_timer(
         machines.detection(Gpu("A", "0000:01:00.0", 0)), settings.Config(), "nvidia", node="n0"
     )
     compute._ensure_health_check(here)
-    assert health_check.PROGRAM.exists()
+    assert health_timer.PROGRAM.exists()
     if not changes:
         smi.unlink()
     for _ in range(2):
         compute._ensure_health_check(dataclasses.replace(here, **changes))
     assert orders.count("disable --now gpu-health.timer") == 1
     assert list(systemd.UNIT_DIR.iterdir()) == []
-    assert not health_check.PROGRAM.exists()
+    assert not health_timer.PROGRAM.exists()
 
 
 def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
@@ -104,12 +104,12 @@ def test_the_action_reports_all_findings_and_the_service_those_to_drain_for(
 ):
     scene.smi(answer(HEALTHY | {"gpu_recovery_action": "Reset", HOT: "Active"}))
     monkeypatch.setattr(gpu_health.time, "time", lambda: 1e9)
-    results = health_check.check("n0")
+    results = health_timer.check("n0")
     found = "drain: recovery action Reset 0000:01:00.0\nwarn: slowed down by heat 0000:01:00.0"
     assert results == {"result": "drain", "findings": found, "seconds": "0.0"}
-    assert health_check.unfit("n0") == ["recovery action Reset 0000:01:00.0"]
+    assert health_timer.unfit("n0") == ["recovery action Reset 0000:01:00.0"]
     assert (scene.commands, gpu_health.State.load()) == ([], gpu_health.State()), (
         "it changes nothing"
     )
     smi.unlink()
-    assert health_check.unfit("n0") == []
+    assert health_timer.unfit("n0") == []

@@ -13,7 +13,7 @@ from ops import testing
 from slurm_double import Record
 
 import charm
-from node import health_check, slurmd_options
+from node import health_timer, slurmd_options
 
 BUS = "0000:1b:00.0"
 GRES = "gpu:nvidia_h100_80gb_hbm3:1"
@@ -29,7 +29,7 @@ def machine(
     paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch
 ) -> MachineDouble:
     """A registered node of Slurm 25.11 with an A100, its driver, nvidia-smi and the health check's timer."""
-    monkeypatch.setattr(health_check, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(health_timer, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")
     node.slurm.register()

@@ -18,8 +18,7 @@ from fake_exporter import FakeExporter
 from gpu import detect as gpu_detect
 from gpu import gres_conf
 from gpu import xids as gpu_xids
-from node import slurmd_options
-from scripts import health
+from node import health, slurmd_options
 from slurm_ddp import records, systemd
 from slurm_ddp.commands import Completed
 from slurm_ddp.interfaces.slurm_gres import NodeGres

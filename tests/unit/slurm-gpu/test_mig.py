@@ -8,10 +8,10 @@ import roles
 from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record, SlurmDouble
 
+from gpu import mig as gpu_mig
+from gpu.mig import MigError, parse
 from maintenance import hooks, layouts
 from node import kept
-from scripts import mig as gpu_mig
-from scripts.mig import MigError, parse
 from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.slurm import nodes
 

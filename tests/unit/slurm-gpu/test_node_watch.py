@@ -9,7 +9,7 @@ from conftest import WITH_GPU
 from roles import stamp
 from slurm_double import SlurmDouble
 
-from node import health_check, journals, kept, slurmd_options
+from node import health_timer, journals, kept, slurmd_options
 from node import watch as node_watch
 from slurm_ddp import readiness, systemd
 from slurm_ddp.commands import Completed
@@ -112,7 +112,7 @@ def test_unfit_cards_keep_it_down_and_are_looked_at_again(
     node: SlurmDouble, monkeypatch: pytest.MonkeyPatch
 ):
     complaints = [["fell off the bus"], []]
-    monkeypatch.setattr(health_check, "unfit", lambda *_, **__: complaints.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(health_timer, "unfit", lambda *_, **__: complaints.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     configure(health_check="auto")
     node.register()
     watch = node_watch.Watch()

@@ -9,7 +9,7 @@ import typing
 import pynvml  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 
-from scripts import nvml
+from gpu import nvml
 
 Card = dict[str, typing.Any]
 Probe = collections.abc.Callable[..., dict[str, typing.Any]]

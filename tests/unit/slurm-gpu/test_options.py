@@ -17,9 +17,8 @@ import orders
 from controller import gres_lines
 from gpu import gres_conf
 from maintenance import services
-from node import health_check, kept, resume, slurmd_options, slurmd_unit
+from node import health, health_timer, kept, resume, slurmd_options, slurmd_unit
 from node import watch as node_watch
-from scripts import health
 
 DECLARED = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())["config"]["options"]
 SICK = f"{health.REASON}Xid 79"
@@ -115,7 +114,7 @@ class Site:
 @pytest.fixture
 def site(node: MachineDouble, uptime: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(
-        health_check.health, "check", lambda *_: health.Answer("ok", [], "", 0.0, "")
+        health_timer.health, "check", lambda *_: health.Answer("ok", [], "", 0.0, "")
     )  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     return Site(node, fake_exporter.install(monkeypatch, ROOT))
 

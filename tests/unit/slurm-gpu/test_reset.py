@@ -8,10 +8,10 @@ from machine_double import MachineDouble, MigCard
 from slurm_double import Record
 
 from driver import state as driver_state
+from gpu import mig as gpu_mig
 from maintenance import reset as maintenance_reset
-from node import health_check, kept
-from scripts import health as gpu_health
-from scripts import mig as gpu_mig
+from node import health as gpu_health
+from node import health_timer, kept
 from slurm_ddp import systemd
 from slurm_ddp.charm import ActionError
 from slurm_ddp.commands import CommandTimeout
@@ -68,7 +68,7 @@ def test_a_card_is_reset_and_the_node_put_back(node: MachineDouble, found: Recor
 
 
 def test_without_nvidia_smi_nothing_is_done(node: MachineDouble):
-    health_check.NVIDIA_SMI.unlink()
+    health_timer.NVIDIA_SMI.unlink()
     with pytest.raises(
         ActionError, match="there is no /usr/bin/nvidia-smi on this machine: install nvidia-utils"
     ):
@@ -124,7 +124,7 @@ def test_xids_from_before_are_done_with(node: MachineDouble):
     state = gpu_health.State.load()
     assert list(state.resets) == [BUS]
     assert state.resets[BUS] > state.since == 1.0
-    health_check.note_reset([BUS, "0000:9d:00.0"])
+    health_timer.note_reset([BUS, "0000:9d:00.0"])
     assert sorted(gpu_health.State.load().resets) == [BUS, "0000:9d:00.0"]
 
 

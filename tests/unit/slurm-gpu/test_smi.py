@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from smi_samples import HEALTHY, answer
 
 from gpu import smi
-from node import fleet
-from scripts import health
+from node import fleet, health
 from slurm_ddp.slurm import nodes
 
 PROCESS = "<process_info><pid>42</pid><process_name>{}</process_name><used_memory>1 MiB</used_memory></process_info>"

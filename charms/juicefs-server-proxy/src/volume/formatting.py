@@ -14,7 +14,7 @@ from volume import format_journal, target
 from volume.spec import Format, Volume
 from volume.target import Target
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _KEYS = {
     "access-key": "ACCESS_KEY",
@@ -165,7 +165,7 @@ def ensure_sticky_root(volume: Target) -> None:
     Raises `juicefs.JuicefsError`.
     """
     if done := juicefs.ensure_sticky(volume.program, volume.access):
-        _log.warning("volume %s: %s", volume.volume.name, done)
+        logger.warning("volume %s: %s", volume.volume.name, done)
 
 
 def opens(volume: Target) -> bool:
@@ -184,12 +184,12 @@ def ensure_private_trash(volume: Target) -> None:
     name = volume.volume.name
     try:
         if juicefs.ensure_private_trash(volume.program, volume.access):
-            _log.info(
+            logger.info(
                 "volume %s: its trash is closed to accounts now, on each client once it mounts again",
                 name,
             )
     except juicefs.JuicefsError as e:
-        _log.warning("volume %s: other accounts may read what was deleted: %s", name, e)
+        logger.warning("volume %s: other accounts may read what was deleted: %s", name, e)
 
 
 def published(

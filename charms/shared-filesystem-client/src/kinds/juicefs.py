@@ -13,7 +13,7 @@ from slurm_ddp import files, juicefs, juicefs_access, mounts
 from slurm_ddp.charm import naming
 from slurm_ddp.interfaces import filesystem_info as fs
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FSTYPE = "fuse.juicefs"
 _DEFAULT_BUFFER_MIB = "300"
@@ -96,7 +96,7 @@ def ensure_sticky_folders(
         *map(str, pathlib.PurePosixPath(subdir).parents),
     ):  # those above are made 0755 with it
         if report := juicefs.ensure_sticky(program, access, folder):
-            _log.warning("volume %s: %s", volume.name, report)
+            logger.warning("volume %s: %s", volume.name, report)
     files.ensure_file(note, done)
 
 

@@ -9,7 +9,7 @@ import pathlib
 import re
 import typing
 
-from gpu import pci
+import pci
 from slurm_ddp import files
 from slurm_ddp.commands import CommandError, run
 

@@ -13,13 +13,13 @@ import sys
 
 import pydantic
 
+import pci as gpu_pci
 from driver import state as driver_state
-from gpu import pci as gpu_pci
 from slurm_ddp import files
 from slurm_ddp.commands import CommandError, run
 
 _PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never
-_PROGRAM = str(pathlib.Path(__file__).parents[1] / "scripts/nvml.py")
+_PROGRAM = str(pathlib.Path(__file__).with_name("nvml.py"))
 _FIELD = re.compile(r"^\s*([^:\n]+?)\s*:[ \t]*(.*?)\s*$", re.MULTILINE)
 NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
 
@@ -74,7 +74,7 @@ class Detection:
 
 
 class NvmlAnswer(pydantic.BaseModel, frozen=True):
-    """The output of `scripts.nvml`; bus ids are in NVML's spelling, and instances without `caps`."""
+    """The output of `gpu.nvml`; bus ids are in NVML's spelling, and instances without `caps`."""
 
     gpus: tuple[Gpu, ...] | None = None
     driver: str | None = None

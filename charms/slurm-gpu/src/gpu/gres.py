@@ -9,7 +9,8 @@ import dataclasses
 import pathlib
 import re
 
-from gpu import detect, pci
+import pci
+from gpu import detect
 
 SHARD = "shard"  # the Gres of a part of a card
 _FLAGS = "nvidia_gpu_env"  # a line without a flag sets the variables of all four vendors

@@ -11,7 +11,7 @@ import re
 import typing
 import xml.etree.ElementTree as ET
 
-from gpu import pci
+import pci
 
 WARN, DRAIN = LEVELS = ("warn", "drain")
 

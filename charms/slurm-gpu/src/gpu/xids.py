@@ -3,7 +3,8 @@
 import collections.abc
 import re
 
-from gpu import pci, smi
+import pci
+from gpu import smi
 from gpu.smi import DRAIN, WARN
 from slurm_ddp.commands import CommandError, run
 

@@ -11,11 +11,11 @@ import logging
 
 from driver import plan
 from driver.state import DriverError
+from gpu import mig
 from maintenance import layouts, services, upgrade
 from node import journals, kept, registration
 from node import watch as node_watch
 from node.machine import Machine
-from scripts import mig
 from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.commands import CommandError

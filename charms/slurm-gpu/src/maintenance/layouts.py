@@ -5,9 +5,9 @@ import json
 import pathlib
 
 import template
+from gpu import mig
 from maintenance import reset, services
 from node import kept
-from scripts import mig
 from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.charm import ActionError, Log, Results
 

@@ -6,11 +6,11 @@ What cannot be done raises `ActionError`, a node that cannot be held `NodeError`
 
 import time
 
+import pci
 from driver import install
-from gpu import pci
+from gpu import mig
 from maintenance import services
-from node import health_check, kept
-from scripts import mig
+from node import health_timer, kept
 from slurm_ddp.charm import ActionError, Log, Results
 from slurm_ddp.commands import CommandError, run
 from slurm_ddp.slurm import nodes
@@ -35,7 +35,7 @@ def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
     services.stop_holders()
     try:
         run(install.NVIDIA_SMI, "-r", *(() if gpu == "all" else ("-i", *chosen)), timeout=_RESET_S)
-        health_check.note_reset(chosen)
+        health_timer.note_reset(chosen)
         mig.apply_all()  # a reset takes the instances with it
     except (CommandError, mig.MigError) as e:
         raise ActionError(f"{shown} could not be reset: {e}") from e
@@ -58,8 +58,8 @@ def known(gpu: str, cards: tuple[str, ...]) -> str:
 
 def check_smi() -> None:
     """Raise `ActionError` without nvidia-smi."""
-    if not health_check.can_look():
-        raise ActionError(health_check.NO_SMI)
+    if not health_timer.can_look():
+        raise ActionError(health_timer.NO_SMI)
 
 
 def free(

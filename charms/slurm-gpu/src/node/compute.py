@@ -6,11 +6,19 @@ import pathlib
 
 import settings
 from gpu import detect, gres
-from node import health_check, journals, kept, orders, registration, slurmd_options, slurmd_unit
+from node import (
+    health,
+    health_timer,
+    journals,
+    kept,
+    orders,
+    registration,
+    slurmd_options,
+    slurmd_unit,
+)
 from node import machine as machines
 from node.machine import Machine, lost
 from node.registration import Progress, Stage
-from scripts import health
 from slurm_ddp import files
 from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.commands import CommandError
@@ -155,16 +163,16 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
     if (
         not OWNER.exists()
     ):  # no GPU was ever registered here; the health check may have been set up all the same
-        if health_check.PROGRAM.exists():
+        if health_timer.PROGRAM.exists():
             _end_drain(machines.look(config))
-        health_check.ensure_absent()
+        health_timer.ensure_absent()
         return
     if OWNER.read_text().strip() != owner:
         return
     machine = machines.look(config)
     _leave_registration(machine)
     _end_drain(machine)
-    health_check.ensure_absent()
+    health_timer.ensure_absent()
     slurmd_unit.ensure_no_dropin()
     for journal in (
         journals.ORDER,
@@ -311,7 +319,7 @@ def _ensure_health_check(machine: Machine) -> None:
         return  # the status reports it
     is_wanted = bool(machine.detection.gpus) and config.health_check != "never"
     try:
-        health_check.ensure(machine.node if is_wanted else None, config.health_xids)
+        health_timer.ensure(machine.node if is_wanted else None, config.health_xids)
     except CommandError as e:  # the GPUs are registered all the same
         logger.warning("the health check is not set up: %s", e)
 

@@ -5,8 +5,9 @@ import logging
 import pathlib
 import socket
 
+import pci
 import settings
-from gpu import detect, gres, gres_check, gres_conf, pci
+from gpu import detect, gres, gres_check, gres_conf
 from node import journals, slurmd_options, slurmd_unit
 from slurm_ddp import files
 from slurm_ddp.interfaces import slurm_gres

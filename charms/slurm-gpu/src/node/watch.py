@@ -13,10 +13,10 @@ import pathlib
 import sys
 import time
 
+import pci
 import settings
 import template
-from gpu import pci
-from node import health_check, journals, kept, resume, slurmd_options
+from node import health_timer, journals, kept, resume, slurmd_options
 from slurm_ddp import files, readiness, records, systemd
 from slurm_ddp.commands import CommandError
 from slurm_ddp.slurm import nodes
@@ -50,7 +50,7 @@ def _ensure_units() -> bool:
     """Write the units, and enable them; return whether that changed them."""
     source = pathlib.Path(__file__).resolve()
     library = f"{source.parents[1]}:{pathlib.Path(readiness.__file__).resolve().parents[1]}"
-    text = template.fill(UNIT, program=source, library=library, python=health_check.PYTHON)
+    text = template.fill(UNIT, program=source, library=library, python=health_timer.PYTHON)
     path = template.fill(PATH_UNIT, directory=readiness.DIRECTORY)
     changed = bool(systemd.ensure_units({UNIT: text, PATH_UNIT: path}))
     if changed or not systemd.is_active(PATH_UNIT):  # a hook that died may have written them only
@@ -143,7 +143,7 @@ class Watch:
             lacks.append(f"Gres={wanted or '(none)'} instead of {node.gres or '(none)'}")
         if lacks or config.health_check == "never":
             return lacks
-        return health_check.unfit(config.node, xids=config.health_xids)
+        return health_timer.unfit(config.node, xids=config.health_xids)
 
 
 def _is_hooks_business() -> bool:

@@ -17,7 +17,7 @@ import re
 import sys
 import typing
 
-from gpu import pci
+import pci
 from slurm_ddp.commands import CommandError, last_line, run
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"

@@ -21,7 +21,8 @@ import re
 import sys
 import time
 
-from gpu import pci, smi, xids
+import pci
+from gpu import smi, xids
 from gpu.smi import Finding
 from node import fleet, kept
 from slurm_ddp import files, records, watchdog

@@ -7,7 +7,7 @@ import time
 
 import template
 from gpu import xids as gpu_xids
-from scripts import health
+from node import health
 from slurm_ddp import files, systemd, watchdog
 
 PROGRAM = pathlib.Path("/usr/local/sbin/gpu-health")
