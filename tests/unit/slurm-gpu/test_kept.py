@@ -53,7 +53,7 @@ def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(
         True,
         REASON,
     )
-    kept.give_back()
+    kept.restore()
     assert "DRAIN" not in node.state()
     assert node.maintained == []
     assert node.jobs == ["7"]
@@ -243,7 +243,7 @@ def test_a_hold_of_an_earlier_release_goes_on(node: SlurmDouble):
     left = {path.name for path in journals.STATE_DIR.iterdir()}
     assert left == {"kept.json", "kept.lock"}
     assert kept.maintenance() == taken
-    kept.give_back()
+    kept.restore()
     assert (node.state(), node.maintained) == ("DOWN+DYNAMIC_NORM", [])
     assert kept.keep() == ()
 

@@ -148,7 +148,7 @@ def test_a_hold_is_kept_up_for_as_long_as_it_lasts(node: SlurmDouble):
     node.upstream_sets_idle()
     assert watch.step() == 5.0
     assert ("DRAIN" in node.state(), node.jobs) == (True, [])
-    kept.give_back()
+    kept.restore()
     assert watch.step() is None
     assert node.jobs == ["7"]
 

@@ -61,13 +61,13 @@ def complete(machine: Machine, options: Options, progress: registration.Progress
             upgrade.ensure_settings(plan.spec(options))
     elif progress is not None and progress.stage in _REGISTERED:
         with contextlib.suppress(nodes.NodeError):  # the next hook tries again
-            kept.give_back()
+            kept.restore()
 
 
 def release() -> None:
     """Leave the machine to Slurm and its administrators; the driver stays."""
     try:
-        kept.give_back()
+        kept.restore()
     except nodes.NodeError as e:
         logger.warning("this node stays drained, see sinfo -R: %s", e)
     kept.forget()

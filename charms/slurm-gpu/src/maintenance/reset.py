@@ -75,7 +75,7 @@ def free(
     reported = ""
     while (jobs := kept.jobs_on(found)) is not None:
         if time.monotonic() >= end:
-            kept.give_back()
+            kept.restore()
             raise ActionError(
                 f"{node} still had {jobs} after {wait_s:g} s, so nothing was done: try later"
             )

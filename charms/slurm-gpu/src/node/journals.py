@@ -61,7 +61,7 @@ class Maintenance(NodeSnapshot):
     """The node before it was taken for maintenance, and what it was taken for."""
 
     kind: str = ""  # that of its ground
-    boot_id: str = ""  # of the boot that must end before the node is given back
+    boot_id: str = ""  # of the boot that must end before the node is restored
 
 
 @dataclasses.dataclass(frozen=True)

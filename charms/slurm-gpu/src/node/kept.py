@@ -206,7 +206,7 @@ def jobs_on(node: nodes.Node | None) -> str | None:
     return orders.count_jobs(node.name)
 
 
-def give_back() -> None:
+def restore() -> None:
     """Restore the state in which the node was taken, if no job keeps that from being restored.
 
     What another did to it meanwhile counts: a drain or a state that is not this charm's is left alone.
