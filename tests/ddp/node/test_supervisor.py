@@ -15,7 +15,7 @@ import pytest
 from job_specs import make, program
 
 from batch_host import Node
-from ddp.node import spec, srun, supervisor
+from ddp.node import recovery, spec, srun
 
 # An attempt whose rank leaves an error file as @record writes it.
 RAISES = (
@@ -127,7 +127,7 @@ def test_faults_of_the_filesystem_have_a_bound_of_their_own(node: Node):
     shutil.rmtree(node.run_dir / "logs" / "12.r0t1")
     code, output = node.run(program(job))
     assert code == 1
-    assert len(attempts(node)) == 1 + supervisor.MAX_FAULTS
+    assert len(attempts(node)) == 1 + recovery.MAX_FAULTS
     assert failures(node)[-1][1:3] == ["filesystem", "slurmd-0"]
     assert failures(node)[-1][3] == f"the shared filesystem failed: {words}"
     assert "[RESTART] given up after 8 faults" in output

@@ -183,11 +183,9 @@ def test_a_controller_that_restarts_is_asked_again_for_the_addresses(
 def test_a_port_that_is_taken_is_passed_over(settings: Settings, node: Node):
     node.add("srun", 'echo "port=$HEAD_PORT"; ' + ENDS % "done")
     files, first = texts(settings), 20500
-    program = "program/ddp/node/supervisor.py"
-    assert "PORT, PORTS = 20000, 10000" in files[program]
-    files[program] = files[program].replace(
-        "PORT, PORTS = 20000, 10000", f"PORT, PORTS = {first}, 3"
-    )
+    program = "program/ddp/node/ranks.py"
+    assert "range(20000, 30000)" in files[program]
+    files[program] = files[program].replace("range(20000, 30000)", f"range({first}, {first + 3})")
     with socket.create_server(("", first)), socket.create_server(("", first + 1)):
         outputs = [node.run(files)[1] for _ in range(4)]
     for output in outputs:

@@ -1,0 +1,49 @@
+"""The files with a job's secrets: variables that stand in no script, and the user's Hugging Face token."""
+
+import contextlib
+import functools
+import json
+import os
+
+from ddp.node import exit_codes, slurm_calls, spool, storage
+from ddp.node.started_job import StartedJob
+
+_MAX_BYTES = 1 << 20
+
+
+def read_variables(path: str, shared: storage.Storage) -> dict[str, str]:
+    """Read the secret variables of a job; {} if `path` is empty. Raises FatalError."""
+    if not path:
+        return {}
+    try:
+        found: dict[str, str] = json.loads(shared.do(lambda: _text(path)))
+    except OSError as e:
+        hint = "submit the run again with env-file"
+        reason = storage.reason(e)
+        raise exit_codes.FatalError(f"{path}, the job's secret variables: {reason}; {hint}") from e
+    return found
+
+
+def check_token(path: str, shared: storage.Storage) -> None:
+    """Log that a job has no Hugging Face token, if its file has been removed."""
+    if not path or shared.do(lambda: os.access(path, os.R_OK)):
+        return
+    why = "does not exist, so this job has no Hugging Face token"
+    spool.write(f"[ENV] {path} {why}; submit the run with the trainer to get one")
+
+
+def remove(job: StartedJob) -> None:
+    """Remove the secrets of a job that does not come back, after the last run of a sweep."""
+    paths = [path for path in (job.spec.token_path, job.spec.secrets_path) if path]
+    if not paths:
+        return
+    if job.array and not slurm_calls.is_last_task(*job.array):
+        return
+    for path in paths:
+        with contextlib.suppress(OSError):
+            storage.within(functools.partial(os.unlink, path), storage.CALL_S)
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(_MAX_BYTES)
