@@ -29,14 +29,15 @@ for word in ${OVERLAYS:-}; do
     */* | *.yaml) path=$word ;;
     *) path=overlays/$word.yaml ;;
     esac
-    [ -f "$path" ] || fail "OVERLAYS: there is no $path; there are: $(find overlays -name '*.yaml' -exec basename {} .yaml \; | sort | xargs), or give a path"
+    [ -f "$path" ] || fail "OVERLAYS: there is no $path; there are: $(find overlays -maxdepth 1 -name '*.yaml' -exec basename {} .yaml \; | sort | xargs), or give a path"
     case $path in /* | ./*) ;; *) path=./$path ;; esac
     case " $first $chosen " in *" $path "*) fail "OVERLAYS: $word is given twice" ;; esac
     if line=$(grep -n -m 1 '^[^#]*[*]FILL-IN' "$path"); then
         fail "OVERLAYS: $path line ${line%%:*} is to be filled in: copy the file, fill in each *FILL-IN, give the copy's path"
     fi
-    for kind in cephfs lustre nfs; do
-        grep -q "^  $kind-server-proxy:" "$path" || continue
+    for application in cephfs-server-proxy lustre-server-proxy lustre-server nfs-server-proxy; do
+        grep -q "^  $application:" "$path" || continue
+        kind=${application%-server-proxy}
         [ -z "$filesystem" ] || fail "OVERLAYS: $filesystem and $kind: there is one shared filesystem; choose one"
         filesystem=$kind
     done
@@ -66,7 +67,7 @@ case $model_version in
 esac
 case $version in
 [4-9].*)
-    [ -z "$generation" ] || fail "OVERLAYS: mysql needs a Juju below 4 and this model's is $version; mysql-proxy, which takes its place there, is for 24.04: leave 2604 out, or use Juju 3.6"
+    [ "$generation$machine" != 2604machines ] || fail "OVERLAYS: 2604 and machines: on Juju $version mysql-proxy takes the place of mysql, and it is for 24.04, which none of the machines has; leave 2604 out, or use Juju 3.6"
     chosen="$chosen ./overlays/juju4.yaml"
     ;;
 esac
@@ -78,12 +79,20 @@ lxd,lxd) ;;
 *,lxd) fail "OVERLAYS: lxd is for LXD, and this model's cloud is $cloud; leave it out" ;;
 esac
 
+all=""
 for path in $chosen; do
+    all="$all $path"
+    second=./overlays/$generation/${path##*/} # of an overlay with applications or machines of 24.04
+    if [ -n "$generation" ] && [ -f "$second" ]; then
+        all="$all $second"
+    fi
+done
+for path in $all; do
     set -- "$@" --overlay "$path"
 done
 scripts/venv.sh deploy scripts/requirements.txt
 # shellcheck disable=SC2086  # paths without blanks
-build/venvs/deploy/bin/python scripts/channels.py ./bundle.yaml $chosen
+build/venvs/deploy/bin/python scripts/channels.py ./bundle.yaml $all
 /usr/bin/python3 scripts/lanes.py pack
 echo "deploy: juju deploy ./bundle.yaml $*"
 juju deploy ./bundle.yaml "$@"

@@ -38,6 +38,12 @@ UNIT = (  # the longest first
 FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
 FUNCTIONAL_ALL = tuple(f"{name}-all" for name in FUNCTIONAL)
 ORDERS = tuple(name.replace("unit-", "orders-") for name in UNIT if name.startswith("unit-"))
+# With the Python of Ubuntu 26.04, which uv brings: what runs on the machines of a cluster
+NEWER_PYTHON = (
+    *(f"{name}-py314" for name in UNIT if name.startswith("unit-")),
+    "ddp-py314",
+    "lib-py314",
+)
 LONG = (
     *FUNCTIONAL_ALL,
     "docs-walk",
@@ -47,6 +53,7 @@ LONG = (
     "ddp-long",
     "pack",
     *ORDERS,
+    *NEWER_PYTHON,
 )
 GROUPS = {"unit": UNIT, "functional": FUNCTIONAL, "long": LONG, "orders": ORDERS}
 ALL = (*FUNCTIONAL, "lint", "docs", "pack-short", "storage", *UNIT)

@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 import rules
 
-FILESYSTEMS = {"cephfs", "lustre", "nfs"}
-# A client mounts one filesystem; a node is one kind of machine; 26.04 mixes with no charm or machine of 24.04; a second
-# controller has no place among the machines of that overlay.
+PROXIES = {"cephfs", "lustre", "nfs"}
+# A client mounts one filesystem; a node is one kind of machine; a second controller has no place among the machines of that
+# overlay, and neither have the servers of Lustre.
 EXCLUSIVE = (
-    FILESYSTEMS,
+    PROXIES | {"lustre-server"},
     {"gpu", "lxd", "machines"},
     {"machines", "ha"},
-    *({"2604", other} for other in ("machines", "juju4", "cos", "ha")),
+    {"machines", "lustre-server"},
 )
+# mysql-proxy, which is for 24.04, has no place among machines of 26.04
+NEVER = ({"2604", "juju4", "machines"},)
 FIRST = ("2604", "machines")  # they say something of applications that others remove
 SETS = [
     names
@@ -24,7 +26,9 @@ SETS = [
         [*FIRST, *(path.stem for path in rules.OVERLAYS if path.stem not in FIRST)], count
     )
     if all(len(group & set(names)) <= 1 for group in EXCLUSIVE)
+    and not any(group <= set(names) for group in NEVER)
 ]
+SECOND = sorted((rules.ROOT / "overlays" / "2604").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +46,20 @@ def overlay(name: str) -> dict[str, Any]:
 
 
 def overlays(names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return overlays as an operator fills them in: on machines that exist a filesystem's proxy is given its place."""
-    found = [overlay(name) for name in names]
+    """Return overlays as an operator fills them in, each with its second part on Ubuntu 26.04.
+
+    On machines that exist a filesystem's proxy is given its place; on those of 26.04, its base, too.
+    """
+    seconds = {path.stem: path for path in SECOND} if "2604" in names else {}
+    found: list[dict[str, Any]] = []
+    for name in names:
+        found.append(overlay(name))
+        if name in seconds:
+            found.append(rules.read(seconds[name]))
     if "machines" in names:
+        place = {"to": ["0"]} | ({"base": "ubuntu@26.04"} if "2604" in names else {})
         found += [
-            {"applications": {f"{name}-server-proxy": {"to": ["0"]}}}
-            for name in FILESYSTEMS & set(names)
+            {"applications": {f"{name}-server-proxy": place}} for name in PROXIES & set(names)
         ]
     return found
 
@@ -68,6 +80,19 @@ def test_the_sandbox_s_collectors_can_be_related(
     bundle: dict[str, Any], charms: dict[str, rules.Charm], path: str
 ):
     assert rules.problems(rules.merge(bundle, rules.read(rules.ROOT / path)), charms) == []
+
+
+def test_2604_combines_with_every_other_overlay():
+    others = {path.stem for path in rules.OVERLAYS} - {"2604"}
+    assert {names[1] for names in SETS if len(names) == 2 and names[0] == "2604"} == others
+
+
+@pytest.mark.parametrize("path", SECOND, ids=lambda path: path.stem)
+def test_a_second_part_is_named_after_its_overlay_and_follows_it(path: Any):
+    first = rules.ROOT / "overlays" / path.name
+    text = path.read_text()
+    assert f"--overlay ./overlays/{path.name} --overlay ./overlays/2604/{path.name}" in text
+    assert set(rules.read(path).get("applications", {})) <= set(rules.read(first)["applications"])
 
 
 @pytest.mark.parametrize("path", rules.OVERLAYS, ids=lambda path: path.stem)

@@ -161,6 +161,26 @@ DEPLOYED = [
         ["./my-gpu.yaml", "./overlays/cos.yaml", "./my-nfs.yaml"],
     ),
     ("aws", "3.6.28", "my-nfs.yaml 2604", ["./overlays/2604.yaml", "./my-nfs.yaml"]),
+    ("aws", "3.6.28", "my-gpu.yaml 2604", ["./overlays/2604.yaml", "./my-gpu.yaml"]),
+    (
+        "aws",
+        "3.6.28",
+        "cos ha 2604",
+        [
+            "./overlays/2604.yaml",
+            "./overlays/cos.yaml",
+            "./overlays/2604/cos.yaml",
+            "./overlays/ha.yaml",
+            "./overlays/2604/ha.yaml",
+        ],
+    ),
+    (
+        "unmanaged",
+        "3.6.28",
+        "2604 machines",
+        ["./overlays/2604.yaml", MACHINES, "./overlays/2604/machines.yaml"],
+    ),
+    ("aws", "4.0.15", "2604", ["./overlays/2604.yaml", JUJU4, "./overlays/2604/juju4.yaml"]),
     ("lxd", "3.6.28", "", [LXD]),
     ("lxd", "3.6.28", "lxd", [LXD]),
     ("lxd", "3.6.28", "my-nfs.yaml", [LXD, "./my-nfs.yaml"]),
@@ -185,7 +205,8 @@ REFUSED = [
         "my-gpu.yaml",
         "gpu asks for a cloud's machine types, and this model is on LXD",
     ),
-    ("aws", "4.0.15", "2604", "mysql needs a Juju below 4 and this model's is 4.0.15"),
+    ("unmanaged", "4.0.15", "2604 machines", "2604 and machines: on Juju 4.0.15 mysql-proxy"),
+    ("aws", "3.6.28", "lustre-server my-nfs.yaml", "lustre-server and nfs: there is one shared"),
     ("aws", "3.6.28", "nsf", "there is no overlays/nsf.yaml; there are: 2604 cephfs cos gpu "),
 ]
 
