@@ -13,34 +13,19 @@ import itertools
 import json
 import os
 import pathlib
-import re
 import shutil
-import sys
 import tempfile
 import typing
 
 from ddp.host import files
 from ddp.options import fields, models
-from ddp.project import root
+from ddp.project import contents, packages, root, writer
 from ddp.results.progress import Log
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
 
 FOLDER, STATES = "code", "code.json"  # in the run's folder
 _COPY_S = 600.0
-# That a folder is built: the tables of pyproject.toml, and setup.cfg's
-_BUILD = re.compile(r"^\[(build-system|project|tool\.poetry|metadata|options)\]", re.MULTILINE)
-# Where setuptools, poetry and maturin look for packages, if specified, and the packages of hatch
-_PLACED = re.compile(
-    r"""(?:\b(?:where|from|python-source|package[-_]dir\]?)\s*=\s*(?:[\[{]\s*)?(?:(?:["']{2})?\s*[=:]\s*)?"""
-    r"""|^ *"" *= *)["']?([\w][\w./-]*)|\bpackages = \["([\w./-]+/[\w-]+)"\]""",
-    re.MULTILINE,
-)
-_ALSO = re.compile(r"\bwhere\s*=\s*\[([^\]]*)\]")  # of setuptools: a list of folders
-# Folders in which setuptools looks for no packages, and modules that it takes for none
-_NO_PACKAGES = frozenset(
-    "test tests doc docs example examples script scripts tool tools bench benchmarks build dist setup conftest".split()
-)
 _THREADS = 8
 _LEVELS, _PLACES = 3, 2000  # of folders in which what a copy lacks is looked for
 
@@ -99,7 +84,9 @@ class Copy:
             [self._copied(part) for part in self.python_path.split(":")] if self.python_path else []
         )
         parts += [
-            self._copied(str(path)) for path in importable(near, root) if not self.found.is_alone
+            self._copied(str(path))
+            for path in packages.importable(near, root)
+            if not self.found.is_alone
         ]
         return Start(place, str(root), ":".join(dict.fromkeys(parts)))
 
@@ -231,7 +218,7 @@ def stage(
     copy = Copy(
         workspace, found, partial, folder, compare(found, folder), not folder.exists(), former
     )
-    root.copy(found, partial, copy.update.copied)
+    writer.write(found, partial, copy.update.copied)
     return copy
 
 
@@ -255,62 +242,8 @@ def in_place(params: models.Training) -> Start:
     root = next(
         (path for path in (folder, *folder.parents) if (path / "pyproject.toml").is_file()), None
     )
-    parts += [str(path) for path in importable(folder, root)] if root is not None else []
+    parts += [str(path) for path in packages.importable(folder, root)] if root is not None else []
     return Start(str(folder), str(root or folder), ":".join(dict.fromkeys(parts)))
-
-
-def importable(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
-    """Return the folder that `pip install -e` puts on sys.path, for the nearest project between `folder` and `root`."""
-    above = itertools.takewhile(lambda one: one.is_relative_to(root), (folder, *folder.parents))
-    for one in above:
-        if found := _packages(one):
-            return found
-    return []
-
-
-def _packages(root: pathlib.Path) -> list[pathlib.Path]:
-    """Return the folders of packages that a project's build names, else `src`, else the root; none without a build."""
-    texts: list[str] = []
-    for name in ("pyproject.toml", "setup.cfg", "setup.py"):
-        with contextlib.suppress(OSError, files.RefusedError):
-            texts.append(files.read_named(root / name).decode(errors="replace"))
-    if not (any(map(_BUILD.search, texts)) or (root / "setup.py").is_file()):
-        return []
-    named = [
-        root / (one[0] or pathlib.PurePath(one[1]).parent)
-        for text in texts
-        for one in _PLACED.findall(text)
-    ]
-    named += [
-        root / one
-        for text in texts
-        for several in _ALSO.findall(text)
-        for one in re.findall(r"[\w./-]+", several)
-    ]
-    found = [
-        place
-        for place in dict.fromkeys((root / "src", *named))
-        if place != root and _holds_modules(place)
-    ]
-    return found or ([root] if _holds_modules(root) else [])
-
-
-def _holds_modules(place: pathlib.Path) -> bool:
-    """Return whether programs import from a folder; of one with a module of the standard library's name not.
-
-    PYTHONPATH comes before the standard library, where `pip install -e` puts its folders behind it.
-    """
-    if (place / "__init__.py").exists():  # it is a package itself
-        return False
-    modules = {path.stem for path in place.glob("*.py")} | {
-        path.parts[len(place.parts)] for path in place.glob("*/*.py")
-    }
-    modules |= {
-        path.parts[len(place.parts)] for path in place.glob("*/*/*.py")
-    }  # a package without __init__.py
-    return bool(modules - _NO_PACKAGES) and modules.isdisjoint(
-        sys.stdlib_module_names - _NO_PACKAGES
-    )
 
 
 def compare(found: root.Project, folder: pathlib.Path) -> Update:
@@ -445,7 +378,9 @@ def find_left_out(
     def below() -> collections.abc.Iterator[pathlib.Path]:
         for place, inner, _ in os.walk(start):
             here = pathlib.Path(place)
-            inner[:] = [one for one in inner if one[0] != "." and not root.is_generated(here / one)]
+            inner[:] = [
+                one for one in inner if one[0] != "." and not contents.is_generated(here / one)
+            ]
             if len(here.relative_to(start).parts) == _LEVELS:
                 inner.clear()
             yield here

@@ -13,7 +13,7 @@ import warnings
 
 from ddp.options import fields, models
 from ddp.problem import ParameterError
-from ddp.project import copies
+from ddp.project import copies, packages
 from ddp.submit import typed
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
@@ -169,7 +169,7 @@ def _find(workspace: Workspace, params: models.Training) -> pathlib.Path | None:
     root = copies.find(workspace, params).root if params.snapshot else here
     parts = params.workload.split(".")
     more = [here / part for part in given.split(":")]
-    more += copies.importable(pathlib.Path(os.path.realpath(here)), root)
+    more += packages.importable(pathlib.Path(os.path.realpath(here)), root)
     for folder in (here, *more):
         place = folder.joinpath(*parts)
         for path in (place / "__main__.py", place.with_name(f"{place.name}.py")):

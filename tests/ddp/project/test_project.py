@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from ddp.problem import ParameterError
+from ddp.project import contents, writer
 from ddp.project import root as code
 
 
@@ -136,7 +137,7 @@ def test_ignored_data_is_copied_for_the_user_alone_and_what_is_not_copied_is_nam
     )
     for name, size in (("train.bin", 30), ("val.bin", 60)):
         (project / "data" / "tiny" / name).write_bytes(bytes(size))
-    monkeypatch.setattr(code, "_IGNORED_BYTES", 80)
+    monkeypatch.setattr(contents, "IGNORED_BYTES", 80)
     found = code.find(project / "train.py")
     data = {"data/tiny/train.bin", "data/tiny/meta.pkl"}
     assert set(found.files) == {
@@ -147,7 +148,7 @@ def test_ignored_data_is_copied_for_the_user_alone_and_what_is_not_copied_is_nam
         *data,
     }
     assert set(found.left_out) == {"data/other/", "data/tiny/val.bin", "gen/", "out/"}
-    code.copy(found, tmp_path / "copy")
+    writer.write(found, tmp_path / "copy")
     readable = {name for name in found.files if (tmp_path / "copy" / name).stat().st_mode & 0o077}
     assert readable == {*found.files} - data
 
@@ -235,7 +236,7 @@ def test_a_link_to_the_script_is_followed_as_python_does(
 
 def copied(script: pathlib.Path) -> pathlib.Path:
     target = script.parents[1] / "copy"
-    code.copy(code.find(script), target)
+    writer.write(code.find(script), target)
     return target
 
 
@@ -298,12 +299,12 @@ def test_a_file_that_goes_meanwhile_is_left_out_unless_it_is_the_script(
     write(project, "train.py", "a.py")
     found = code.find(project / "train.py")
     (project / "a.py").unlink()
-    code.copy(found, tmp_path / "copy")
+    writer.write(found, tmp_path / "copy")
     (project / "train.py").unlink()
     with pytest.raises(
         ParameterError, match=r"train\.py: was removed while it was copied; submit again"
     ):
-        code.copy(found, tmp_path / "again")
+        writer.write(found, tmp_path / "again")
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
@@ -344,7 +345,7 @@ def test_a_file_that_cannot_be_read_is_named(
             raise PermissionError(13, "Permission denied", str(source))
         target.write_bytes(source.read_bytes())
 
-    monkeypatch.setattr(code.shutil, "copyfile", denied)
+    monkeypatch.setattr(writer.shutil, "copyfile", denied)
     with pytest.raises(
         ParameterError, match=r"a\.py: cannot be copied: Permission denied; list what the job"
     ):

@@ -24,7 +24,7 @@ from ddp.actions import readiness
 from ddp.node import spec
 from ddp.options import fields, models
 from ddp.problem import ParameterError
-from ddp.project import copies
+from ddp.project import copies, packages
 from ddp.project import root as project_part
 from ddp.settings import Settings
 from ddp.submit import pythons
@@ -183,11 +183,11 @@ def test_where_a_project_s_packages_lie(
         (tmp_path / name).write_text(text)
     found = [] if place is None else [tmp_path / place]
     assert (
-        copies.importable(tmp_path, tmp_path)
-        == copies.importable(tmp_path / "cfg", tmp_path)
+        packages.importable(tmp_path, tmp_path)
+        == packages.importable(tmp_path / "cfg", tmp_path)
         == found
     )
-    assert copies.importable(tmp_path, tmp_path / "cfg") == []
+    assert packages.importable(tmp_path, tmp_path / "cfg") == []
 
 
 def test_any_name_of_a_path_works_and_the_login_s_variables_arrive(

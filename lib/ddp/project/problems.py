@@ -1,0 +1,21 @@
+"""What keeps a project from being sent along, as a problem of the option `workload`."""
+
+import pathlib
+
+from ddp.problem import ParameterError
+
+IGNORE_FILE = ".ddpignore"
+
+
+def of_path(
+    path: pathlib.Path | str, why: str, how: str = "give the path of a script"
+) -> ParameterError:
+    """Make an error of a path, what is wrong with it, and what to do."""
+    text = str(path)
+    shown = text if text.isprintable() else ascii(text)
+    return ParameterError("workload", f"{shown}: {why}; {how}")
+
+
+def send_less(root: pathlib.Path) -> str:
+    """Describe how to send less along."""
+    return f"list what the job does not need in {root / IGNORE_FILE}, or give --no-snapshot"
