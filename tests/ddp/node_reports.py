@@ -34,12 +34,15 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
         "versions": {
             "python": "3.12",
             "machine": "x86_64",
-            "libc": "glibc 2.39",
             "slurm": "24.11.5",
         },
-        "limits": {"memlock": None, "nofile": 1048576, "shm": 8 << 30, "ports": [32768, 60999]}
-        | {"containers": ["crun"], "userns": {"user/max_user_namespaces": "63911"}},
-        "processors": {"cpus": 2, "wanted": 2, "affinity": 2, "bf16": ["amx_bf16", "avx512_bf16"]},
+        "limits": {
+            "memlock": None,
+            "nofile": 1048576,
+            "shm": 8 << 30,
+            "containers": ["crun"],
+            "userns": {"user/max_user_namespaces": "63911"},
+        },
         "disk": {"free": 100 << 30},
         "filesystem": {
             "mount": {
@@ -49,7 +52,6 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
                 "options": "rw",
             },
             "free": 1 << 40,
-            "inodes": 10**6,
             "read_only": False,
             "write_mb_s": 200.0,
             "rename_ms": 10.0,
@@ -57,7 +59,7 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
         "network": {"peers": peers, "port": 20000, "taken": []},
         "unpacked": False,
         "infiniband": [],
-        "gpus": {"devices": 0, "cuda": None, "seen": 0, "wanted": None},
+        "gpus": {"devices": 0, "seen": 0, "wanted": None},
     }
 
 

@@ -19,7 +19,6 @@ class Facts:
     trouble: str  # srun's error output if some node returned no report
     config: dict[str, str]  # of scontrol show config
     manifests: tuple[folders.Manifest, ...]
-    login: tuple[str, str]  # type and source of the workspace's mount on this host
     stragglers: tuple[tuple[str, str, str], ...] = ()  # of the user's runs: run, host and words
     untrusted: str = ""  # the workspace's folder whose content others can replace, and what to type
 

@@ -51,46 +51,34 @@ class Findings:
     def add(self, rule: str, where: str, level: Level | None = None, **values: object) -> None:
         """Add a finding. Raises KeyError: a text has a value that is not given."""
         about = RULES[rule]
-        known = {**self._values, "where": where, **values}
-        known["line"] = about.get("line", "")
-        text, remedy = (about[name].format_map(known) for name in ("text", "remedy"))
-        if step := about.get("step"):
+        known = {**self._values, "where": where, **values, "line": about.get("line", "")}
+        text = about["text"].format_map(known)
+        remedy = about["remedy"].format_map(known)
+        if "step" in about:
             texts = {name: str(value) for name, value in known.items()}
-            remedy = self._settings.render(Step(step, remedy, texts))
-        found = level or typing.cast(Level, about["level"])
-        self._found.append(Finding(found, about.get("where", where), text, remedy))
+            remedy = self._settings.render(Step(about["step"], remedy, texts))
+        chosen = level or typing.cast(Level, about["level"])
+        self._found.append(Finding(chosen, about.get("where", where), text, remedy))
 
     def sorted(self) -> tuple[Finding, ...]:
         """Return the findings, errors first; those that differ only in the node are one."""
         groups: dict[tuple[Level, str, str], list[str]] = {}
         for one in self._found:
             groups.setdefault((one.level, one.text, one.remedy), []).append(one.where)
-        merged = [
-            Finding(about[0], ", ".join(dict.fromkeys(where)), *about[1:])
-            for about, where in groups.items()
-        ]
+        merged: list[Finding] = []
+        for (level, text, remedy), where in groups.items():
+            merged.append(Finding(level, ", ".join(dict.fromkeys(where)), text, remedy))
         return tuple(sorted(merged, key=lambda one: ORDER.index(one.level)))
 
     def compare(self, rule: str, values: collections.abc.Mapping[str, object]) -> None:
-        """Add a rule's finding if the nodes' values differ; a node whose value is None or empty does not count."""
-        groups = grouped(
-            {name: str(value) for name, value in values.items() if value not in (None, "")}
-        )
+        """Add a rule's finding if the nodes' values differ; None and "" do not count."""
+        groups: dict[str, list[str]] = {}
+        for name, value in sorted(values.items()):
+            if value not in (None, ""):
+                groups.setdefault(str(value), []).append(name)
         if len(groups) > 1:
-            self.add(rule, "nodes", groups=spelled(groups))
-
-
-def grouped(values: collections.abc.Mapping[str, str]) -> dict[str, list[str]]:
-    """Group the names by their value."""
-    groups: dict[str, list[str]] = {}
-    for name, value in sorted(values.items()):
-        groups.setdefault(value, []).append(name)
-    return groups
-
-
-def spelled(groups: collections.abc.Mapping[str, collections.abc.Sequence[str]]) -> str:
-    """List in one line which value is on which nodes."""
-    return "; ".join(f"{value} on {first_few(names, 4)}" for value, names in groups.items())
+            spelled = [f"{value} on {first_few(names, 4)}" for value, names in groups.items()]
+            self.add(rule, "nodes", groups="; ".join(spelled))
 
 
 def first_few(names: collections.abc.Sequence[str], count: int = 6) -> str:

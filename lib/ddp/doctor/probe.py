@@ -1,7 +1,7 @@
-"""What `doctor` runs on each node, all nodes at once: it is sent to `python3 -I - JSON`; its answer is JSON in lines.
+"""What `doctor` runs on all nodes at once, as `python3 -I - JSON`; it answers with JSON in lines.
 
-Only the standard library, and nothing that may hang is done by this process itself: the filesystem is touched by a
-child that is left behind when it gives no answer, commands have deadlines, and a peer is waited for only so long.
+Only the standard library, and this process does nothing that may hang: a child touches the filesystem and
+is left behind if it gives no answer, commands have deadlines, and a peer is waited for only so long.
 """
 
 import base64
@@ -31,71 +31,44 @@ GREETING = "slurm-ddp-doctor"
 MEET_S = 15.0  # how long a peer's server is tried: tasks of one step start within seconds
 LEAVE_S = 30.0  # how long this node's own server stays, at most
 REACH_S = 5.0  # how long a server may take to be connected to
-SEEN_S = 10.0  # how long a file that another node wrote may take to be seen; NFS caches that it is absent
-PROC_SYS = pathlib.Path("/proc/sys")
-USERNS = (
+SEEN_S = 10.0  # how long another node's file may take to be seen; NFS caches that it is absent
+PORTS = 3  # so many ports after the first are tried, as the job script does
+_WRITE_BYTES = 8 << 20
+_CONTAINERS = ("apptainer", "singularity", "enroot", "crun", "podman")
+_PROC_SYS = pathlib.Path("/proc/sys")
+_USERNS = (
     "kernel/apparmor_restrict_unprivileged_userns",
     "kernel/unprivileged_userns_clone",
     "user/max_user_namespaces",
 )
-PORTS = 3  # so many ports after the first are tried, as the job script does
-_WRITE_BYTES = 8 << 20
 
 
 def versions() -> Json:
     """Collect the versions that must be the same on every node."""
-    python, libc = "{}.{}".format(*sys.version_info), " ".join(platform.libc_ver())
-    return {"python": python, "machine": platform.machine(), "libc": libc}
+    return {"python": "{}.{}".format(*sys.version_info), "machine": platform.machine()}
 
 
 def limits() -> Json:
-    """Read this process's limits (bytes or counts; None: unlimited), shared memory, outgoing ports, user namespaces."""
+    """Read this process's limits (None: unlimited), shared memory, and what containers need."""
     found: Json = {}
-    for name, number in {
-        "memlock": resource.RLIMIT_MEMLOCK,
-        "nofile": resource.RLIMIT_NOFILE,
-    }.items():
+    for name, number in (("memlock", resource.RLIMIT_MEMLOCK), ("nofile", resource.RLIMIT_NOFILE)):
         soft = resource.getrlimit(number)[0]
         found[name] = None if soft == resource.RLIM_INFINITY else soft
     with contextlib.suppress(OSError):
         found["shm"] = shutil.disk_usage("/dev/shm").total  # noqa: S108 - looked at only
-    with contextlib.suppress(OSError):
-        found["containers"] = [
-            *filter(shutil.which, ("apptainer", "singularity", "enroot", "crun", "podman"))
-        ]
-        found["userns"] = {
-            name: (PROC_SYS / name).read_text().strip()
-            for name in USERNS
-            if (PROC_SYS / name).exists()
-        }
-        found["ports"] = [
-            *map(int, (PROC_SYS / "net/ipv4/ip_local_port_range").read_text().split())
-        ]
+    found["containers"] = [name for name in _CONTAINERS if shutil.which(name)]
+    found["userns"] = {}
+    for name in _USERNS:
+        with contextlib.suppress(OSError):
+            found["userns"][name] = (_PROC_SYS / name).read_text().strip()
     return found
-
-
-def processors() -> Json:
-    """Return the node's CPUs, and how many this task requested and got, as a rank would."""
-    flags = re.findall(
-        r"\b(?:avx512|amx)_bf16\b", pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
-    )
-    return {
-        "cpus": os.cpu_count(),
-        "wanted": _counted("SLURM_CPUS_PER_TASK"),
-        "affinity": len(os.sched_getaffinity(0)),
-        "bf16": sorted(set(flags)),
-    }
-
-
-def _counted(variable: str) -> int | None:
-    """Return the number in an environment variable, None if it has none."""
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else None
 
 
 def disk(cache: str) -> Json:
     """Measure the free space on the disk that environments are unpacked to."""
-    folder = path if (path := pathlib.Path(cache)).is_dir() else path.parent
+    folder = pathlib.Path(cache)
+    if not folder.is_dir():
+        folder = folder.parent
     try:
         return {"free": shutil.disk_usage(folder).free}
     except OSError as e:
@@ -103,38 +76,37 @@ def disk(cache: str) -> Json:
 
 
 def is_unpacked(cache: str, environment: Json | None) -> bool:
-    """Whether a stored environment is unpacked here."""
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """Return whether an environment is unpacked here since the node started."""
     if environment is None:
         return False
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     path = pathlib.Path(cache)
     for folder in (path, *path.parent.glob(f"{path.name}.*")):
         with contextlib.suppress(OSError):
-            if (folder / f"{environment['hash']}.complete").read_text().split() == [
-                environment["sha256"],
-                boot,
-            ]:
+            marked = (folder / f"{environment['hash']}.complete").read_text().split()
+            if marked == [environment["sha256"], boot]:
                 return True
     return False
 
 
 def gpus() -> Json:
-    """Return the driver's CUDA version, and the number of GPUs that this step may use and that it requested."""
-    devices = len(list(pathlib.Path("/dev").glob("nvidia[0-9]*")))
-    found: Json = {
-        "devices": devices,
-        "cuda": None,
-        "seen": 0,
-        "wanted": _counted("SLURM_GPUS_ON_NODE"),
+    """Count the GPUs: device files, those that the driver shows, those that this step asked for."""
+    devices = list(pathlib.Path("/dev").glob("nvidia[0-9]*"))
+    wanted = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return {
+        "devices": len(devices),
+        "seen": _seen_by_driver(),
+        "wanted": int(wanted) if wanted.isdecimal() else None,
     }
+
+
+def _seen_by_driver() -> int:
+    count = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):
         cuda = ctypes.CDLL("libcuda.so.1")
-        version, count = ctypes.c_int(), ctypes.c_int()
-        if not cuda.cuInit(0) and not cuda.cuDriverGetVersion(ctypes.byref(version)):
-            found["cuda"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        if not cuda.cuInit(0):
             cuda.cuDeviceGetCount(ctypes.byref(count))
-            found["seen"] = count.value
-    return found
+    return count.value
 
 
 def infiniband() -> list[Json]:
@@ -144,14 +116,24 @@ def infiniband() -> list[Json]:
         with contextlib.suppress(OSError):
             state = (port / "state").read_text().split(":")[-1].strip()
             kind = (port / "link_layer").read_text().strip()
-            found.append(
-                {"device": f"{port.parents[1].name}:{port.name}", "state": state, "kind": kind}
-            )
+            name = f"{port.parents[1].name}:{port.name}"
+            found.append({"device": name, "state": state, "kind": kind})
     return found
 
 
+def reach(server: list[typing.Any] | None) -> str:
+    """Return why host:port cannot be reached, or ""."""
+    if server is None:
+        return ""
+    try:
+        socket.create_connection((str(server[0]), int(server[1])), timeout=REACH_S).close()
+    except OSError as e:
+        return e.strerror or str(e)
+    return ""
+
+
 class Filesystem:
-    """The workspace, touched by a child process. `facts` grows as it answers."""
+    """The workspace, touched by a child process. `facts` grows as the child answers."""
 
     def __init__(self, workspace: str, folder: str, node: str, nonce: str) -> None:
         self.facts: Json = {}
@@ -173,45 +155,39 @@ class Filesystem:
 
     def read(self, name: str, deadline: float) -> Json:
         """Return how long it took until another node's file could be read here."""
-        self.written.wait(
-            max(0.0, deadline - time.monotonic())
-        )  # the child answers one thing after the other
+        # The child answers one thing after the other
+        self.written.wait(max(0.0, deadline - time.monotonic()))
         if "hung" in self.facts or "error" in self.facts or not self.written.is_set():
             return {}
         self._pipe.send(name)
         return self._answer(deadline) or {"hung": "read"}
 
     def close(self) -> None:
-        """Leave the child."""
+        """Leave the child behind."""
         self._child.kill()
 
     def _answer(self, deadline: float) -> Json | None:
         try:
-            return (
-                self._pipe.recv()
-                if self._pipe.poll(max(0.0, deadline - time.monotonic()))
-                else None
-            )
+            if self._pipe.poll(max(0.0, deadline - time.monotonic())):
+                return self._pipe.recv()
         except EOFError:
             return {"error": "the examination of the filesystem was interrupted"}
+        return None
 
 
 def _touch(pipe: typing.Any, workspace: str, folder: str, node: str, nonce: str) -> None:
-    """Look at the workspace's mount, write, and read what other nodes wrote when asked to; in a child."""
+    """In a child: look at the mount, write, and read what other nodes wrote when asked to."""
     nothing = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):  # a child that hangs must not hold srun's pipes open
         os.dup2(nothing, number)
     try:
-        pipe.send(_mount(workspace))
+        pipe.send({"mount": _mount(workspace)})
         about = os.statvfs(workspace)
-        inodes = about.f_favail if about.f_files else None
         is_read_only = bool(about.f_flag & os.ST_RDONLY)
-        pipe.send(
-            {"free": about.f_bavail * about.f_frsize, "inodes": inodes, "read_only": is_read_only}
-        )
-        pipe.send(_written(pathlib.Path(folder), node, nonce))
+        pipe.send({"free": about.f_bavail * about.f_frsize, "read_only": is_read_only})
+        pipe.send(_write(pathlib.Path(folder), node, nonce))
         while True:
-            pipe.send(_seen(pathlib.Path(folder, pipe.recv()), nonce))
+            pipe.send(_see(pathlib.Path(folder, pipe.recv()), nonce))
     except EOFError:
         return
     except OSError as e:
@@ -219,37 +195,37 @@ def _touch(pipe: typing.Any, workspace: str, folder: str, node: str, nonce: str)
 
 
 def _mount(workspace: str) -> Json:
-    """Return the mount that the workspace lies on (proc(5), mountinfo); asked before anything touches it."""
+    """Return the mount that the workspace lies on (proc(5), mountinfo), without touching it."""
     best: Json = {"mountpoint": "/", "type": "", "source": "", "options": ""}
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
-        point = left.split()[4].encode().decode("unicode_escape")
-        inside = point in ("/", workspace) or workspace.startswith(f"{point}/")
-        if inside and len(point) >= len(best["mountpoint"]):
-            kind, source, options = [*right.split(), "", ""][:3]
-            best = {
-                "mountpoint": point,
-                "type": kind,
-                "source": source,
-                "options": f"{left.split()[5]},{options}",
-            }
-    return {"mount": best}
+        fields = left.split()
+        point = fields[4].encode().decode("unicode_escape")
+        is_above = point in ("/", workspace) or workspace.startswith(f"{point}/")
+        if not is_above or len(point) < len(best["mountpoint"]):
+            continue
+        kind, source, options = [*right.split(), "", ""][:3]
+        best = {"mountpoint": point, "type": kind, "source": source}
+        best["options"] = f"{fields[5]},{options}"
+    return best
 
 
-def _written(folder: pathlib.Path, node: str, nonce: str) -> Json:
-    """Measure writing: MB/s of one file with fsync, the milliseconds of making and renaming a small one."""
-    big, partial = folder / f"big-{node}", folder / f".{node}"
+def _write(folder: pathlib.Path, node: str, nonce: str) -> Json:
+    """Measure MB/s of one file with fsync, and the milliseconds of making and renaming a small one."""
+    big = folder / f"big-{node}"
     began = time.perf_counter()
     _store(big, os.urandom(_WRITE_BYTES))
-    took = time.perf_counter() - began
+    took_s = time.perf_counter() - began
     big.unlink()
-    renames: list[float] = []
+
+    partial = folder / f".{node}"
+    renames_ms: list[float] = []
     for _ in range(5):
         began = time.perf_counter()
         _store(partial, nonce.encode())
         partial.replace(folder / f"file-{node}")
-        renames.append((time.perf_counter() - began) * 1e3)
-    return {"write_mb_s": _WRITE_BYTES / took / 1e6, "rename_ms": statistics.median(renames)}
+        renames_ms.append((time.perf_counter() - began) * 1e3)
+    return {"write_mb_s": _WRITE_BYTES / took_s / 1e6, "rename_ms": statistics.median(renames_ms)}
 
 
 def _store(path: pathlib.Path, data: bytes) -> None:
@@ -259,7 +235,8 @@ def _store(path: pathlib.Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _seen(path: pathlib.Path, nonce: str) -> Json:
+def _see(path: pathlib.Path, nonce: str) -> Json:
+    """Return how long it took until a file had the nonce; None: too long."""
     began = time.monotonic()
     while time.monotonic() - began < SEEN_S:
         with contextlib.suppress(OSError):
@@ -279,16 +256,18 @@ class Meeting:
     """Every node's server, and every node's visits to the others: routes, ports, clocks."""
 
     def __init__(self, node: str, spec: Json, filesystem: Filesystem) -> None:
-        self.node, self.nonce = node, str(spec["nonce"])
-        self.addresses: dict[str, str] = dict(
-            spec["hosts"]
-        )  # by Slurm's names, which need not resolve
+        self.node = node
+        self.nonce = str(spec["nonce"])
+        self.addresses: dict[str, str] = dict(spec["hosts"])  # Slurm's names need not resolve
         self.hosts = list(self.addresses)
         self.ports = [int(spec["port"]) + offset for offset in range(PORTS)]
         self.filesystem = filesystem
         self.facts: Json = {"peers": {}, "port": None, "taken": []}
         self._farewells: set[str] = set()
         self._changed = threading.Condition()
+        self._listen()
+
+    def _listen(self) -> None:
         meeting = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -300,37 +279,34 @@ class Meeting:
 
         for port in self.ports:
             try:
-                server = _Server(
-                    ("", port), Handler
-                )  # listening fails if another took the port at the same moment
-            except OSError as e:
+                server = _Server(("", port), Handler)
+            except OSError as e:  # also if another took the port at the same moment
                 self.facts["taken"].append([port, e.strerror])
                 continue
             self.facts["port"] = port
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            break
+            return
 
     def visit(self) -> None:
         """Speak to every other node at once, then stay until they have spoken to this one."""
-        began = time.monotonic()
+        until = time.monotonic() + LEAVE_S
         others = [host for host in self.hosts if host != self.node]
         visits = [
-            threading.Thread(target=self._visit, args=(host, began), daemon=True) for host in others
+            threading.Thread(target=self._visit, args=(host,), daemon=True) for host in others
         ]
         for thread in visits:
             thread.start()
         for thread in visits:
-            thread.join(max(0.0, began + LEAVE_S - time.monotonic()))
+            thread.join(max(0.0, until - time.monotonic()))
         with self._changed:
             self._changed.wait_for(
-                lambda: self._farewells >= set(others), max(0.0, began + LEAVE_S - time.monotonic())
+                lambda: self._farewells >= set(others), max(0.0, until - time.monotonic())
             )
 
     def results(self) -> Json:
-        """Copy the facts, since a thread that still waits for a peer may add to them."""
-        return self.facts | {
-            "peers": {host: dict(peer) for host, peer in list(self.facts["peers"].items())}
-        }
+        """Copy the facts: a thread that still waits for a peer may add to them."""
+        peers = {host: dict(peer) for host, peer in list(self.facts["peers"].items())}
+        return {**self.facts, "peers": peers}
 
     def answer(self, asked: typing.Any, reply: typing.Any) -> None:
         """Answer a peer, line by line."""
@@ -340,59 +316,47 @@ class Meeting:
             line = asked.readline(256).decode().split()
             if not line:
                 return
-            text = "ok"
-            if line[0] == "time":
-                text = repr(time.time())
-            elif line[0] == "file":
-                self.filesystem.written.wait(LEAVE_S)
-                text = f"file-{self.node}" if "rename_ms" in self.filesystem.facts else "none"
-            elif line[0] == "bye":
-                with self._changed:
-                    self._farewells.add(line[1])
-                    self._changed.notify_all()
+            text = self._answer_to(*line)
 
-    def _visit(self, host: str, began: float) -> None:
+    def _answer_to(self, word: str, who: str = "") -> str:
+        if word == "time":
+            return repr(time.time())
+        if word == "file":
+            self.filesystem.written.wait(LEAVE_S)
+            return f"file-{self.node}" if "rename_ms" in self.filesystem.facts else "none"
+        if word == "bye":
+            with self._changed:
+                self._farewells.add(who)
+                self._changed.notify_all()
+        return "ok"
+
+    def _visit(self, host: str) -> None:
         facts: Json = {}
         self.facts["peers"][host] = facts
-        try:
-            found = socket.getaddrinfo(
-                self.addresses[host], None, socket.AF_INET, socket.SOCK_STREAM
-            )
-        except OSError as e:
-            facts |= {"given": self.addresses[host], "unresolved": e.strerror}
-            with contextlib.suppress(OSError):
-                facts["ipv6"] = socket.getaddrinfo(self.addresses[host], None, socket.AF_INET6)[0][
-                    4
-                ][0]
+        facts |= _resolve(self.addresses[host])
+        if "address" not in facts:
             return
-        address = str(found[0][4][0])
-        facts["address"] = address
-        facts |= _route(address)
-        talk = self._reach(address, host, began, facts)
+        facts |= _route(facts["address"])
+        talk = self._reach(facts["address"], host, facts)
         if talk is None:
             return
         with contextlib.suppress(OSError, ValueError), talk:
             stream = talk.makefile("rwb")
-            offsets: list[tuple[float, float]] = []
-            for _ in range(5):
-                sent = time.time()
-                theirs = float(_asked(stream, "time"))
-                trip = time.time() - sent
-                offsets.append((trip, theirs - sent - trip / 2))
-            trip, offset = min(offsets)
-            facts |= {"trip_ms": trip * 1e3, "clock_s": offset}
-            if (
-                host == self.hosts[(self.hosts.index(self.node) + 1) % len(self.hosts)]
-            ):  # the next one
-                name = _asked(stream, "file")
+            facts |= _compare_clocks(stream)
+            if host == self._next_host():
+                name = _ask(stream, "file")
                 if re.fullmatch(r"file-[A-Za-z0-9._-]+", name):
                     facts |= self.filesystem.read(name, time.monotonic() + SEEN_S + 5)
-            _asked(stream, f"bye {self.node}")
+            _ask(stream, f"bye {self.node}")
 
-    def _reach(self, address: str, host: str, began: float, facts: Json) -> socket.socket | None:
-        """Return a connection to the host's server, whose port may be any of three."""
+    def _next_host(self) -> str:
+        return self.hosts[(self.hosts.index(self.node) + 1) % len(self.hosts)]
+
+    def _reach(self, address: str, host: str, facts: Json) -> socket.socket | None:
+        """Connect to the host's server, whose port may be any of three."""
+        until = time.monotonic() + MEET_S
         reason = "no answer"
-        while time.monotonic() - began < MEET_S:
+        while time.monotonic() < until:
             for port in self.ports:
                 try:
                     talk = socket.create_connection((address, port), timeout=3)
@@ -400,53 +364,64 @@ class Meeting:
                     reason = e.strerror or str(e)
                     continue
                 talk.settimeout(LEAVE_S)
+                greeting: list[str] = []
                 with contextlib.suppress(OSError):
                     greeting = talk.recv(256).decode(errors="replace").split()
-                    if greeting == [GREETING, self.nonce, host]:
-                        facts["port"] = port
-                        return talk
-                    reason = (
-                        f"port {port} is answered by {' '.join(greeting[2:]) or 'something else'}"
-                    )
+                if greeting == [GREETING, self.nonce, host]:
+                    facts["port"] = port
+                    return talk
                 talk.close()
+                if greeting:
+                    who = " ".join(greeting[2:]) or "something else"
+                    reason = f"port {port} is answered by {who}"
             time.sleep(0.2)
         facts["unreachable"] = reason
         return None
 
 
-def _asked(stream: typing.Any, text: str) -> str:
+def _resolve(given: str) -> Json:
+    """Return the IPv4 address of what Slurm has as a node's address, or why there is none."""
+    try:
+        found = socket.getaddrinfo(given, None, socket.AF_INET, socket.SOCK_STREAM)
+        return {"address": str(found[0][4][0])}
+    except OSError as e:
+        facts: Json = {"given": given, "unresolved": e.strerror}
+    with contextlib.suppress(OSError):
+        facts["ipv6"] = socket.getaddrinfo(given, None, socket.AF_INET6)[0][4][0]
+    return facts
+
+
+def _compare_clocks(stream: typing.Any) -> Json:
+    """Return the shortest of five round trips, and the peer's clock against ours at its middle."""
+    trips: list[tuple[float, float]] = []
+    for _ in range(5):
+        sent = time.time()
+        theirs = float(_ask(stream, "time"))
+        trip_s = time.time() - sent
+        trips.append((trip_s, theirs - sent - trip_s / 2))
+    trip_s, clock_s = min(trips)
+    return {"trip_ms": trip_s * 1e3, "clock_s": clock_s}
+
+
+def _ask(stream: typing.Any, text: str) -> str:
     stream.write(f"{text}\n".encode())
     stream.flush()
     return stream.readline(256).decode().strip()
 
 
-def reach(server: list[typing.Any] | None) -> str:
-    """Return why no connection to a server, host and port, can be made; nothing where it can or none is asked for."""
-    if server is None:
-        return ""
-    try:
-        socket.create_connection((str(server[0]), int(server[1])), timeout=REACH_S).close()
-    except OSError as e:
-        return e.strerror or str(e)
-    return ""
-
-
 def _route(address: str) -> Json:
-    """Return the interface on the way to another node, and its MTU."""
+    """Return the interface on the way to another node, and its MTU; {} without iproute2."""
     try:
-        argv = ("ip", "-json", "route", "get", address)
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
-        if done.returncode:
-            return {"route": done.stderr.strip()[-300:]}
-        route = json.loads(done.stdout)[0]
-        name, own = route["dev"], route["prefsrc"]
-        on_lo = subprocess.check_output(
-            ("ip", "-o", "address", "show", "dev", "lo", "to", own), timeout=10
-        )
+        routes = subprocess.check_output(("ip", "-json", "route", "get", address), timeout=10)
+        route = json.loads(routes)[0]
+        name = route["dev"]
+        own = route["prefsrc"]
+        on_lo = ("ip", "-o", "address", "show", "dev", "lo", "to", own)
+        is_on_lo = bool(subprocess.check_output(on_lo, timeout=10))
         mtu = int(pathlib.Path("/sys/class/net", name, "mtu").read_text())
-        return {"iface": name, "mtu": mtu, "on_lo": own if on_lo else None}
     except (OSError, ValueError, LookupError, subprocess.SubprocessError):
-        return {}  # without iproute2
+        return {}
+    return {"iface": name, "mtu": mtu, "on_lo": own if is_on_lo else None}
 
 
 def examine(spec: Json) -> Json:
@@ -455,9 +430,8 @@ def examine(spec: Json) -> Json:
     filesystem = Filesystem(spec["workspace"], spec["folder"], node, spec["nonce"])
     port = int(spec["port"]) or 20000 + (int(os.environ.get("SLURM_JOB_ID", "0")) * 8) % 10000
     meeting = Meeting(node, {**spec, "port": port}, filesystem)
-    writing = threading.Thread(
-        target=filesystem.write, args=(time.monotonic() + LEAVE_S - 5,), daemon=True
-    )
+    until = time.monotonic() + LEAVE_S - 5
+    writing = threading.Thread(target=filesystem.write, args=(until,), daemon=True)
     writing.start()
     meeting.visit()
     writing.join(LEAVE_S)
@@ -466,7 +440,6 @@ def examine(spec: Json) -> Json:
         "uid": os.getuid(),
         "versions": versions(),
         "limits": limits(),
-        "processors": processors(),
         "gpus": gpus(),
         "infiniband": infiniband(),
         "disk": disk(spec["cache"]),
@@ -480,13 +453,11 @@ def examine(spec: Json) -> Json:
 
 
 def lines(answer: Json) -> list[str]:
-    """Return the answer in lines short enough for srun, which mixes those of several tasks above 1 KiB."""
+    """Return the answer in lines below 1 KiB: srun mixes longer ones of several tasks."""
     text = base64.b64encode(zlib.compress(json.dumps(answer).encode())).decode()
     pieces = [text[at : at + 700] for at in range(0, len(text), 700)]
-    return [
-        f"{PREFIX}{answer['node']} {number} {len(pieces)} {piece}"
-        for number, piece in enumerate(pieces)
-    ]
+    head = f"{PREFIX}{answer['node']}"
+    return [f"{head} {number} {len(pieces)} {piece}" for number, piece in enumerate(pieces)]
 
 
 if __name__ == "__main__":

@@ -88,5 +88,4 @@ def facts(settings: object) -> Facts:
             "AccountingStorageType": "accounting_storage/slurmdbd",
         },
         manifests=(),
-        login=("fuse.juicefs", "JuiceFS:shared"),
     )

@@ -127,7 +127,7 @@ def test_a_rank_that_holds_the_others_up_is_reported(trainer: Trainer, cluster: 
 def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(
     settings: Settings, facts: Facts
 ):
-    facts.config.update({"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"})
+    facts.config.update({"PreemptType": "preempt/partition_prio", "PreemptMode": "SUSPEND"})
     facts = dataclasses.replace(
         facts, partition=dataclasses.replace(facts.partition, preempt_mode="REQUEUE")
     )
@@ -203,22 +203,8 @@ def with_gpus(facts: Facts, number: int = 1) -> Facts:
     """Return the facts of nodes of 8 CPUs with so many GPUs each."""
     nodes = tuple(jobs.Capacity(name, 8, 16000, number, "IDLE", is_usable=True) for name in NAMES)
     for name in NAMES:
-        facts.reports[name]["gpus"] |= {"seen": number, "wanted": number, "cuda": "12.4"}
-        facts.reports[name]["processors"] |= {"cpus": 8, "bf16": []}
+        facts.reports[name]["gpus"] |= {"seen": number, "wanted": number}
     return dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, nodes=nodes))
-
-
-def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(
-    settings: Settings, facts: Facts
-):
-    facts = with_gpus(facts)
-    change(facts.reports["slurmd-1"], "processors/bf16", ["avx512_bf16"])
-    assert len(examine.judge(settings, facts)) == 1, "GPUs compute, all in bf16"
-    nodes = (dataclasses.replace(facts.partition.nodes[0], cpus=6), facts.partition.nodes[1])
-    facts = dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, nodes=nodes))
-    (found,) = [f for f in examine.judge(settings, facts) if "CPUs that Slurm gives" in f.text]
-    assert (found.level, found.where) == ("note", "nodes")
-    assert "to jobs differ: 6 on slurmd-0; 8 on slurmd-1: a job takes as many" in found.text
 
 
 def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: Facts):
@@ -311,21 +297,6 @@ def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_report
     assert found["slurmd-0"]["filesystem"]["error"].startswith(
         "/nowhere/at/all/big-slurmd-0: No such file"
     )
-
-
-def test_a_task_reports_the_processors_that_a_rank_would_get(monkeypatch: pytest.MonkeyPatch):
-    everything = os.sched_getaffinity(0)
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
-    os.sched_setaffinity(0, {min(everything)})
-    try:
-        found = probe.processors()
-    finally:
-        os.sched_setaffinity(0, everything)
-    flags = pathlib.Path("/proc/cpuinfo").read_text()
-    known = [flag for flag in ("amx_bf16", "avx512_bf16") if f" {flag}" in flags]
-    assert found == {"cpus": os.cpu_count(), "wanted": 2, "affinity": 1, "bf16": known}
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4,2")
-    assert probe.processors()["wanted"] is None
 
 
 def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
