@@ -1,0 +1,75 @@
+"""What a rank computes in a step, and how fast."""
+
+import dataclasses
+import runpy
+import types
+
+from ddp.options import models
+from ddp.problem import Command, ParameterError, Problem
+from ddp.run import folder
+from ddp.settings import Settings
+from ddp.workspace import checks, folders
+from ddp.workspace.folders import Workspace
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """The work of every rank in a step."""
+
+    model: str  # "" if only the number of its parameters is given
+    parameters: int
+    seq_len: int
+    tokens: int  # of one rank and one forward pass
+    accumulate: int  # forward passes in a step
+
+
+def describe(settings: Settings, params: models.Plan, *, on_gpu: bool) -> Workload:
+    """Describe the payload's step, with its own defaults for what is not given."""
+    seq_len = params.seq_len or (1024 if on_gpu else 128)
+    batch = params.batch or (32 if on_gpu else 16)
+    tokens = batch * seq_len
+    if params.parameters is not None:
+        return Workload("", params.parameters, seq_len, tokens, params.grad_accum)
+
+    model = params.model or ("gpt2" if on_gpu else "tiny")
+    source = settings.payload / "ddptrain" / "shapes.py"
+    shapes = types.SimpleNamespace(**runpy.run_path(str(source)))
+    vocab = shapes.padded(_vocabulary(settings.workspace, params.dataset, on_gpu=on_gpu))
+    parameters = shapes.count(shapes.Shape(*shapes.SIZES[model], seq_len, vocab))
+    return Workload(model, parameters, seq_len, tokens, params.grad_accum)
+
+
+def find_rate(
+    workspace: Workspace, params: models.Plan, work: Workload, *, on_gpu: bool
+) -> tuple[float, str]:
+    """Return the tokens per second of one rank, and where they are from. Raises ParameterError."""
+    if params.tokens_per_second is not None:
+        return float(params.tokens_per_second), "as given"
+    wanted = (work.model, work.seq_len, on_gpu)
+    same: list[folder.Json] = []
+    for run in workspace.do(folder.measured_rates, timeout_s=60, runs=workspace.runs):
+        if (run["model"], run["seq_len"], run["on_gpu"]) == wanted:
+            same.append(run)
+    if not same:
+        device = "GPU" if on_gpu else "rank"
+        how = f"give that of one {device}, or train it"
+        raise ParameterError("tokens-per-second", f"no run has measured this model; {how}")
+    # The rate of several ranks includes their communication
+    best = min(same, key=lambda run: (run["world_size"], -run["tokens_per_second"]))
+    world = best["world_size"]
+    rate = best["tokens_per_second"] / world
+    return rate, f"measured by the run {best['run']}, ranks: {world}"
+
+
+def _vocabulary(workspace: Workspace, dataset: str | None, *, on_gpu: bool) -> int:
+    if dataset is None:
+        return 50257 if on_gpu else 257  # gpt2's and the byte tokenizer's
+    path = dataset
+    if "/" not in dataset:
+        path = workspace.look().datasets.get(dataset, str(workspace.datasets / dataset))
+    checks.check_inside(workspace, "dataset", path, kinds=("folder",))
+    try:
+        return int(workspace.read_json(f"{path}/dataset.json")["tokenizer"]["vocab"])
+    except (folders.MissingError, KeyError, TypeError, ValueError) as e:
+        text = f"dataset: {path} has no dataset.json with a vocabulary"
+        raise Problem(text, remedy=Command("prepare")) from e
