@@ -1,5 +1,6 @@
 """Every `ddp` line of the documents and each verb's examples parse as a shell and the command line's own parser do."""
 
+import pathlib
 import re
 import shlex
 
@@ -16,14 +17,20 @@ OTHERS = [
     pages.ROOT / "sandbox" / "demo.py",
 ]
 SSH = re.compile(r"^(?:.*ssh sackd/0 )?(ddp .*?)(?:   .*|\s+# .*)?$", re.MULTILINE)
+BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+
+
+def typed(path: pathlib.Path) -> list[str]:
+    """List the lines of a file that call ddp; in a page those of its code blocks."""
+    text = path.read_text().replace("\\\n", " ")
+    if path.suffix == ".md":
+        text = "\n".join(BLOCK.findall(text))
+    return [line for line in SSH.findall(text) if "`" not in line]
+
+
 LINES = [
     *(line.text for page in pages.PAGES for line in pages.lines(page)),
-    *(
-        line
-        for path in OTHERS
-        for line in SSH.findall(path.read_text().replace("\\\n", " "))
-        if "`" not in line
-    ),
+    *(line for path in OTHERS for line in typed(path)),
     *(example for verb in verbs.ALL.values() for example in verb.examples),
 ]
 
