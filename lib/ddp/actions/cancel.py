@@ -15,6 +15,8 @@ from ddp.slurm import jobs, patience
 from ddp.submit import control, tokens
 from ddp.workspace.folders import Workspace
 
+Queue = collections.abc.Sequence[jobs.Job]
+
 
 @dataclasses.dataclass(frozen=True)
 class CancelTarget:
@@ -30,95 +32,127 @@ class CancelTarget:
 
     def holds(self, job: jobs.Job) -> bool:
         """Whether a job is one of these."""
-        return (
-            f"{job.array_id}_{job.task}" in self.arguments
-            or (job.array_id or job.job_id) in self.arguments
-        )
+        is_whole = (job.array_id or job.job_id) in self.arguments
+        return is_whole or f"{job.array_id}_{job.task}" in self.arguments
 
 
 def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result:
     """Cancel runs by name or job id, and wait until they have left their nodes. Raises Problem."""
     workspace = settings.workspace
-    named = dict.fromkeys(params.run.replace(",", " ").split())
+    names = dict.fromkeys(params.run.replace(",", " ").split())
     with jobs.asking():
         queue = jobs.jobs(user=workspace.user)
-        targets = [_target(workspace, queue, name) for name in named]
-    arguments = list(dict.fromkeys(one for target in targets for one in target.arguments))
-    text, left = ", ".join(map(str, targets)), [job for target in targets for job in target.known]
+        targets = [_target(workspace, queue, name) for name in names]
+
+    _cancel(targets, log)
+    left = _wait(workspace, queue, targets, log)
+    for name in {job.name for job in _known(targets)}:
+        tokens.drop(workspace, name)
+    return _result(targets, left)
+
+
+def _cancel(targets: list[CancelTarget], log: Log) -> None:
+    """Send the cancellation. Raises Problem."""
+    text = _words(targets)
     try:
-        jobs.cancel(*arguments)
+        jobs.cancel(*_arguments(targets))
     except jobs.SlurmError as e:
         raise Problem(f"{text} could not be cancelled: {e}", remedy=catalog.LIST) from e
-    log(
-        f"{text} {'was' if len(targets) == 1 else 'were'} {_states(left)}; cancelling, the ranks may save first"
-    )
-    names, ended = {job.name for job in left}, {job.job_id for job in queue if not job.is_active}
-    began = reported = time.monotonic()
+    were = "was" if len(targets) == 1 else "were"
+    states = _states(_known(targets))
+    log(f"{text} {were} {states}; cancelling, the ranks may save first")
+
+
+def _wait(
+    workspace: Workspace, queue: Queue, targets: list[CancelTarget], log: Log
+) -> list[jobs.Job]:
+    """Wait until the jobs have left their nodes, or too long; return them as Slurm knows them last."""
+    ended = {job.job_id for job in queue if not job.is_active}
+    left = _known(targets)
     slurm = patience.Patience(log)
+    began = time.monotonic()
+    reported = began
     while any(job.is_active for job in left) and time.monotonic() - began < control.LEAVE_S:
         control.pause(0.5)
         known = slurm.ask(lambda: jobs.jobs(user=workspace.user))
         if isinstance(known, jobs.Silence):
             began = time.monotonic()  # nobody knows how long the jobs have been leaving
             continue
-        queue = [job for job in known if job.job_id not in ended]
-        left = [job for job in queue if any(target.holds(job) for target in targets)]
-        if time.monotonic() - reported >= REPORT_S:
-            reported = time.monotonic()
-            log(f"{text}: {_states(left) or 'no longer queued'}, {reported - began:.0f} s")
-    for name in names:
-        tokens.drop(workspace, name)
-    state, runs = (
-        _states(left) or "CANCELLED",
-        ", ".join(reading.printable(one.run) for one in targets),
-    )
-    results = {
+        cancelled = [job for job in known if job.job_id not in ended]
+        left = [job for job in cancelled if any(target.holds(job) for target in targets)]
+        now = time.monotonic()
+        if now - reported >= REPORT_S:
+            reported = now
+            log(f"{_words(targets)}: {_states(left) or 'no longer queued'}, {now - began:.0f} s")
+    return left
+
+
+def _result(targets: list[CancelTarget], left: list[jobs.Job]) -> Result:
+    state = _states(left) or "CANCELLED"
+    arguments = _arguments(targets)
+    shown = {
         "job-id": ", ".join(str(one.known[0].job_id) for one in targets),
         "state": state,
-        "run": runs,
+        "run": ", ".join(reading.printable(one.run) for one in targets),
     }
     if len(arguments) > 1:
-        results["cancelled"] = " ".join(map(str, arguments))
-    values = [
-        {"run": one.run, "job_id": one.known[0].job_id, "ids": list(map(str, one.arguments))}
-        for one in targets
-    ]
-    return Result(results, {"state": state, "cancelled": values})
+        shown["cancelled"] = " ".join(map(str, arguments))
+
+    cancelled: list[dict[str, object]] = []
+    for one in targets:
+        ids = [str(argument) for argument in one.arguments]
+        cancelled.append({"run": one.run, "job_id": one.known[0].job_id, "ids": ids})
+    return Result(shown, {"state": state, "cancelled": cancelled})
 
 
-def _target(
-    workspace: Workspace, queue: collections.abc.Sequence[jobs.Job], name: str
-) -> CancelTarget:
-    """Find what a name stands for: a run, a sweep, a preparation, a job's id. Raises ParameterError."""
+def _arguments(targets: list[CancelTarget]) -> list[int | str]:
+    arguments: dict[int | str, None] = {}
+    for target in targets:
+        arguments |= dict.fromkeys(target.arguments)
+    return list(arguments)
+
+
+def _known(targets: list[CancelTarget]) -> list[jobs.Job]:
+    known: list[jobs.Job] = []
+    for target in targets:
+        known += target.known
+    return known
+
+
+def _words(targets: list[CancelTarget]) -> str:
+    return ", ".join(map(str, targets))
+
+
+def _states(known: collections.abc.Iterable[jobs.Job]) -> str:
+    return ", ".join(sorted({job.state for job in known}))
+
+
+# -- what a name stands for --------------------------------------------------------------------------------------------
+
+
+def _target(workspace: Workspace, queue: Queue, name: str) -> CancelTarget:
+    """Find the jobs of a run, a sweep, a preparation or a job's id. Raises ParameterError."""
     if name.isdecimal() and not catalog.read_record(workspace, name):
         return _by_id(workspace, queue, int(name))
     return _by_run(queue, catalog.name_of(workspace, name)[0])
 
 
-def _by_id(
-    workspace: Workspace, queue: collections.abc.Sequence[jobs.Job], job_id: int
-) -> CancelTarget:
-    """Find what a job's id means: a job, a sweep's run, a whole sweep or preparation. Raises ParameterError."""
+def _by_id(workspace: Workspace, queue: Queue, job_id: int) -> CancelTarget:
+    """Find a job, a sweep's run, or a whole sweep or preparation by an id. Raises ParameterError."""
     known = jobs.job(job_id, user=workspace.user)
     if known is None:
-        raise ParameterError(
-            "run", f"Slurm knows no job {job_id} of {workspace.user}", remedy=catalog.LIST
-        )
+        text = f"Slurm knows no job {job_id} of {workspace.user}"
+        raise ParameterError("run", text, remedy=catalog.LIST)
     if known.name.startswith(PREPARATION):
         return _by_run(queue, known.name)
+
     is_task = known.task.isdecimal()
-    others = [
-        job
-        for job in queue
-        if job.array_id == known.array_id and job.is_active and job.job_id != job_id
-    ]
-    if known.array_id == job_id and others:  # scancel ends them, too
-        if known.is_active and is_task:
-            how = f"name {known.run_name} for that run alone, {known.name} for all"
-            raise ParameterError(
-                "run", f"{job_id} is the sweep {known.name}, and its run {known.run_name}; {how}"
-            )
-        return _by_run(queue, known.name)
+    if known.array_id == job_id and _has_others(queue, known):  # scancel would end them, too
+        if not known.is_active or not is_task:
+            return _by_run(queue, known.name)
+        how = f"name {known.run_name} for that run alone, {known.name} for all"
+        text = f"{job_id} is the sweep {known.name}, and its run {known.run_name}; {how}"
+        raise ParameterError("run", text)
     if not known.is_active:
         raise ParameterError("run", f"job {job_id} has ended already: {known.state}")
     if is_task:
@@ -126,28 +160,25 @@ def _by_id(
     return CancelTarget(known.name, (job_id,), [known])
 
 
-def _by_run(queue: collections.abc.Sequence[jobs.Job], run: str) -> CancelTarget:
+def _has_others(queue: Queue, known: jobs.Job) -> bool:
+    """Return whether other jobs of the same array are active."""
+    others = [job for job in queue if job.job_id != known.job_id and job.is_active]
+    return any(job.array_id == known.array_id for job in others)
+
+
+def _by_run(queue: Queue, run: str) -> CancelTarget:
     """Find the active jobs of a run, a sweep or a preparation. Raises ParameterError."""
     active = [job for job in queue if job.is_active]
-    if named := [
-        job for job in active if job.name == run
-    ]:  # an array and the job that depends on it share a name
-        return CancelTarget(
-            run, tuple(dict.fromkeys(job.array_id or job.job_id for job in named)), named
-        )
+    named = [job for job in active if job.name == run]
+    if named:  # an array and the job that depends on it share a name
+        arguments = dict.fromkeys(job.array_id or job.job_id for job in named)
+        return CancelTarget(run, tuple(arguments), named)
+
     sweep, _, number = run.rpartition("-")
-    for job in (
-        sorted(active, key=lambda job: not job.task.isdecimal()) if number.isdecimal() else ()
-    ):
-        if (
-            job.array_id is not None
-            and job.name == sweep
-            and jobs.holds_task(job.task, int(number))
-        ):
-            one = dataclasses.replace(job, task=number)  # pending tasks share one record
-            return CancelTarget(run, (f"{job.array_id}_{number}",), [one])
+    of_sweep = [job for job in active if job.array_id is not None and job.name == sweep]
+    of_sweep.sort(key=lambda job: not job.task.isdecimal())  # a task's own record comes first
+    for job in of_sweep:
+        if number.isdecimal() and jobs.holds_task(job.task, int(number)):
+            task = dataclasses.replace(job, task=number)  # pending tasks share one record
+            return CancelTarget(run, (f"{job.array_id}_{number}",), [task])
     raise ParameterError("run", f"no job of {run} is pending or running", remedy=catalog.LIST)
-
-
-def _states(known: collections.abc.Iterable[jobs.Job]) -> str:
-    return ", ".join(sorted({job.state for job in known}))

@@ -18,111 +18,163 @@ from slurm_ddp.slurm import times
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _HEAD = ("RUN", "KIND", "STATE", "NODES", "STEP", "LOSS", "BEST", "RATE", "ELAPSED", "WHERE/REASON")
-Order = dict[int, tuple[int, int]]
+Positions = dict[int, tuple[int, int]]  # of pending jobs, by id: place in the queue, its length
 
 
 def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
-    """List the runs, the newest first, each with its state, last figures, and nodes or position in the queue."""
-    names = [
-        name
-        for name in catalog.names(settings.workspace)
-        if fnmatch.fnmatchcase(name, params.name or "*")
-    ]
-    is_filtered = params.state is not None or params.since is not None or params.sort != "submitted"
-    runs, silence = catalog.load(
-        settings.workspace, names if is_filtered else names[: params.lines], is_brief=True
-    )
-    if params.state is not None:
-        wanted = set(params.state.upper().replace(",", " ").split())
-        if unknown := sorted(wanted - set(map(str, State))):
-            raise ParameterError(
-                "state", f"unknown state {unknown[0]}; known: {', '.join(map(str, State))}"
-            )
-        runs = [run for run in runs if str(run.state) in wanted]
-    if params.since is not None:
-        runs = [run for run in runs if run.written >= _begin(params.since)]
-    if params.sort != "submitted":
-        runs.sort(key=lambda run: _key(run, params.sort))
-    count, runs = (len(runs) if is_filtered else len(names)), runs[: params.lines]
-    order: Order = {}
-    if any(run.state == State.PENDING for run in runs):
-        with contextlib.suppress(jobs.SlurmError):  # the places in the queue are a detail
-            order = jobs.positions()
-    listed = [
-        describe(run)
-        | ({"position": order[run.job.job_id][0]} if run.job and run.job.job_id in order else {})
-        for run in runs
-    ]
-    notes = {"slurm": silence} if silence else {}
+    """List the runs, newest first: state, last figures, and nodes or position in the queue."""
+    pattern = params.name or "*"
+    names = [n for n in catalog.names(settings.workspace) if fnmatch.fnmatchcase(n, pattern)]
+    # The newest runs stand first in any case: without another choice no other needs to be read
+    is_newest = params.state is None and params.since is None and params.sort == "submitted"
+    wanted = names[: params.lines] if is_newest else names
+    runs, silence = catalog.load(settings.workspace, wanted, is_brief=True)
+    runs = _choose(runs, params)
+    count = len(names) if is_newest else len(runs)
+    runs = runs[: params.lines]
+
+    positions = _positions(runs)
+    table = catalog.aligned([_HEAD, *(_row(run, positions) for run in runs)])
+    shown = {"count": str(count), "runs": table}
+    values: dict[str, object] = {
+        "count": count,
+        "runs": [_describe_in_queue(run, positions) for run in runs],
+    }
+    if silence:
+        shown["slurm"] = silence
+        values["slurm"] = silence
     if not names and params.name is None:
         log(f"no runs yet; start one: {settings.render(catalog.START)}")
-    return Result(
-        {
-            "count": str(count),
-            "runs": catalog.aligned([_HEAD, *(_row(run, order) for run in runs)]),
-            **notes,
-        },
-        {"count": count, "runs": listed, **notes},
-    )
+    return Result(shown, values)
+
+
+def _choose(runs: list[Run], params: models.ListRuns) -> list[Run]:
+    """Keep the runs that the options ask for, in their order. Raises ParameterError."""
+    if params.state is not None:
+        states = _states(params.state)
+        runs = [run for run in runs if str(run.state) in states]
+    if params.since is not None:
+        begin = _begin(params.since)
+        runs = [run for run in runs if run.written >= begin]
+    if params.sort != "submitted":
+        runs = sorted(runs, key=lambda run: _key(run, params.sort))
+    return runs
+
+
+def _states(text: str) -> set[str]:
+    """Parse the names of states. Raises ParameterError."""
+    wanted = set(text.upper().replace(",", " ").split())
+    known = [str(state) for state in State]
+    unknown = sorted(wanted.difference(known))
+    if unknown:
+        text = f"unknown state {unknown[0]}; known: {', '.join(known)}"
+        raise ParameterError("state", text)
+    return wanted
+
+
+def _begin(since: str) -> float:
+    """Return the time that `since` means, in seconds since 1970. Raises ParameterError."""
+    ago = re.fullmatch(r"(\d{1,6})([mhdw])", since)
+    if ago is not None:
+        now = datetime.datetime.now(UTC).timestamp()
+        return now - int(ago[1]) * _UNITS[ago[2]]
+    try:
+        return datetime.datetime.fromisoformat(since).astimezone(UTC).timestamp()
+    except ValueError:
+        text = f"{since!r} is neither a duration such as 2d nor a date"
+        raise ParameterError("since", text) from None
+
+
+def _key(run: Run, sort: str) -> tuple[object, ...]:
+    """Return what a run is sorted by: runs without the figure come last."""
+    if sort == "name":
+        return (run.name,)
+    if sort == "state":
+        return (str(run.state), run.name)
+    figures = {
+        "loss": run.loss,
+        "best": run.best_loss,
+        "step": -(run.step or 0),
+        "rate": -run.rate[0] if run.rate else None,
+    }
+    figure = figures[sort]
+    return (figure is None, figure or 0, run.name)
+
+
+def _positions(runs: list[Run]) -> Positions:
+    """Return the positions in the queue, if a run waits and Slurm tells them."""
+    if any(run.state == State.PENDING for run in runs):
+        with contextlib.suppress(jobs.SlurmError):  # they are a detail
+            return jobs.positions()
+    return {}
 
 
 def describe(run: Run) -> dict[str, object]:
     """Return a run for programs; unknown values are None."""
-    rate, job = run.rate, run.job
-    return {
+    found: dict[str, object] = {
         "run": run.name,
-        "kind": run.kind or None,
+        "kind": run.kind,
         "state": str(run.state),
-        "why": run.why or None,
-        "remark": reading.printable(run.remark, 400) or None,
-        "job_id": run.job_id or (job.job_id if job else None),
+        "why": run.why,
+        "remark": reading.printable(run.remark, 400),
+        "job_id": None,
         "submitted": run.record.get("submitted"),
         "run_dir": str(run.folder),
-        "nodes": job.num_nodes if job else run.summary.get("nodes"),
-        "where": (job.nodes or None) if job else None,
-        "elapsed_s": times.parse_time(job.elapsed) if job else run.figure("elapsed_s"),
+        "nodes": run.summary.get("nodes"),
+        "where": None,
+        "elapsed_s": run.figure("elapsed_s"),
         "step": run.step,
         "total_steps": run.total_steps,
         "loss": run.loss,
         "val_loss": run.metrics.last("val_loss"),
         "best_loss": run.best_loss,
-        "rate": rate[0] if rate else None,
-        "rate_unit": f"{rate[1]}/s" if rate else None,
-        "straggler": (run.metrics.straggler or None) if run.state.is_active else None,
+        "rate": None,
+        "rate_unit": None,
+        "straggler": None,
     }
+    if run.job is not None:
+        found["job_id"] = run.job.job_id
+        found["nodes"] = run.job.num_nodes
+        found["where"] = run.job.nodes
+        found["elapsed_s"] = times.parse_time(run.job.elapsed)
+    if run.job_id is not None:
+        found["job_id"] = run.job_id
+    if run.rate is not None:
+        rate, unit = run.rate
+        found["rate"] = rate
+        found["rate_unit"] = f"{unit}/s"
+    if run.state.is_active:
+        found["straggler"] = run.metrics.straggler
+    return {name: None if value == "" else value for name, value in found.items()}
 
 
-def _row(run: Run, order: Order) -> tuple[str, ...]:
-    rate, job = run.rate, run.job
-    where = run.why if not run.state.is_active or job is None or not job.nodes else job.nodes
-    if job is not None and job.job_id in order and run.state == State.PENDING:
-        position, length = order[job.job_id]
-        where = f"{where} (position {position} of {length})"
-    remark = run.remark.partition(",")[0]
-    where = "; ".join(filter(None, (where, remark)))
+def _describe_in_queue(run: Run, positions: Positions) -> dict[str, object]:
     found = describe(run)
-    cells = [found[name] for name in ("kind", "state", "nodes", "step", "loss", "best_loss")]
-    cells += [f"{rate[0]:.6g} {rate[1]}/s" if rate else None, None]
-    if (elapsed_s := found["elapsed_s"]) is not None:
-        cells[-1] = times.format_time(int(typing.cast(float, elapsed_s)))
-    return (run.name[:64], *map(catalog.cell, [*cells, where[:80]]))
+    if run.job is not None and run.job.job_id in positions:
+        found["position"] = positions[run.job.job_id][0]
+    return found
 
 
-def _key(run: Run, sort: str) -> tuple[object, ...]:
-    if sort in ("name", "state"):
-        return (run.name if sort == "name" else str(run.state), run.name)
-    rate = -run.rate[0] if run.rate else None
-    value = {"loss": run.loss, "best": run.best_loss, "step": -(run.step or 0), "rate": rate}[sort]
-    return (value is None, value or 0, run.name)
+def _row(run: Run, positions: Positions) -> tuple[str, ...]:
+    found = describe(run)
+    rate = f"{run.rate[0]:.6g} {run.rate[1]}/s" if run.rate else None
+    elapsed = None
+    if found["elapsed_s"] is not None:
+        elapsed = times.format_time(int(typing.cast(float, found["elapsed_s"])))
+    names = ("kind", "state", "nodes", "step", "loss", "best_loss")
+    cells = [*(found[name] for name in names), rate, elapsed, _where(run, positions)[:80]]
+    return (run.name[:64], *map(catalog.cell, cells))
 
 
-def _begin(since: str) -> float:
-    """Return the time that `since` means, in seconds since 1970. Raises ParameterError."""
-    if found := re.fullmatch(r"(\d{1,6})([mhdw])", since):
-        return datetime.datetime.now(UTC).timestamp() - int(found[1]) * _UNITS[found[2]]
-    try:
-        return datetime.datetime.fromisoformat(since).astimezone(UTC).timestamp()
-    except ValueError:
-        raise ParameterError(
-            "since", f"{since!r} is neither a duration such as 2d nor a date"
-        ) from None
+def _where(run: Run, positions: Positions) -> str:
+    """Return the nodes of a run, or why it is in its state, with its remark."""
+    job = run.job
+    where = run.why
+    if job is not None:
+        if run.state.is_active and job.nodes:
+            where = job.nodes
+        if run.state == State.PENDING and job.job_id in positions:
+            position, length = positions[job.job_id]
+            where = f"{where} (position {position} of {length})"
+    remark = run.remark.partition(",")[0]
+    return "; ".join(filter(None, (where, remark)))

@@ -12,13 +12,11 @@ from ddp.slurm import jobs, patience
 from ddp.submit import control
 from ddp.workspace.folders import Workspace
 
-# slurmd refuses a requeued job whose credential is not a second newer than the end of its last attempt ("already
-# killed, do not launch batch job"), and the job then fails.
+# slurmd refuses a requeued job whose credential is not a second newer than the end of its last
+# attempt ("already killed, do not launch batch job"), and the job then fails.
 _APART_S = 2.0
-_LEAVING = (
-    "COMPLETING",
-    "EXPEDITING",
-)  # it still ends on its nodes; Slurm refuses to change an EXPEDITING job
+# It still ends on its nodes; Slurm refuses to change an EXPEDITING job
+_LEAVING = ("COMPLETING", "EXPEDITING")
 
 
 def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
@@ -27,39 +25,29 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
     name, job_id = catalog.find(workspace, params.run)
     known = _once_it_has_left(workspace, name, job_id, log)
     if known is None or not known.is_active:
-        state = known.state if known is not None else "unknown to Slurm"
-        text = f"job {job_id} is not waiting: it is {state}; to resume, submit it with the same options"
-        record = catalog.read_record(workspace, name)
-        script = (str(record.get("workload")),) if record.get("kind") == "script" else ()
-        raise Problem(text, remedy=Command("submit", {"run": name}, script))
+        raise _has_ended(workspace, name, job_id, known)
     if known.state not in control.WAITING:
         text = f"job {known.job_id} is not waiting: it is {known.state}"
         raise Problem(text, remedy=Command("log", arguments=(name,)))
-    release = f"as an administrator: scontrol release {known.job_id}"
+
     if known.restarts:
         control.pause(_APART_S)
-    try:
-        if known.is_held:
-            jobs.release(known.job_id)
-        jobs.start_now(known.job_id)
-    except jobs.SlurmError as e:
-        problem = control.held(workspace, known)
-        text = f"job {known.job_id} ({known.reason}) cannot be released: {e}; {problem.what if problem else release}"
-        raise Problem(text, remedy=problem.remedy if problem else None) from e
+    _release(workspace, known)
     with jobs.asking():
         now_known = catalog.job_of(workspace, name, job_id) or known
     if now_known.state in control.WAITING and now_known.is_held:
-        raise Problem(f"job {known.job_id} is still held ({now_known.reason}); {release}")
-    log(
-        f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room"
-    )
+        text = f"job {known.job_id} is still held ({now_known.reason}); {_how_to_release(known)}"
+        raise Problem(text)
+
+    was = f"job {known.job_id} was {known.state} ({known.reason})"
+    log(f"{was}; it starts as soon as there is room")
     state, reason = now_known.state, now_known.reason
     shown = {"job-id": str(known.job_id), "run": name, "state": state, "reason": reason}
     return Result(shown, {"job_id": known.job_id, "run": name, "state": state, "reason": reason})
 
 
 def _once_it_has_left(workspace: Workspace, name: str, job_id: int, log: Log) -> jobs.Job | None:
-    """Wait until a requeued job has left its nodes; return Slurm's record of it, None if Slurm knows none."""
+    """Wait until a requeued job has left its nodes; return Slurm's record of it, or None."""
     slurm = patience.Patience(log)
     began = time.monotonic()
     while True:
@@ -72,3 +60,33 @@ def _once_it_has_left(workspace: Workspace, name: str, job_id: int, log: Log) ->
             return known
         log(f"job {known.job_id} is leaving its nodes")
         control.pause(REPORT_S)
+
+
+def _has_ended(workspace: Workspace, name: str, job_id: int, known: jobs.Job | None) -> Problem:
+    """Return the problem of a run that can only be submitted again."""
+    state = known.state if known is not None else "unknown to Slurm"
+    how = "to resume, submit it with the same options"
+    record = catalog.read_record(workspace, name)
+    program = (str(record.get("workload")),) if record.get("kind") == "script" else ()
+    return Problem(
+        f"job {job_id} is not waiting: it is {state}; {how}",
+        remedy=Command("submit", {"run": name}, program),
+    )
+
+
+def _release(workspace: Workspace, known: jobs.Job) -> None:
+    """Release a job if it is held, and let it start now. Raises Problem."""
+    try:
+        if known.is_held:
+            jobs.release(known.job_id)
+        jobs.start_now(known.job_id)
+    except jobs.SlurmError as e:
+        text = f"job {known.job_id} ({known.reason}) cannot be released: {e}"
+        problem = control.held(workspace, known)
+        if problem is None:
+            raise Problem(f"{text}; {_how_to_release(known)}") from e
+        raise Problem(f"{text}; {problem.what}", remedy=problem.remedy) from e
+
+
+def _how_to_release(known: jobs.Job) -> str:
+    return f"as an administrator: scontrol release {known.job_id}"
