@@ -13,8 +13,9 @@ import rich.text
 import run_jobs
 
 from ddp.actions import watch
-from ddp.run import folder, state
+from ddp.run import folder, reading, state
 from ddp.slurm import jobs
+from ddp.view import live
 
 MakeRun = collections.abc.Callable[..., pathlib.Path]
 job = run_jobs.make
@@ -29,12 +30,12 @@ def steps(first: int, last: int, *, per_step: float = 2.0, **more: object) -> st
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def frame(path: pathlib.Path, known: jobs.Job | None = None) -> watch.Frame:
+def frame(path: pathlib.Path, known: jobs.Job | None = None) -> live.Frame:
     run = state.with_job(folder.read(path), known)
-    return watch.Frame(run, folder.last_lines(run))
+    return live.Frame(run, folder.last_lines(run))
 
 
-def text_of(now: watch.Frame, width: int = 100, height: int = 60) -> str:
+def text_of(now: live.Frame, width: int = 100, height: int = 60) -> str:
     console = rich.console.Console(
         file=io.StringIO(),
         width=width,
@@ -42,13 +43,13 @@ def text_of(now: watch.Frame, width: int = 100, height: int = 60) -> str:
         color_system="truecolor",
         legacy_windows=False,
     )
-    console.print(watch.render(now, width, height))
+    console.print(live.render(now, width, height))
     return rich.text.Text.from_ansi(typing.cast(io.StringIO, console.file).getvalue()).plain
 
 
 def test_the_recorded_run_ended_well(recorded: pathlib.Path):
     now = frame(recorded)
-    record = now.record()
+    record = watch.record(now)
     assert (record["run"], record["state"], now.has_ended, record["job_id"]) == (
         "gpt-20261123",
         "COMPLETED",
@@ -89,11 +90,11 @@ def test_nodes_that_unpack_the_environment_show_how_far_the_last_is(
     for path, text in zip(files, percents.values(), strict=True):
         path.write_text(text)
     now = frame(recorded, job("RUNNING"))
-    assert now.record()["beginning"] == f"unpacking the environment{words}"
+    assert watch.record(now)["beginning"] == f"unpacking the environment{words}"
     assert f"unpacking the environment{words}" in text_of(now)
     for path in files:
         os.utime(path, (1, 1))
-    assert frame(recorded, job("RUNNING")).record()["beginning"] is None, (
+    assert watch.record(frame(recorded, job("RUNNING")))["beginning"] is None, (
         "left by a node that failed"
     )
 
@@ -183,7 +184,7 @@ def test_it_shows_everything(make_run: MakeRun):
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 @pytest.mark.parametrize("height", [10, 24, 60])
 def test_it_fits_the_terminal(recorded: pathlib.Path, width: int, height: int):
-    now = watch.Frame(
+    now = live.Frame(
         state.with_job(folder.read(recorded), job("PENDING", reason="y" * 300)), ["x" * 500] * 12
     )
     lines = text_of(now, width, height).rstrip("\n").split("\n")
@@ -206,11 +207,11 @@ def test_hostile_words_do_not_reach_the_terminal(make_run: MakeRun):
         },
     )
     now = frame(path, job("PENDING", reason=evil, nodes=evil))
-    now.log = [watch.reading.printable(line) for line in now.log]
+    now.log = [reading.printable(line) for line in now.log]
     console = rich.console.Console(
         file=io.StringIO(), width=100, force_terminal=True, color_system=None
     )
-    console.print(watch.render(now, 100))
+    console.print(live.render(now, 100))
     written = typing.cast(io.StringIO, console.file).getvalue()
     assert "[bold red]markup[/] [/nothing]" in written
     assert not set(written) & {"\x1b", "\x07", "\x00", "\u202e"}
@@ -221,7 +222,7 @@ def test_without_a_terminal_each_change_is_an_object(
 ):
     path = make_run(**{"job.json": '{"job_id": 5}', "metrics.jsonl": steps(1, 2, total_steps=3)})
     running = frame(path, job())
-    later = watch.Frame(running.run, ["another line of the log"])
+    later = live.Frame(running.run, ["another line of the log"])
     (path / "control" / "5.r0.outcome").write_text('{"outcome": "failed", "error": "boom"}')
     frames = iter([running, later, frame(path)])
     watch.follow(lambda: next(frames), None, every_s=0.001)
@@ -232,7 +233,7 @@ def test_without_a_terminal_each_change_is_an_object(
 
 
 def test_ctrl_c_ends_it_with_no_output():
-    def read() -> watch.Frame:
+    def read() -> live.Frame:
         raise KeyboardInterrupt
 
     for is_terminal in (True, False):

@@ -1,4 +1,4 @@
-"""Check whether jobs can be submitted from this host; if not, report why and what to do."""
+"""Whether jobs can be submitted from this host; if not, why, and what to do."""
 
 import dataclasses
 import shutil
@@ -15,10 +15,10 @@ from slurm_ddp import mounts
 
 @dataclasses.dataclass(frozen=True)
 class Readiness:
-    """A unit's status: what prevents jobs, or `active`."""
+    """A unit's status."""
 
     level: typing.Literal["blocked", "waiting", "active"]
-    text: str
+    text: str  # what prevents jobs, with the remedy first; or that all is ready
 
 
 def check(settings: Settings) -> Readiness:
@@ -44,37 +44,39 @@ def check(settings: Settings) -> Readiness:
 
 
 def _status(settings: Settings, problem: Problem) -> str:
-    """Write a problem with its remedy first: what comes last may be cut."""
-    return (
-        problem.what
-        if problem.remedy is None
-        else f"{settings.render(problem.remedy)}: {problem.what}"
-    )
+    """Write a problem with its remedy first, since the end may be cut."""
+    if problem.remedy is None:
+        return problem.what
+    return f"{settings.render(problem.remedy)}: {problem.what}"
 
 
 def require(workspace: Workspace, *, asks_nodes: bool = False) -> None:
-    """Make this user's folders; with `asks_nodes` list the nodes meanwhile. Raises Problem if no job can start."""
+    """Check that jobs can start, and make this user's folders. Raises Problem.
+
+    With `asks_nodes`, start to list the nodes.
+    """
     if asks_nodes:
         cluster.list_ahead()
     if problem := slurm_problem() or mount_problem(workspace):
         raise problem
     if shutil.which("zstd") is None:  # it packs an environment
-        raise Problem(
-            "zstd is not installed on this host",
-            remedy=Step("install-package", "as root: apt install zstd"),
-        )
+        remedy = Step("install-package", "as root: apt install zstd")
+        raise Problem("zstd is not installed on this host", remedy=remedy)
     workspace.ensure_folders()
 
 
 def require_workspace(workspace: Workspace) -> None:
-    """Raise Problem unless the workspace's filesystem can be used, and this user's folder is its own."""
+    """Raise Problem unless the workspace's filesystem responds and this user's folder is theirs."""
     if problem := mount_problem(workspace):
         raise problem
     workspace.check_own()
 
 
 def mount_problem(workspace: Workspace) -> Problem | None:
-    """Explain why the workspace's filesystem cannot be used, if so. With a charm it must be a mount."""
+    """Return why the workspace's filesystem cannot be used, or None.
+
+    With a charm it must be a mount.
+    """
     mount = mounts.find(workspace.path)
     if workspace.unit and (mount is None or mount.mountpoint == "/"):
         text = f"mount the shared filesystem at {workspace.path}"
@@ -83,19 +85,21 @@ def mount_problem(workspace: Workspace) -> Problem | None:
     if mount is None:
         return None
     found = mounts.probe(mount.mountpoint, deadline=5.0)
-    return None if found else Problem(found.detail, remedy=remedies.CHECK_FILESYSTEM)
+    if found:
+        return None
+    return Problem(found.detail, remedy=remedies.CHECK_FILESYSTEM)
 
 
 def slurm_problem() -> Problem | None:
-    """Explain why Slurm does not respond, if so: its client is missing, or its controller is silent."""
+    """Return why Slurm does not respond, or None."""
     if not jobs.is_installed():
         step = Step("add-slurm-client", "install slurm-client, or use a login node")
         return Problem("Slurm's client is not installed on this host", remedy=step)
     try:
         jobs.ping()
     except jobs.NotAnsweringError as e:
-        is_elsewhere = str(e) == jobs.NOT_CONFIGURED
-        return Problem(
-            str(e), remedy=remedies.USE_LOGIN_NODE if is_elsewhere else remedies.START_SLURMCTLD
-        )
+        remedy = remedies.START_SLURMCTLD
+        if str(e) == jobs.NOT_CONFIGURED:
+            remedy = remedies.USE_LOGIN_NODE
+        return Problem(str(e), remedy=remedy)
     return None

@@ -10,13 +10,14 @@ from ddp.settings import Settings
 
 
 def stop_waiting(_: Settings, params: models.StopWaiting, __: Log) -> Result:
-    """Let commands and actions of this account that wait for a run end now; its job goes on. Raises Problem."""
+    """End the waiting of this account's commands and actions for a run; its job goes on.
+
+    Raises Problem.
+    """
     ended = waits.stop(params.run)
     if not ended:
-        what = params.run or "a run"
-        raise Problem(
-            f"no command of this account waits for {what} on this host", remedy=catalog.LIST
-        )
+        text = f"no command of this account waits for {params.run or 'a run'} on this host"
+        raise Problem(text, remedy=catalog.LIST)
     lines: list[str] = []
     for names in ended:
         has_job = len(names) > 1

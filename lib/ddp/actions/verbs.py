@@ -22,7 +22,7 @@ class Verb:
     name: str  # as typed behind `ddp`, such as "env create"
     section: str
     options: type[fields.Parsed]
-    where: str  # module:function, imported on use: each command starts without the others' code
+    where: str  # module:function, imported on use: a command starts without the others' code
     help: str
     action: str = ""
     asks_nodes: bool = False
@@ -31,7 +31,7 @@ class Verb:
     examples: tuple[str, ...] = ()
 
     def do(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
-        """Do it, or what can be done within the limit of its wait. Raises Problem."""
+        """Do it, or as much of it as fits into the limit of its wait. Raises Problem."""
         settings.wait.limit_s = getattr(params, "wait_limit", None)
         try:
             return self._function()(settings, params, log)
@@ -39,37 +39,42 @@ class Verb:
             return e.results
 
     def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
-        """Do it once what it needs answers; its code is imported in the meantime. Raises Problem."""
+        """Do it once what it needs answers. Raises Problem."""
+        with settings.workspace.claims, settings.wait:
+            self._require(settings, params)
+            return self.do(settings, params, log)
+
+    def _require(self, settings: Settings, params: fields.Parsed) -> None:
+        """Check that what it needs answers; import its code in the meantime. Raises Problem."""
         from ddp.actions import readiness  # noqa: PLC0415 - `ddp --help` starts without it
 
-        with settings.workspace.claims, settings.wait:
-            if self.needs == "workspace":
-                readiness.require_workspace(settings.workspace)
-            if self.needs == "slurm":
-                imported = ahead(self._function)
-                try:
-                    readiness.require(settings.workspace, asks_nodes=self.asks_nodes)
-                except Problem:
-                    if isinstance(
-                        params, models.Training
-                    ):  # a mistake of the user's comes before Slurm's silence
-                        importlib.import_module("ddp.submit.training").check_program(
-                            settings, params
-                        )
-                    raise
-                imported.result()
-            return self.do(settings, params, log)
+        if self.needs == "workspace":
+            readiness.require_workspace(settings.workspace)
+        if self.needs != "slurm":
+            return
+        imported = ahead(self._function)
+        try:
+            readiness.require(settings.workspace, asks_nodes=self.asks_nodes)
+        except Problem:
+            if isinstance(params, models.Training):  # the user's mistake before Slurm's silence
+                training = importlib.import_module("ddp.submit.training")
+                training.check_program(settings, params)
+            raise
+        imported.result()
 
     def _function(self) -> collections.abc.Callable[..., Answer | None]:
         module, _, name = self.where.partition(":")
-        return typing.cast(
-            collections.abc.Callable[..., Answer | None],
-            getattr(importlib.import_module(module), name),
-        )
+        function = getattr(importlib.import_module(module), name)
+        return typing.cast(collections.abc.Callable[..., Answer | None], function)
 
 
-ALL: dict[str, Verb] = {
-    name: spec.build(Verb, {**entry, "name": name, "options": getattr(models, entry["options"])})
-    for name, entry in backports.read_toml(pathlib.Path(__file__).with_suffix(".toml")).items()
-}
+def _read() -> dict[str, Verb]:
+    found: dict[str, Verb] = {}
+    for name, about in backports.read_toml(pathlib.Path(__file__).with_suffix(".toml")).items():
+        options = getattr(models, about["options"])
+        found[name] = spec.build(Verb, {**about, "name": name, "options": options})
+    return found
+
+
+ALL = _read()
 ACTIONS = {verb.action: verb for verb in ALL.values() if verb.action}
