@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 import pytest
 
 from ddp.run import folder as folders
+from ddp.run import logs
 from ddp.run.model import Run
 from ddp.view import charts, page
 
@@ -214,7 +215,7 @@ def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
         "1:00:00",
     )
     assert "run_dir" not in run.settings
-    log = folders.last_lines(run)
+    log = logs.last_lines(run)
     assert log[-1].endswith("elapsed_s=12.9492")
     source = page.page([run], made=MADE, logs=[log])
     for text in (

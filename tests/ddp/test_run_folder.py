@@ -10,7 +10,7 @@ import pytest
 
 from ddp.host.files import RefusedError
 from ddp.node import small_files
-from ddp.run import folder
+from ddp.run import creation, folder, logs
 from ddp.run.model import State
 
 MakeRun = collections.abc.Callable[..., pathlib.Path]
@@ -38,24 +38,24 @@ def rank_log(path: pathlib.Path, node: int, local: int, text: str, attempt: str)
 
 def test_a_run_is_made_whole_and_only_once(tmp_path: pathlib.Path):
     path, victim = tmp_path / "first", tmp_path / "victim"
-    assert folder.create(path, {"job.sbatch": "#!"}, again=False) is None
+    assert creation.create(path, {"job.sbatch": "#!"}, again=False) is None
     assert sorted(one.name for one in path.iterdir()) == ["control", "job.sbatch", "logs"]
     assert stat.S_IMODE((path / "job.sbatch").stat().st_mode) == 0o644
     with pytest.raises(RefusedError, match="exists already"):
-        folder.create(path, {}, again=False)
+        creation.create(path, {}, again=False)
     victim.write_text("precious")
     (path / "args").symlink_to(victim)
-    former = folder.create(path, {"job.sbatch": "#!2", "args": "new"}, again=True)
+    former = creation.create(path, {"job.sbatch": "#!2", "args": "new"}, again=True)
     assert ((path / "job.sbatch").read_text(), (path / "args").read_text()) == ("#!2", "new")
     assert victim.read_text() == "precious", "a link is replaced, not followed"
-    folder.undo(path, {**(former or {}), "args": None})
+    creation.undo(path, {**(former or {}), "args": None})
     assert (path / "job.sbatch").read_text() == "#!"
     assert not (path / "args").exists()
 
 
 def test_only_a_run_that_never_started_is_removed(run: pathlib.Path, make_run: MakeRun):
     used, kept = make_run("used", **{"logs/12.out": "x"}), make_run("kept", **{"metrics.jsonl": ""})
-    folder.remove(run, used, kept)
+    creation.remove(run, used, kept)
     assert [path.exists() for path in (run, used, kept)] == [False, True, True]
 
 
@@ -90,13 +90,13 @@ def test_a_run_full_of_rubbish_is_unknown(run: pathlib.Path):
 
 def test_a_log_is_bounded(run: pathlib.Path):
     (run / "logs" / "12.out").write_text("".join(f"line {i}\n" for i in range(200000)))
-    assert folder.read_log(run, 12, lines=3, rank=None)[1] == [
+    assert logs.read_log(run, 12, lines=3, rank=None)[1] == [
         "line 199997",
         "line 199998",
         "line 199999",
     ]
     assert (
-        sum(map(len, folder.read_log(run, 12, lines=100000, rank=None)[1]))
+        sum(map(len, logs.read_log(run, 12, lines=100000, rank=None)[1]))
         < small_files.MAX_TAIL_BYTES
     )
 
@@ -104,11 +104,11 @@ def test_a_log_is_bounded(run: pathlib.Path):
 def test_a_log_that_is_no_file_is_not_read(run: pathlib.Path):
     (run / "logs" / "12.out").symlink_to("/etc/passwd")
     with pytest.raises(OSError, match="symbolic links"):
-        folder.read_log(run, 12, lines=3, rank=None)
+        logs.read_log(run, 12, lines=3, rank=None)
     (run / "logs" / "12.out").unlink()
     os.mkfifo(run / "logs" / "12.out")
     with pytest.raises(OSError, match="not a regular file"):
-        folder.read_log(run, 12, lines=3, rank=None)
+        logs.read_log(run, 12, lines=3, rank=None)
 
 
 def test_a_ranks_log_is_that_of_the_last_attempt(run: pathlib.Path):
@@ -119,10 +119,10 @@ def test_a_ranks_log_is_that_of_the_last_attempt(run: pathlib.Path):
     ):
         rank_log(run, node, local, text, attempt)
     (run / "job.json").write_text('{"job_id": 12, "ranks_per_node": 2}')
-    assert folder.read_log(run, 12, lines=5, rank=2)[1] == ["new"]
-    assert folder.read_log(run, 12, lines=5, rank=1)[1] == ["other"]
+    assert logs.read_log(run, 12, lines=5, rank=2)[1] == ["new"]
+    assert logs.read_log(run, 12, lines=5, rank=1)[1] == ["other"]
     with pytest.raises(FileNotFoundError):
-        folder.read_log(run, 12, lines=5, rank=0)
+        logs.read_log(run, 12, lines=5, rank=0)
 
 
 @pytest.mark.parametrize("sweep", [None, "lrs"])
@@ -140,4 +140,4 @@ def test_the_paths_of_the_copy_are_shown_as_the_users_own(make_run: MakeRun, swe
         == [run.attempts[0].why]
         == ["OSError: /home/ann/net/train.py"]
     )
-    assert folder.last_lines(run) == ['  File "/home/ann/net/train.py", line 3']
+    assert logs.last_lines(run) == ['  File "/home/ann/net/train.py", line 3']

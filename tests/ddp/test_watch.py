@@ -13,7 +13,7 @@ import rich.text
 import run_jobs
 
 from ddp.actions import watch
-from ddp.run import folder, reading, state
+from ddp.run import folder, logs, reading, state
 from ddp.slurm import jobs
 from ddp.view import live
 
@@ -32,7 +32,7 @@ def steps(first: int, last: int, *, per_step: float = 2.0, **more: object) -> st
 
 def frame(path: pathlib.Path, known: jobs.Job | None = None) -> live.Frame:
     run = state.with_job(folder.read(path), known)
-    return live.Frame(run, folder.last_lines(run))
+    return live.Frame(run, logs.last_lines(run))
 
 
 def text_of(now: live.Frame, width: int = 100, height: int = 60) -> str:

@@ -8,7 +8,7 @@ from ddp.problem import Command, Problem
 from ddp.results import tables
 from ddp.results.progress import Log
 from ddp.results.result import Result
-from ddp.run import catalog, folder, reading
+from ddp.run import catalog, logs, reading
 from ddp.settings import Settings
 from ddp.slurm import jobs, patience
 from ddp.submit import control
@@ -33,7 +33,7 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
 
     try:
         place, found = workspace.do(
-            folder.read_log, path=path, job_id=job_id, lines=params.lines, rank=params.rank
+            logs.read_log, path=path, job_id=job_id, lines=params.lines, rank=params.rank
         )
     except folders.MissingError as e:
         if params.follow and _may_go_on(known):  # it waits in the queue: the limit has passed
@@ -77,7 +77,7 @@ def _follow(
     while True:
         known = slurm.ask(lambda: catalog.job_of(workspace, path.name, job_id))
         lines, offsets = workspace.do(  # after the state: a job that has ended wrote its last ones
-            folder.follow_log, path=path, job_id=job_id, rank=params.rank, offsets=offsets
+            logs.follow_log, path=path, job_id=job_id, rank=params.rank, offsets=offsets
         )
         for line in lines:
             log(tables.Line(reading.printable(line)))

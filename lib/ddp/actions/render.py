@@ -8,7 +8,7 @@ from ddp.problem import ParameterError
 from ddp.project import copies
 from ddp.results.progress import Log
 from ddp.results.result import Answer, Result
-from ddp.run import folder
+from ddp.run import creation
 from ddp.settings import Settings
 from ddp.submit import control, kubernetes, scripts, training
 from ddp.workspace import checks
@@ -43,7 +43,7 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
         text = _manifests(settings, params, kind, run, kept)
         environments.store_payload(settings)
         if kept is not None:
-            workspace.do(folder.create, path=workspace.runs / run, texts={}, again=True)
+            workspace.do(creation.create, path=workspace.runs / run, texts={}, again=True)
             kept.place()
 
     shown = {"manifests": text, "run": run, "run-dir": str(workspace.runs / run)}

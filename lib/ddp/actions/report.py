@@ -8,7 +8,7 @@ from ddp.options import models
 from ddp.problem import ParameterError
 from ddp.results.progress import Log
 from ddp.results.result import Result
-from ddp.run import catalog, folder
+from ddp.run import catalog, logs
 from ddp.run.model import UTC
 from ddp.settings import Settings
 from ddp.view import page
@@ -26,8 +26,8 @@ def report(settings: Settings, params: models.Report, _: Log) -> Result:
         raise ParameterError("runs", text)
 
     runs, silence = catalog.load(workspace, names)
-    logs = workspace.do(lambda: [folder.last_lines(run) for run in runs], timeout_s=60)
-    text = page.page(runs, made=datetime.datetime.now(UTC), logs=logs)
+    tails = workspace.do(lambda: [logs.last_lines(run) for run in runs], timeout_s=60)
+    text = page.page(runs, made=datetime.datetime.now(UTC), logs=tails)
     target = workspace.runs / names[0] / "report.html"
     if params.output:
         target = pathlib.Path(params.output)

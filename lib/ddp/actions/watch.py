@@ -12,7 +12,7 @@ import rich.live
 from ddp.actions import list as listing
 from ddp.options import models
 from ddp.results.progress import Log
-from ddp.run import catalog, folder, metrics, reading, state
+from ddp.run import catalog, folder, logs, metrics, reading, state
 from ddp.run.model import Run
 from ddp.settings import Settings
 from ddp.slurm import jobs, patience
@@ -65,7 +65,7 @@ def _last_lines(workspace: Workspace, run: Run) -> list[str]:
     """Read the last lines of a run's log, as a terminal shows them."""
     lines: list[str] = []
     with contextlib.suppress(folders.WorkspaceError):
-        lines = workspace.do(folder.last_lines, run=run, lines=_LOG_LINES)
+        lines = workspace.do(logs.last_lines, run=run, lines=_LOG_LINES)
     printed: list[str] = []
     for line in lines:
         text = line.rstrip("\r").rpartition("\r")[2]  # a progress bar overwrites its line

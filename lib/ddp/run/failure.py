@@ -1,7 +1,7 @@
 """The results of a run that ended, and why it failed."""
 
 from ddp.problem import Command, Problem, Remedy, Results, one_line
-from ddp.run import failure_remedies, folder
+from ddp.run import failure_remedies, logs
 from ddp.run.model import Run, State
 from ddp.run.reading import printable
 from ddp.workspace.folders import Workspace
@@ -58,7 +58,7 @@ def explain(workspace: Workspace, run: Run, job_id: int | None) -> Problem | Non
     if run.state in _ASKED_TO_STOP:
         return Problem(ended)
 
-    failure = workspace.do(folder.find_failure, path=run.folder, job_id=job_id, lines=_LINES)
+    failure = workspace.do(logs.find_failure, path=run.folder, job_id=job_id, lines=_LINES)
     if failure.absent_ranks:
         words, remedy = _absent(failure)
     else:
@@ -71,18 +71,18 @@ def explain(workspace: Workspace, run: Run, job_id: int | None) -> Problem | Non
     return Problem(ended + words, remedy=remedy, results=_details(run, job_id, failure))
 
 
-def _lines(failure: folder.FirstFailure) -> list[str]:
+def _lines(failure: logs.FirstFailure) -> list[str]:
     return [printable(line) for line in failure.lines]
 
 
-def _quoted(failure: folder.FirstFailure) -> str:
+def _quoted(failure: logs.FirstFailure) -> str:
     """Return the line that the problem quotes, "" if it names absent ranks or knows no line."""
     if failure.absent_ranks or not failure.lines:
         return ""
     return one_line(_lines(failure)[-1], 300)
 
 
-def _details(run: Run, job_id: int, failure: folder.FirstFailure) -> Results:
+def _details(run: Run, job_id: int, failure: logs.FirstFailure) -> Results:
     """Return the details that the problem's one line leaves out."""
     results: Results = {}
     if rows := _failures(run, job_id, _quoted(failure)):
@@ -104,7 +104,7 @@ def _failures(run: Run, job_id: int, quoted: str) -> list[str]:
     return [f"{one.time} fault={one.fault} node={one.node}: {one.reason}" for one in own]
 
 
-def _unquoted(failure: folder.FirstFailure) -> list[str]:
+def _unquoted(failure: logs.FirstFailure) -> list[str]:
     """Return the last lines without the one that is quoted whole."""
     lines = _lines(failure)
     quoted = _quoted(failure)
@@ -112,7 +112,7 @@ def _unquoted(failure: folder.FirstFailure) -> list[str]:
     return lines[:-1] if is_whole else lines
 
 
-def _describe(run: Run, failure: folder.FirstFailure) -> str:
+def _describe(run: Run, failure: logs.FirstFailure) -> str:
     """Describe the rank that failed first, with its error and the place in the user's code."""
     words = ""
     if failure.rank is not None:
@@ -129,7 +129,7 @@ def _describe(run: Run, failure: folder.FirstFailure) -> str:
     return words
 
 
-def _absent(failure: folder.FirstFailure) -> tuple[str, Remedy]:
+def _absent(failure: logs.FirstFailure) -> tuple[str, Remedy]:
     """Describe the ranks that never joined the rendezvous, and their nodes."""
     nodes = [printable(str(node)) for node in failure.absent_nodes]
     plural = "s" if len(failure.absent_ranks) > 1 else ""

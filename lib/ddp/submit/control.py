@@ -14,7 +14,7 @@ from ddp.problem import Command, ParameterError, Problem, Results, Step, Unfinis
 from ddp.project import copies
 from ddp.results import tables
 from ddp.results.progress import REPORT_S, Log
-from ddp.run import catalog, curve, failure, folder, reading, state
+from ddp.run import catalog, creation, curve, failure, folder, reading, state
 from ddp.run.model import UTC, Run
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs, patience, remedies, submissions
@@ -125,12 +125,12 @@ def submit(
         if before := catalog.read_record(workspace, run):
             record["previous"] = folder.without_previous(before)
     texts = {**texts, folder.RECORD: folder.dump(record)}
-    make = functools.partial(folder.create, again=again)
+    make = functools.partial(creation.create, again=again)
     if elements:
-        make = functools.partial(folder.create_sweep, elements=elements)
+        make = functools.partial(creation.create_sweep, elements=elements)
     timeout_s = 120 if elements else 30
     former = workspace.do(make, timeout_s=timeout_s, path=path, texts=texts)
-    undo = functools.partial(folder.undo, path, former, len(elements))
+    undo = functools.partial(creation.undo, path, former, len(elements))
     undo_copy = () if kept is None else (kept.undo,)
     with undone(
         workspace,

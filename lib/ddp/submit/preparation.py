@@ -10,7 +10,7 @@ from ddp.options import models
 from ddp.problem import Command, Problem, Results, UnfinishedError
 from ddp.results import tables
 from ddp.results.progress import Log
-from ddp.run import folder, reading
+from ddp.run import creation, logs, reading
 from ddp.run.model import PREPARATION
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs
@@ -99,8 +99,8 @@ def prepare_dataset(
     again = workspace.locate(str(path)).kind != "absent"
     undo, array, waits_for = None, None, ""
     if work.elements > 1:  # before the job that waits for all jobs of this name
-        former = workspace.do(folder.create, path=path, texts=texts, again=again)
-        undo = functools.partial(workspace.do, folder.undo, path=path, former=former)
+        former = workspace.do(creation.create, path=path, texts=texts, again=again)
+        undo = functools.partial(workspace.do, creation.undo, path=path, former=former)
         with control.undone(workspace, work.run, undo):
             mark = control.new_mark()
             array, waits_for = control.send(
@@ -190,7 +190,7 @@ def _follow(
         if array is None:
             raise
         failed = settings.workspace.do(
-            folder.find_failed_elements, path=settings.workspace.runs / work.run, array=array
+            logs.find_failed_elements, path=settings.workspace.runs / work.run, array=array
         )
         if not failed:
             raise

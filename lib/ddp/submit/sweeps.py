@@ -11,7 +11,7 @@ from ddp.project import copies
 from ddp.results import tables
 from ddp.results.progress import REPORT_S, Log
 from ddp.results.result import Answer, Result
-from ddp.run import catalog, folder
+from ddp.run import catalog, creation, folder
 from ddp.run.model import State
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs, patience
@@ -30,7 +30,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         path = workspace.runs / taken
         if workspace.locate(str(path)).kind == "absent":
             continue
-        if not workspace.do(folder.is_unfinished, path=path, sweep="" if taken == name else name):
+        if not workspace.do(creation.is_unfinished, path=path, sweep="" if taken == name else name):
             raise ParameterError("name", f"{path} exists already; choose another name")
     resources.check_array("grid", sweep.size, cluster.partitions())
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)

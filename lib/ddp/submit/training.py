@@ -13,7 +13,7 @@ from ddp.problem import Command, ParameterError
 from ddp.project import copies
 from ddp.results.progress import Log
 from ddp.results.result import Answer, Result
-from ddp.run import catalog, folder
+from ddp.run import catalog, creation
 from ddp.settings import Settings
 from ddp.slurm import cluster
 from ddp.submit import (
@@ -345,14 +345,14 @@ def _workload(
     if workspace.locate(str(path)).kind == "absent":
         return Workload(kind, run, dataset, prepare, resume)
     again = Workload(kind, run, dataset, prepare, resume, is_again=True)
-    if workspace.do(folder.is_unfinished, path=path):
+    if workspace.do(creation.is_unfinished, path=path):
         control.refuse_if_active(workspace, run)  # sbatch's answer may have been lost
         remark = f"{run} was left unfinished by an earlier submission, and no job has used it: it starts there"
         return dataclasses.replace(again, remark=remark)
     if kind == "smoke" or resume != "auto":
         other = ", or resume auto" if kind == "gpt" else ""
         raise ParameterError("run", f"{run} exists already; choose another name{other}")
-    found = workspace.do(folder.kind_of, path=path)
+    found = workspace.do(creation.kind_of, path=path)
     if found not in (kind, ""):
         raise ParameterError("run", f"{path} exists and is not a {kind} run; choose another name")
     control.refuse_if_active(workspace, run)

@@ -1,0 +1,145 @@
+"""A run's folder before its job: made whole, undone, or found unfinished. Call it in `Workspace.do`."""
+
+import collections.abc
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import shutil
+
+from ddp.host.files import RefusedError, replace
+from ddp.run import folder, reading
+
+_WRITERS = 8
+RUN_FILES = frozenset(
+    "logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code code.json".split()
+)
+
+
+def create(
+    path: pathlib.Path, texts: dict[str, str], *, again: bool
+) -> dict[str, str | None] | None:
+    """Make a run's folder with files of these texts. Raises RefusedError if it exists and not `again`.
+
+    Returns None if the folder is new, otherwise the former text of each file, None if it had none.
+    """
+    former: dict[str, str | None] | None = None
+    try:
+        path.mkdir(mode=0o755)
+    except FileExistsError:
+        if not again:
+            raise RefusedError(f"{path} exists already") from None
+        former = {name: _former_text(path / name) for name in texts}
+    for name in ("logs", "control"):
+        (path / name).mkdir(mode=0o755, exist_ok=True)
+    _write_all(path, texts)
+    return former
+
+
+def _former_text(path: pathlib.Path) -> str | None:
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text(errors="replace")
+    return None
+
+
+def undo(path: pathlib.Path, former: dict[str, str | None] | None, elements: int = 0) -> None:
+    """Undo `create` or `create_sweep`: remove new folders, give an old one its former files back.
+
+    A folder that a job has used stays.
+    """
+    if former is None:
+        remove(*_places(path, elements))
+        return
+    _write_all(path, {name: text for name, text in former.items() if text is not None})
+    for name, text in former.items():
+        if text is None:
+            (path / name).unlink(missing_ok=True)
+
+
+def remove(*paths: pathlib.Path) -> None:
+    """Remove the folders of runs that never started; one that holds more than `create` wrote stays."""
+    for path in paths:
+        is_ours = RUN_FILES.issuperset(reading.names(path))
+        if is_ours and not _was_used(path):
+            shutil.rmtree(path)
+
+
+def _was_used(path: pathlib.Path) -> bool:
+    """Return whether a job has written into a run's folder."""
+    return any(reading.names(path / name) for name in ("logs", "control"))
+
+
+def create_sweep(
+    path: pathlib.Path, texts: dict[str, str], elements: collections.abc.Sequence[dict[str, str]]
+) -> None:
+    """Make a sweep's folder and one for each of its runs, or none of them."""
+    places = _places(path, len(elements))
+    for place in filter(os.path.lexists, places):
+        sweep = "" if place == path else path.name
+        if not is_unfinished(place, sweep):
+            raise RefusedError(f"{place} exists already")
+    made: list[pathlib.Path] = []
+    try:
+        for place, files in zip(places, [texts, *elements], strict=True):
+            place.mkdir(mode=0o755, exist_ok=True)
+            made.append(place)
+            create(place, files, again=True)
+    except BaseException:
+        for place in made:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def _places(path: pathlib.Path, elements: int) -> list[pathlib.Path]:
+    return [path, *(path.with_name(f"{path.name}-{number}") for number in range(elements))]
+
+
+def is_unfinished(path: pathlib.Path, sweep: str = "") -> bool:
+    """Return whether a submission died on its way, for example with its mount.
+
+    Then no job used the run's folder, and it holds at most the files that `create` writes. `sweep`
+    is the sweep that the run belongs to.
+    """
+    record = folder.read_record(path)
+    is_of_another = bool(record) and record.get("sweep", "") != sweep
+    has_job = record.get("job_id") is not None or "previous" in record
+    if is_of_another or has_job:
+        return False
+
+    held = reading.names(path)
+    is_of_pods = "code" in held and "job.sbatch" not in held  # of `ddp render --kubernetes`
+    is_ours = all(name in RUN_FILES or _is_partial(name) for name in held)
+    return is_ours and not is_of_pods and not _was_used(path)
+
+
+def _is_partial(name: str) -> bool:
+    """Return whether this is the name of a file that `replace` had not finished."""
+    return name.startswith(".") and name[1:].rpartition(".")[0] in RUN_FILES
+
+
+def kind_of(path: pathlib.Path) -> str | None:
+    """Return the kind of the run in a folder; None if the folder is not a run's.
+
+    If job.json is lost, the kind is "" unless another file tells.
+    """
+    record = folder.read_record(path)
+    if record:
+        return str(record["kind"]) if "kind" in record else None
+    found = folder.read(path)
+    has_results = bool(found.attempts or found.checkpoints or found.metrics.num_records)
+    has_started = has_results or bool(found.job_id)
+    is_of_pods = not os.path.lexists(path / "job.sbatch")
+    if is_of_pods or not has_started:
+        return None
+    return found.kind
+
+
+def _write_all(path: pathlib.Path, texts: dict[str, str]) -> None:
+    """Write files, several at a time: a small file on a network filesystem is mostly waiting."""
+    for name in texts:
+        for above in reversed(pathlib.PurePath(name).parents[:-1]):
+            (path / above).mkdir(mode=0o755, exist_ok=True)
+    with concurrent.futures.ThreadPoolExecutor(_WRITERS) as pool:
+        writes = [pool.submit(replace, path / name, text) for name, text in texts.items()]
+        for write in writes:
+            write.result()
