@@ -1,4 +1,4 @@
-"""The code of a run as its user knows it: lines and tracebacks name the user's own folder instead of the run's copy."""
+"""The paths of a run's code: in the run's copy, and in the folder that its user knows."""
 
 import collections.abc
 import dataclasses
@@ -18,13 +18,19 @@ class Places:
     copy: str = ""
 
     def translate(self, line: str) -> str:
-        """Return a line with the paths of the copy as those of the user's own folder."""
-        return line.replace(f"{self.copy}/", f"{self.own}/") if self.own and self.copy else line
+        """Replace paths of the copy in a line by paths of the user's own folder."""
+        if not self.own or not self.copy:
+            return line
+        return line.replace(f"{self.copy}/", f"{self.own}/")
 
     def find(self, lines: collections.abc.Sequence[str]) -> str:
-        """Return where a failure arose in the user's code, such as train.py:21, by its last lines; "" if unknown."""
+        """Return where a failure arose in the user's code, such as train.py:21, or "".
+
+        `lines` end with the error; the traceback's lines above it are indented.
+        """
         last, *above = [excerpts.without_rank(line) for line in reversed(lines)] or [""]
-        for line in (last, *itertools.takewhile(lambda line: line[:1].isspace(), above)):
+        frames = itertools.takewhile(lambda line: line[:1].isspace(), above)
+        for line in (last, *frames):
             for path, number in reversed(_FRAME.findall(self.translate(line))):
                 if not path.startswith("/"):
                     return f"{path}:{number}"
