@@ -41,7 +41,6 @@ ORDERS = tuple(name.replace("unit-", "orders-") for name in UNIT if name.startsw
 # With the Python of Ubuntu 26.04, which uv brings: what runs on the machines of a cluster
 NEWER_PYTHON = (
     *(f"{name}-py314" for name in UNIT if name.startswith("unit-")),
-    "ddp-py314",
     "lib-py314",
 )
 LONG = (
@@ -55,7 +54,14 @@ LONG = (
     *ORDERS,
     *NEWER_PYTHON,
 )
-GROUPS = {"unit": UNIT, "functional": FUNCTIONAL, "long": LONG, "orders": ORDERS}
+UPSTREAM = ("upstream", "upstream-main")  # of Ubuntu 24.04 and of 26.04
+GROUPS = {
+    "upstream": UPSTREAM,
+    "unit": UNIT,
+    "functional": FUNCTIONAL,
+    "long": LONG,
+    "orders": ORDERS,
+}
 ALL = (*FUNCTIONAL, "lint", "docs", "pack-short", "storage", *UNIT)
 WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a core
 ALONE = frozenset(
@@ -151,7 +157,7 @@ def missing_checkouts() -> str:
     )
     folder = pathlib.Path(os.environ.get("SLURM_DDP_UPSTREAM") or "/nonexistent")
     missing = [
-        f"git clone https://github.com/{repository} && git -C {name} checkout {commit}"
+        f"git clone https://github.com/{repository} {name} && git -C {name} checkout {commit}"
         for name, repository, commit in named
         if not (folder / name / ".git").exists()
     ]

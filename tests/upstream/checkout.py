@@ -20,10 +20,13 @@ from ops import testing
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FACTS: dict[str, Any] = yaml.safe_load((ROOT / "tests" / "bundle" / "upstream.yaml").read_text())
 VARIABLE = "SLURM_DDP_UPSTREAM"
+SLURM = os.environ.get("SLURM_DDP_UPSTREAM_SLURM", "slurm-charms")  # which checkout is under test
+IS_MAIN = SLURM == "slurm-charms-main"
+CHECKOUTS = [name for name in FACTS["checkouts"] if name == SLURM or "slurm-charms" not in name]
 
 
 def folder(name: str) -> pathlib.Path:
-    """Return the checkout of that name: slurm-charms or filesystem-charms."""
+    """Return the checkout of that name in tests/bundle/upstream.yaml."""
     return pathlib.Path(os.environ[VARIABLE]).resolve() / name
 
 
@@ -36,9 +39,7 @@ def commit(name: str) -> str:
 def charm_folder(name: str) -> pathlib.Path:
     """Return the folder of one of upstream's charms, in whichever checkout has it."""
     found = [
-        path
-        for checkout in FACTS["checkouts"]
-        if (path := folder(checkout) / "charms" / name).is_dir()
+        path for checkout in CHECKOUTS if (path := folder(checkout) / "charms" / name).is_dir()
     ]
     assert len(found) == 1, f"{name}: {found}"
     return found[0]
@@ -70,9 +71,7 @@ def context(name: str, charm: type[Any]) -> testing.Context[Any]:
 
 def install() -> None:
     """Make the checkouts' own packages importable, and put the stubs where the charms look for what is not there."""
-    sys.path[:0] = [
-        str(path) for path in sorted(folder("slurm-charms").glob("[ip][nk][tg]*/*/src"))
-    ]
+    sys.path[:0] = [str(path) for path in sorted(folder(SLURM).glob("[ip][nk][tg]*/*/src"))]
     charms = types.ModuleType("charms")
     charms.__path__ = [str(charm_folder("filesystem-client") / "lib" / "charms")]
     sys.modules["charms"] = charms

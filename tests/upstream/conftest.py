@@ -47,16 +47,7 @@ def _validate(instance: Any, schema: dict[str, Any]) -> None:
 def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     """The machine on which upstream's charms run: nothing of it is this machine's."""
     machine = Host(tmp_path)
-    base: Any = importlib.import_module("slurm_ops.core.base")
-    libs: Any = importlib.import_module("charmed_hpc_libs.ops")
-    apt = base._AptManager
-    monkeypatch.setattr(apt, "etc_path", machine.etc)
-    monkeypatch.setattr(apt, "var_lib_path", tmp_path / "var" / "lib" / "slurm")
-    monkeypatch.setattr(apt, "install", lambda self: None)
-    monkeypatch.setattr(apt, "version", lambda self: "25.11.7-1")
-    monkeypatch.setattr(
-        apt, "env_manager_for", lambda self, name: libs.EnvManager(file=machine.default / name)
-    )
+    _replace_packages(machine, monkeypatch, tmp_path / "var" / "lib" / "slurm")
     monkeypatch.setattr(
         shutil, "chown", lambda path, user, group: None
     )  # there is no account slurm here
@@ -66,6 +57,33 @@ def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     )
     monkeypatch.setattr(subprocess, "run", machine.run)
     return machine
+
+
+def _replace_packages(machine: Host, monkeypatch: pytest.MonkeyPatch, state: pathlib.Path) -> None:
+    """Have upstream's managers find their packages installed, and their files in the test's folders."""
+    base: Any = importlib.import_module("slurm_ops.core.base")
+    libs: Any = importlib.import_module("charmed_hpc_libs.ops")
+    if checkout.IS_MAIN:
+        packages: Any = importlib.import_module("charmed_hpc_libs.ops.machine.apt").AptOpsManager
+        paths = base.SlurmManager
+        monkeypatch.setattr(packages, "is_installed", lambda self: True)
+        monkeypatch.setattr(base.SlurmManager, "_apply_overrides", lambda self: None)
+        monkeypatch.setattr(
+            base,
+            "EnvManager",
+            lambda file: libs.EnvManager(file=machine.default / pathlib.Path(file).name),
+        )
+    else:
+        packages = paths = base._AptManager
+        monkeypatch.setattr(
+            packages,
+            "env_manager_for",
+            lambda self, name: libs.EnvManager(file=machine.default / name),
+        )
+    monkeypatch.setattr(packages, "install", lambda self, **_: None)
+    monkeypatch.setattr(packages, "version", lambda self: "25.11.7-1")
+    monkeypatch.setattr(paths, "etc_path", machine.etc)
+    monkeypatch.setattr(paths, "var_lib_path", state)
 
 
 @pytest.fixture(scope="module")

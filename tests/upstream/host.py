@@ -23,6 +23,7 @@ class Host:
             folder.mkdir(parents=True)
         self.active: set[str] = set()
         self.restarts: list[str] = []
+        self.reloads: list[str] = []
         self.nodes: dict[str, dict[str, Any]] = {}  # what the controller knows
         self.updates: list[list[str]] = []  # of `scontrol update`
         self.is_silent = False  # the controller does not respond
@@ -31,7 +32,8 @@ class Host:
         self, argv: collections.abc.Sequence[str], *, check: bool = False, **options: object
     ) -> "subprocess.CompletedProcess[str]":
         """Stand in for subprocess.run. Fails the test on a command that is not known."""
-        assert set(options) <= {"input", "capture_output", "text", "stdout"}, options
+        assert set(options) <= {"input", "capture_output", "text", "stdout", "env"}, options
+        assert options.get("env") is None
         command, *rest = argv
         handler = getattr(self, f"_{command.replace('-', '_')}", None)
         assert handler is not None, f"upstream runs {argv}, which this machine does not have"
@@ -52,6 +54,8 @@ class Host:
                     self._register()
             case "stop":
                 self.active.discard(unit)
+            case "reload":
+                self.reloads.append(unit)
             case "enable" | "disable":
                 pass
             case _:

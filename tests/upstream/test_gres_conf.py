@@ -4,6 +4,7 @@ import collections.abc
 import dataclasses
 from typing import Any
 
+import checkout
 import pytest
 from ops import testing
 from slurmctld_state import PEER, SACKD, SLURMD, SLURMDBD, SLURMRESTD, STATE
@@ -116,3 +117,15 @@ def test_the_block_goes_and_upstream_s_text_is_as_it_was(started: testing.Contex
     assert book is not None
     gres_conf.write(dataclasses.replace(book, entries={}))
     assert gres_conf.PATH.read_text() == before
+
+
+@pytest.mark.skipif(not checkout.IS_MAIN, reason="the track leaves the node in Slurm")
+def test_slurmctld_deletes_the_node_of_a_unit_that_departs_and_keeps_the_block(
+    started: testing.Context[Any], host: Host
+):
+    text = with_block()
+    host.nodes["slurmd-1"] = {"state": ["IDLE", "DYNAMIC_NORM"], "reason": ""}
+    event = started.on.relation_departed(SLURMD, remote_unit=0, departing_unit=0)
+    started.run(event, STATE)
+    assert set(host.nodes) == {"slurmd-1"}
+    assert gres_conf.PATH.read_text() == text

@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 import checkout
+import pydantic
 import pytest
 import rules
 from documents import SOURCES, named, settings
@@ -27,7 +28,12 @@ REFUSED = ("PreemptMode=REQUEUE", "SchedulerParameters=requeue_delay=10", "Foo=1
 def configure(module: types.ModuleType, **options: str) -> Any:
     """Return upstream's configuration of slurmctld."""
     values = {name.replace("-", "_"): value for name, value in (DEFAULTS | options).items()}
-    return module.ConfigManager(**values)
+    return of_options(module)(**values)
+
+
+def of_options(module: types.ModuleType) -> type[Any]:
+    """Return the class that holds a charm's options."""
+    return module.ConfigData if checkout.IS_MAIN else module.ConfigManager
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=named)
@@ -36,7 +42,7 @@ def test_upstream_takes_what_our_texts_set(
 ):
     for option, value in settings(source.read_text()):
         if option == "partition-config":
-            slurmd_module.ConfigManager(
+            of_options(slurmd_module)(
                 default_node_state="idle",
                 default_node_reason="",
                 partition_name="slurmd",
@@ -50,17 +56,18 @@ def test_upstream_takes_what_our_texts_set(
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_our_rules_refuse_upstream_refuses(text: str, slurmctld_module: types.ModuleType):
     assert list(rules.slurm_conf_problems(text))
-    with pytest.raises(slurmctld_module.ValidationError):
+    with pytest.raises(pydantic.ValidationError):
         configure(slurmctld_module, **{"slurm-conf-parameters": text})
 
 
-def test_a_refused_option_leaves_the_charm_without_observers(
+def test_a_refused_option_is_reported_and_on_24_04_leaves_the_charm_without_observers(
     slurmctld: testing.Context[Any], host: Host
 ):
     state = dataclasses.replace(
         STATE, relations={PEER}, config={"slurm-conf-parameters": REFUSED[0]}
     )
-    out = slurmctld.run(slurmctld.on.start(), state)
+    event = slurmctld.on.config_changed() if checkout.IS_MAIN else slurmctld.on.start()
+    out = slurmctld.run(event, state)
     assert out.unit_status == testing.BlockedStatus(
         "Configuration option(s) 'slurm-conf-parameters' failed validation. See `juju debug-log` for details"
     )
