@@ -18,7 +18,7 @@ import threading
 import typing
 
 from ddp import problem
-from ddp.actions import readiness, verbs
+from ddp.actions import prerequisites, verbs
 from ddp.host import files
 from ddp.options import config, declared, fields
 from ddp.problem import ParameterError, Problem
@@ -97,7 +97,7 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
         tokens.sync(settings)
         return {}
     if wanted == "check":
-        return dataclasses.asdict(readiness.check(settings))
+        return dataclasses.asdict(prerequisites.check(settings))
     if wanted == "metrics":
         return telemetry.collect(workspace)
     verb = verbs.ACTIONS.get(wanted)

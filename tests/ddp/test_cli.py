@@ -17,7 +17,7 @@ import yaml
 from command_line import COMMANDS, typed
 
 from ddp import cli, service
-from ddp.actions import readiness, verbs
+from ddp.actions import prerequisites, verbs
 from ddp.options import config, declared, fields
 from ddp.problem import Command, ParameterError, Problem, Results
 from ddp.results.progress import Log
@@ -72,7 +72,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Asked:
         return {"run": "night", "table": "a\nb"}
 
     monkeypatch.setattr(verbs.Verb, "do", do)
-    monkeypatch.setattr(readiness, "require", lambda *_, **__: None)
+    monkeypatch.setattr(prerequisites, "require", lambda *_, **__: None)
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
     return found
 

@@ -12,7 +12,7 @@ from ddp.actions import verbs
 from ddp.options import fields, models
 from ddp.problem import Problem
 from ddp.results.result import Result
-from ddp.run import places
+from ddp.run import code_paths
 from ddp.settings import Settings
 
 MISSING = "ModuleNotFoundError: No module named 'einops.layers'"
@@ -217,8 +217,11 @@ def test_a_traceback_names_the_users_own_file(
     with settings.workspace.claims, pytest.raises(Problem) as caught:
         verbs.ALL["submit"].do(settings, fields.parse(models.SubmitDdp, given), lambda _: None)
     assert str(caught.value) == "job 40 FAILED, exit code 1: ValueError: x (net/model.py:22)"
-    assert places.Places().find(['  File "other.py", line 3, in g', "[FATAL] no"]) == "other.py:3"
-    assert not places.Places().find(
+    assert (
+        code_paths.CodePaths().find(['  File "other.py", line 3, in g', "[FATAL] no"])
+        == "other.py:3"
+    )
+    assert not code_paths.CodePaths().find(
         ['  File "other.py", line 3, in g', "KeyError: lived on with", "[FATAL] no"]
     )
     assert f'File "{origin or project}/net/model.py", line 22' in caught.value.results["failure"]

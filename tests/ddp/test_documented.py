@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from ddp import cli
-from ddp.actions import readiness, verbs
+from ddp.actions import prerequisites, verbs
 from ddp.settings import Settings
 from functional import pages
 
@@ -61,7 +61,7 @@ def test_a_documented_line_parses(
 ):
     asked: list[object] = []
     monkeypatch.setattr(verbs.Verb, "do", lambda _, __, params, *___: asked.append(params) or {})
-    monkeypatch.setattr(readiness, "require", lambda *_, **__: None)
+    monkeypatch.setattr(prerequisites, "require", lambda *_, **__: None)
     monkeypatch.setenv("WANDB_API_KEY", "x")
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
     cli.program.main(words[1:], prog_name="ddp", standalone_mode=False)

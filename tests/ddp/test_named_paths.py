@@ -13,7 +13,7 @@ from command_line import typed
 from pip_double import Pip
 
 from ddp import cli
-from ddp.actions import readiness, verbs
+from ddp.actions import prerequisites, verbs
 from ddp.host import files
 from ddp.options import config, declared
 from ddp.problem import ParameterError
@@ -99,7 +99,7 @@ def user(
     """A user in the folder of a program, with a run."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
-    monkeypatch.setattr(readiness, "require", lambda *_, **__: None)
+    monkeypatch.setattr(prerequisites, "require", lambda *_, **__: None)
     real = shutil.which
     monkeypatch.setattr(
         shutil, "which", lambda name: f"/bin/{name}" if name in ("skopeo", "umoci") else real(name)

@@ -24,7 +24,7 @@ from cluster import Cluster
 from pip_double import Pip
 
 from ddp import cli
-from ddp.actions import readiness, verbs
+from ddp.actions import prerequisites, verbs
 from ddp.options import fields
 from ddp.problem import Problem, Results
 from ddp.results import progress, tables
@@ -130,7 +130,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
         return RESULTS
 
     monkeypatch.setattr(verbs.Verb, "do", do)
-    monkeypatch.setattr(readiness, "require", lambda *_, **__: None)
+    monkeypatch.setattr(prerequisites, "require", lambda *_, **__: None)
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
 
 

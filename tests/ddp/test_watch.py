@@ -13,7 +13,7 @@ import rich.text
 import run_jobs
 
 from ddp.actions import watch
-from ddp.run import folder, logs, reading, state
+from ddp.run import folder, logs, state, untrusted
 from ddp.slurm import jobs
 from ddp.view import live
 
@@ -207,7 +207,7 @@ def test_hostile_words_do_not_reach_the_terminal(make_run: MakeRun):
         },
     )
     now = frame(path, job("PENDING", reason=evil, nodes=evil))
-    now.log = [reading.printable(line) for line in now.log]
+    now.log = [untrusted.printable(line) for line in now.log]
     console = rich.console.Console(
         file=io.StringIO(), width=100, force_terminal=True, color_system=None
     )

@@ -8,10 +8,10 @@ from ddp.options import models
 from ddp.problem import ParameterError, Problem
 from ddp.results.progress import REPORT_S, Log
 from ddp.results.result import Result
-from ddp.run import catalog, reading
+from ddp.run import catalog, untrusted
 from ddp.run.model import PREPARATION
 from ddp.settings import Settings
-from ddp.slurm import jobs, patience
+from ddp.slurm import jobs, outages
 from ddp.submit import control, tokens
 from ddp.workspace.folders import Workspace
 
@@ -69,7 +69,7 @@ def _wait(
     """Wait until the jobs have left their nodes, or too long; return them as Slurm knows them last."""
     ended = {job.job_id for job in queue if not job.is_active}
     left = _known(targets)
-    slurm = patience.Patience(log)
+    slurm = outages.PatientClient(log)
     began = time.monotonic()
     reported = began
     while any(job.is_active for job in left) and time.monotonic() - began < control.LEAVE_S:
@@ -93,7 +93,7 @@ def _result(targets: list[CancelTarget], left: list[jobs.Job]) -> Result:
     shown = {
         "job-id": ", ".join(str(one.known[0].job_id) for one in targets),
         "state": state,
-        "run": ", ".join(reading.printable(one.run) for one in targets),
+        "run": ", ".join(untrusted.printable(one.run) for one in targets),
     }
     if len(arguments) > 1:
         shown["cancelled"] = " ".join(map(str, arguments))

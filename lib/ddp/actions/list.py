@@ -10,7 +10,7 @@ from ddp.options import models
 from ddp.problem import ParameterError
 from ddp.results.progress import Log
 from ddp.results.result import Result
-from ddp.run import catalog, reading
+from ddp.run import catalog, untrusted
 from ddp.run.model import UTC, Run, State
 from ddp.settings import Settings
 from ddp.slurm import jobs
@@ -116,7 +116,7 @@ def describe(run: Run) -> dict[str, object]:
         "kind": run.kind,
         "state": str(run.state),
         "why": run.why,
-        "remark": reading.printable(run.remark, 400),
+        "remark": untrusted.printable(run.remark, 400),
         "job_id": None,
         "submitted": run.record.get("submitted"),
         "run_dir": str(run.folder),

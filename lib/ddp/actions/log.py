@@ -8,9 +8,9 @@ from ddp.problem import Command, Problem
 from ddp.results import tables
 from ddp.results.progress import Log
 from ddp.results.result import Result
-from ddp.run import catalog, logs, reading
+from ddp.run import catalog, logs, untrusted
 from ddp.settings import Settings
-from ddp.slurm import jobs, patience
+from ddp.slurm import jobs, outages
 from ddp.submit import control
 from ddp.workspace import folders
 
@@ -42,7 +42,7 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
         text = _no_output(job_id, params, known)
         raise Problem(text, remedy=Command("show", arguments=(name,)), results=results) from e
 
-    lines = list(map(reading.printable, found))
+    lines = list(map(untrusted.printable, found))
     results |= {"log": place, "lines": str(len(lines)), "text": "\n".join(lines)}
     values |= {"log": place, "lines": lines, "slurm": results.get("slurm")}
     return Result(results, values, text="" if params.follow else results["text"])
@@ -73,14 +73,14 @@ def _follow(
     began = time.monotonic()
     offsets: dict[str, int] = {}
     was_pending = False
-    slurm = patience.Patience(log)
+    slurm = outages.PatientClient(log)
     while True:
         known = slurm.ask(lambda: catalog.job_of(workspace, path.name, job_id))
         lines, offsets = workspace.do(  # after the state: a job that has ended wrote its last ones
             logs.follow_log, path=path, job_id=job_id, rank=params.rank, offsets=offsets
         )
         for line in lines:
-            log(tables.Line(reading.printable(line)))
+            log(tables.Line(untrusted.printable(line)))
 
         if isinstance(known, jobs.Job):
             is_pending = known.state == "PENDING"

@@ -8,7 +8,7 @@ from ddp.results.progress import REPORT_S, Log
 from ddp.results.result import Result
 from ddp.run import catalog
 from ddp.settings import Settings
-from ddp.slurm import jobs, patience
+from ddp.slurm import jobs, outages
 from ddp.submit import control
 from ddp.workspace.folders import Workspace
 
@@ -48,7 +48,7 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
 
 def _once_it_has_left(workspace: Workspace, name: str, job_id: int, log: Log) -> jobs.Job | None:
     """Wait until a requeued job has left its nodes; return Slurm's record of it, or None."""
-    slurm = patience.Patience(log)
+    slurm = outages.PatientClient(log)
     began = time.monotonic()
     while True:
         known = slurm.ask(lambda: catalog.job_of(workspace, name, job_id))

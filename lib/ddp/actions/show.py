@@ -7,7 +7,7 @@ from ddp.options import models
 from ddp.problem import Command, ParameterError, Results
 from ddp.results.progress import Log
 from ddp.results.result import Result
-from ddp.run import catalog, failure, reading
+from ddp.run import catalog, failure, untrusted
 from ddp.run.model import WITHOUT_LOSS, Attempt, Checkpoint, Run, State, change_text
 from ddp.settings import Settings
 from ddp.slurm import jobs
@@ -63,7 +63,7 @@ def _identity(settings: Settings, run: Run) -> Results:
         "workdir": str(run.record.get("workdir") or ""),
         "state": str(run.state),
         "reason": held.text(settings.render) if held else run.why,
-        "remark": reading.printable(run.remark, 400),
+        "remark": untrusted.printable(run.remark, 400),
         "kind": run.kind,
         "job-id": catalog.cell(_job_id(run)),
         "submitted": str(run.record.get("submitted") or ""),
@@ -135,7 +135,7 @@ def _checkpoint(one: Checkpoint) -> str:
 
 def _attempt(one: Attempt) -> str:
     outcome = catalog.cell(one.outcome[:40])
-    return f"{reading.printable(one.name, 80)}: {outcome}, step {catalog.cell(one.step)}"
+    return f"{untrusted.printable(one.name, 80)}: {outcome}, step {catalog.cell(one.step)}"
 
 
 def _metrics(settings: Settings, run: Run) -> str:

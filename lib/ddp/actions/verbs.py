@@ -46,15 +46,15 @@ class Verb:
 
     def _require(self, settings: Settings, params: fields.Parsed) -> None:
         """Check that what it needs answers; import its code in the meantime. Raises Problem."""
-        from ddp.actions import readiness  # noqa: PLC0415 - `ddp --help` starts without it
+        from ddp.actions import prerequisites  # noqa: PLC0415 - `ddp --help` starts without it
 
         if self.needs == "workspace":
-            readiness.require_workspace(settings.workspace)
+            prerequisites.require_workspace(settings.workspace)
         if self.needs != "slurm":
             return
         imported = ahead(self._function)
         try:
-            readiness.require(settings.workspace, asks_nodes=self.asks_nodes)
+            prerequisites.require(settings.workspace, asks_nodes=self.asks_nodes)
         except Problem:
             if isinstance(params, models.Training):  # the user's mistake before Slurm's silence
                 training = importlib.import_module("ddp.submit.training")

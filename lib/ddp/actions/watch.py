@@ -12,10 +12,10 @@ import rich.live
 from ddp.actions import list as listing
 from ddp.options import models
 from ddp.results.progress import Log
-from ddp.run import catalog, folder, logs, metrics, reading, state
+from ddp.run import catalog, folder, logs, metrics, state, untrusted
 from ddp.run.model import Run
 from ddp.settings import Settings
-from ddp.slurm import jobs, patience
+from ddp.slurm import jobs, outages
 from ddp.submit import control
 from ddp.view import live, screen
 from ddp.workspace import folders
@@ -44,7 +44,7 @@ def reader(workspace: Workspace, name: str, log: Log) -> Read:
     While Slurm does not answer, the job is as in Slurm's last answer.
     """
     kept = metrics.Reader(workspace.runs / name / folder.METRICS)
-    slurm = patience.Patience(log)
+    slurm = outages.PatientClient(log)
     last: jobs.Job | None = None
 
     def read() -> live.Frame:
@@ -69,7 +69,7 @@ def _last_lines(workspace: Workspace, run: Run) -> list[str]:
     printed: list[str] = []
     for line in lines:
         text = line.rstrip("\r").rpartition("\r")[2]  # a progress bar overwrites its line
-        printed.append(reading.printable(text, 500))
+        printed.append(untrusted.printable(text, 500))
     return printed
 
 

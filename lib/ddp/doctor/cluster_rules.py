@@ -8,7 +8,7 @@ from ddp.doctor.facts import Facts, leading_number
 from ddp.doctor.findings import Findings
 from ddp.problem import one_line
 from ddp.settings import Settings
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs, usable_nodes
 
 # slurmctld looks the account up to sign what starts a job (fetch_identity() in cred.c), not when it is
 # submitted. Without one srun prints this (slurm_errno.c)
@@ -89,7 +89,7 @@ def _left_out(facts: Facts, findings: Findings) -> None:
     """Judge the nodes that were not examined, by the reason that Slurm gives."""
     is_all = len(facts.left_out) == len(facts.asked)
     for name, why in sorted(facts.left_out.items()):
-        if why == access.GONE:
+        if why == usable_nodes.GONE:
             findings.add("gone", name, "error" if is_all else None)
         elif why.startswith("busy"):
             findings.add("busy", name, "warning" if is_all else None, why=why)

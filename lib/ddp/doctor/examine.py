@@ -21,7 +21,7 @@ from ddp.environment import environments
 from ddp.options import declared, models
 from ddp.problem import Problem, Results
 from ddp.results.progress import Log, with_progress
-from ddp.run import catalog, reading, telemetry
+from ddp.run import catalog, telemetry, untrusted
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs
 from ddp.submit import resources
@@ -179,7 +179,7 @@ def read_reports(text: str) -> dict[str, Json]:
         with contextlib.suppress(ValueError, TypeError, zlib.error):
             packed = base64.b64decode("".join(found[at] for at in range(count)), validate=True)
             unpacked = zlib.decompressobj().decompress(packed, _MOST_BYTES)
-            report = reading.as_object(json.loads(unpacked))
+            report = untrusted.as_object(json.loads(unpacked))
             if report.get("node") == node:
                 reports[node] = report
     return reports
@@ -202,7 +202,7 @@ def _stragglers(workspace: Workspace) -> collections.abc.Iterator[tuple[str, str
         newest = catalog.names(workspace)[:_NEWEST]
         for run in catalog.load(workspace, newest, is_brief=True)[0]:
             if run.state.is_active and run.metrics.straggler:
-                host = reading.printable(str(run.metrics.slowest["host"]), 64)
+                host = untrusted.printable(str(run.metrics.slowest["host"]), 64)
                 yield run.name, host, run.metrics.straggler
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from ddp.run.reading import Json
+from ddp.run.untrusted import Json
 from ddp.slurm import jobs
 from ddp.workspace import folders
 

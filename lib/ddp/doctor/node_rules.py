@@ -4,7 +4,7 @@ import statistics
 
 from ddp.doctor.facts import Facts, Json, capacity, clock_offsets, mib, release
 from ddp.doctor.findings import Findings
-from ddp.run.reading import as_object
+from ddp.run.untrusted import as_object
 from ddp.settings import Settings
 from ddp.workspace.folders import Workspace
 

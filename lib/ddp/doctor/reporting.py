@@ -7,7 +7,7 @@ from ddp.doctor.facts import Facts, Json, clock_offsets, mib
 from ddp.doctor.findings import ORDER, Finding
 from ddp.problem import Results
 from ddp.results import tables
-from ddp.run.reading import as_object
+from ddp.run.untrusted import as_object
 from ddp.settings import Settings
 
 _COLUMNS: str = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP SHM GPUS VERDICT"

@@ -5,7 +5,7 @@ import re
 from ddp.doctor.facts import leading_number
 from ddp.options import models
 from ddp.problem import ParameterError
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs, usable_nodes
 from ddp.submit import resources
 from slurm_ddp.slurm import nodes
 
@@ -32,7 +32,7 @@ def choose_partition(
 
 def list_asked(params: models.Doctor, partition: jobs.Partition) -> list[str]:
     """List the nodes that are named, or all of the partition. Raises ParameterError."""
-    there = [node.name for node in partition.nodes if node.state != access.OUTSIDE]
+    there = [node.name for node in partition.nodes if node.state != usable_nodes.OUTSIDE]
     if params.nodes is None:
         if len(there) > MAX_NODES:
             how = f"name at most {MAX_NODES}, such as {there[0]},{there[1]}"
@@ -57,13 +57,13 @@ def find_unfit(
 ) -> dict[str, str]:
     """Map the nodes on which Slurm starts no step now to the reason."""
     usable = {node.name for node in partition.usable}
-    gone = {node.name for node in partition.nodes if node.state == access.GONE}
+    gone = {node.name for node in partition.nodes if node.state == usable_nodes.GONE}
     unfit: dict[str, str] = {}
     for name in asked:
         why = _why_unfit(known.get(name), is_usable=name in usable)
         if why:
             unfit[name] = why
-    unfit |= dict.fromkeys(gone, access.GONE)
+    unfit |= dict.fromkeys(gone, usable_nodes.GONE)
 
     most = partition.limits.max_nodes
     if most:

@@ -12,7 +12,7 @@ from ddp.options import models
 from ddp.problem import Command, ParameterError, Results, shown
 from ddp.results import tables
 from ddp.results.progress import Log
-from ddp.run import reading
+from ddp.run import untrusted
 from ddp.settings import Settings
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
@@ -62,7 +62,7 @@ def _project(folder: pathlib.Path) -> pathlib.Path:
     """Return the file that lists a project's dependencies. Raises ParameterError."""
     path = folder / "pyproject.toml"
     with contextlib.suppress(OSError, ValueError, files.RefusedError):
-        project = reading.as_object(
+        project = untrusted.as_object(
             backports.parse_toml(files.read_named(path).decode()).get("project")
         )
         is_dynamic = "dependencies" in project.get("dynamic", ())

@@ -10,7 +10,7 @@ from ddp.measure import baseline
 from ddp.options import fields, models
 from ddp.problem import Command, Results
 from ddp.results.progress import Log
-from ddp.run import logs, reading
+from ddp.run import logs, untrusted
 from ddp.settings import Settings
 from ddp.slurm import cluster
 from ddp.submit import control, resources, scripts
@@ -99,7 +99,7 @@ def _printed(workspace: Workspace, submitted: control.Submitted) -> str:
     """Return the table that rank 0 printed."""
     about: dict[str, typing.Any] = {"job_id": submitted.job_id, "lines": 2000, "rank": 0}
     printed = workspace.do(logs.read_log, path=workspace.runs / submitted.run, **about)[1]
-    lines = [reading.printable(line).rstrip() for line in printed if not line.startswith("[")]
+    lines = [untrusted.printable(line).rstrip() for line in printed if not line.startswith("[")]
     return "\n".join(_TABLE.findall("\n".join(lines)))
 
 

@@ -9,7 +9,7 @@ import re
 
 from ddp.problem import Command, ParameterError, Problem, Results, Step, one_line
 from ddp.results import tables
-from ddp.run import folder, metrics, reading, state
+from ddp.run import folder, metrics, state, untrusted
 from ddp.run.model import Run, State
 from ddp.slurm import jobs, remedies, submissions
 from ddp.workspace import folders
@@ -75,7 +75,7 @@ def name_of(
     return run, job_id
 
 
-def read_record(workspace: Workspace, name: str) -> reading.Json:
+def read_record(workspace: Workspace, name: str) -> untrusted.Json:
     """Read a run's job.json; empty if there is none."""
     return workspace.do(folder.read_record, path=workspace.runs / name)
 
@@ -227,7 +227,7 @@ def _judged(
 
 def elements(workspace: Workspace, sweep: Run, queue: Queue) -> list[Run]:
     """Load the runs of a sweep; one that never started and is unknown to Slurm was cancelled."""
-    count = min(reading.number(str(sweep.record.get("count")), 0), folder.MAX_LISTED)
+    count = min(untrusted.number(str(sweep.record.get("count")), 0), folder.MAX_LISTED)
     paths = [sweep.folder.with_name(f"{sweep.name}-{number}") for number in range(count)]
 
     def read_all() -> list[Run]:
@@ -269,7 +269,7 @@ def show_sweep(workspace: Workspace, name: str, queue: Queue) -> tuple[Results, 
     if best is not None:
         results["best-run"] = best.name
         results["best-loss"] = f"{best.score:.6g}"
-        results["best-options"] = reading.printable(best.options)
+        results["best-options"] = untrusted.printable(best.options)
     if silence:
         results["slurm"] = silence
     return results, runs
@@ -317,7 +317,7 @@ def whole(states: collections.Counter[str], *, has_answer: bool = True) -> str:
 
 def aligned(rows: collections.abc.Sequence[collections.abc.Sequence[str]]) -> str:
     """Make a table of rows; the first row is its head."""
-    return tables.Table([[reading.printable(cell) for cell in row] for row in rows])
+    return tables.Table([[untrusted.printable(cell) for cell in row] for row in rows])
 
 
 def cell(value: object) -> str:

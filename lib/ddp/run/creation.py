@@ -8,7 +8,7 @@ import pathlib
 import shutil
 
 from ddp.host.files import RefusedError, replace
-from ddp.run import folder, reading
+from ddp.run import folder, untrusted
 
 _WRITERS = 8
 RUN_FILES = frozenset(
@@ -59,14 +59,14 @@ def undo(path: pathlib.Path, former: dict[str, str | None] | None, elements: int
 def remove(*paths: pathlib.Path) -> None:
     """Remove the folders of runs that never started; one that holds more than `create` wrote stays."""
     for path in paths:
-        is_ours = RUN_FILES.issuperset(reading.names(path))
+        is_ours = RUN_FILES.issuperset(untrusted.names(path))
         if is_ours and not _was_used(path):
             shutil.rmtree(path)
 
 
 def _was_used(path: pathlib.Path) -> bool:
     """Return whether a job has written into a run's folder."""
-    return any(reading.names(path / name) for name in ("logs", "control"))
+    return any(untrusted.names(path / name) for name in ("logs", "control"))
 
 
 def create_sweep(
@@ -106,7 +106,7 @@ def is_unfinished(path: pathlib.Path, sweep: str = "") -> bool:
     if is_of_another or has_job:
         return False
 
-    held = reading.names(path)
+    held = untrusted.names(path)
     is_of_pods = "code" in held and "job.sbatch" not in held  # of `ddp render --kubernetes`
     is_ours = all(name in RUN_FILES or _is_partial(name) for name in held)
     return is_ours and not is_of_pods and not _was_used(path)

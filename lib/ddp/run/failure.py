@@ -3,7 +3,7 @@
 from ddp.problem import Command, Problem, Remedy, Results, one_line
 from ddp.run import failure_remedies, logs
 from ddp.run.model import Run, State
-from ddp.run.reading import printable
+from ddp.run.untrusted import printable
 from ddp.workspace.folders import Workspace
 
 _LINES = 5

@@ -12,7 +12,7 @@ from ddp.node.diagnosis import excerpts, messages
 from ddp.problem import Remedy, Step
 from ddp.project import copies
 from ddp.run.model import Run
-from ddp.run.reading import printable
+from ddp.run.untrusted import printable
 from ddp.workspace.folders import Workspace
 
 Rule = collections.abc.Callable[[Workspace, Run, list[str]], Remedy | None]

@@ -15,9 +15,9 @@ import time
 from ddp.host.files import MAX_LISTED, replace
 from ddp.node import rank_connections, small_files, unpacking
 from ddp.node.diagnosis import attempt_files
-from ddp.run import metrics, places, reading, state
+from ddp.run import code_paths, metrics, state, untrusted
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
-from ddp.run.reading import Json
+from ddp.run.untrusted import Json
 from ddp.slurm import jobs
 
 RECORD, METRICS = "job.json", "metrics.jsonl"
@@ -57,7 +57,7 @@ def settle(path: pathlib.Path, job_id: int | None) -> None:
     age_s = time.time() - (path / RECORD).stat().st_mtime
     if age_s > _SUBMISSION_S:
         del record["submission"]
-        write_record(path, reading.as_object(record.get("previous")) or record)
+        write_record(path, untrusted.as_object(record.get("previous")) or record)
 
 
 def without_previous(record: Json) -> Json:
@@ -75,23 +75,23 @@ def dump(record: collections.abc.Mapping[str, object]) -> str:
 
 def read_record(path: pathlib.Path) -> Json:
     """Read a run's job.json; empty if there is none."""
-    return reading.json_object(path / RECORD)
+    return untrusted.json_object(path / RECORD)
 
 
-def read_places(path: pathlib.Path) -> places.Places:
+def read_code_paths(path: pathlib.Path) -> code_paths.CodePaths:
     """Read where a run's code came from, and which copy it ran."""
     record = read_record(path)
-    code = reading.as_object(record.get("code"))
+    code = untrusted.as_object(record.get("code"))
     owner = path.with_name(str(record.get("sweep") or path.name))  # a sweep's runs share one copy
-    program = reading.json_object(owner / "program" / RECORD)
+    program = untrusted.json_object(owner / "program" / RECORD)
     own = str(program.get("origin") or code.get("origin") or "")
     copy = owner / str(code.get("folder") or "code")
-    return places.Places(own.rstrip("/"), str(copy))
+    return code_paths.CodePaths(own.rstrip("/"), str(copy))
 
 
 def summarised(path: pathlib.Path) -> float:
     """Return when a run's summary was written, in seconds since 1970; 0 if it has none."""
-    return reading.written(path / "summary.json") or 0.0
+    return untrusted.written(path / "summary.json") or 0.0
 
 
 def read(
@@ -109,7 +109,7 @@ def read(
     if not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such run", str(path))
     notes: list[str] = []
-    record = reading.json_object(path / RECORD, notes)
+    record = untrusted.json_object(path / RECORD, notes)
     summary = _summary(path, record, notes)
     measured = _metrics(path, reader, notes, is_brief=is_brief)
     number = _job_id(path, record)
@@ -120,7 +120,7 @@ def read(
         name=path.absolute().name,
         folder=path.absolute(),
         record=record,
-        config=reading.json_object(path / "config.json", notes),
+        config=untrusted.json_object(path / "config.json", notes),
         summary=summary,
         metrics=measured,
         job_id=number,
@@ -128,10 +128,10 @@ def read(
         failures=tuple(failures[-_MAX_ROWS:]),
         checkpoints=() if is_brief else tuple(_checkpoints(path)),
         hosts=_hosts(path, number, summary),
-        tracking_url=str(reading.json_object(path / "tracking.json").get("url") or ""),
+        tracking_url=str(untrusted.json_object(path / "tracking.json").get("url") or ""),
         curve_png=str(curve) if curve.is_file() else "",
         written=_written(path, attempts),
-        checkpointed=reading.written(path / "latest"),
+        checkpointed=untrusted.written(path / "latest"),
         notes=tuple(notes),
         unpacked_percent=tuple(_unpacked_percent(path / "control")),
         remark=_remark(path / "control", attempts),
@@ -142,9 +142,9 @@ def read(
 
 def _summary(path: pathlib.Path, record: Json, notes: list[str]) -> Json:
     """Read a run's summary, unless an earlier job wrote it."""
-    summary = reading.json_object(path / "summary.json", notes)
+    summary = untrusted.json_object(path / "summary.json", notes)
     earlier = record.get("summary_before")
-    if earlier and reading.written(path / "summary.json") == earlier:
+    if earlier and untrusted.written(path / "summary.json") == earlier:
         return {}
     return summary
 
@@ -164,31 +164,31 @@ def _metrics(
 def _hosts(path: pathlib.Path, job_id: int | None, summary: Json) -> tuple[str, ...]:
     """Return the hosts of a job: from its own list, or from the summary's ranks."""
     if job_id:
-        lines = reading.tail(path / "control" / f"{job_id}.hosts", 1 << 20)
+        lines = untrusted.tail(path / "control" / f"{job_id}.hosts", 1 << 20)
         hosts = " ".join(lines).split()
         if hosts:
             return tuple(hosts)
-    ranks = map(reading.as_object, reading.as_list(summary.get("ranks")))
+    ranks = map(untrusted.as_object, untrusted.as_list(summary.get("ranks")))
     return tuple(dict.fromkeys(str(rank["host"]) for rank in ranks if rank.get("host")))
 
 
 def _written(path: pathlib.Path, attempts: list[Attempt]) -> float:
     """Return when a run's files changed last."""
     files = [path / name for name in (RECORD, "summary.json", METRICS)]
-    times = [reading.written(file) or 0.0 for file in files]
+    times = [untrusted.written(file) or 0.0 for file in files]
     times += [attempt.ended or 0.0 for attempt in attempts]
     return max(times)
 
 
 def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
     """Yield the percentages that nodes write every second; an older file is a failed node's."""
-    for name in reading.names(control):
+    for name in untrusted.names(control):
         path = control / name
         if not name.endswith(unpacking.UNPACKING):
             continue
-        age_s = time.time() - (reading.written(path) or 0.0)
+        age_s = time.time() - (untrusted.written(path) or 0.0)
         if age_s < _LIVE_S:
-            yield reading.number("".join(reading.tail(path, 16)), 0)
+            yield untrusted.number("".join(untrusted.tail(path, 16)), 0)
 
 
 def _remark(control: pathlib.Path, attempts: list[Attempt]) -> str:
@@ -196,18 +196,18 @@ def _remark(control: pathlib.Path, attempts: list[Attempt]) -> str:
     own = [one.name for one in attempts if one.order[0] >= 0]  # a failure's name may be anything
     if not own:
         return ""
-    lines = reading.tail(control / f"{own[-1]}{rank_connections.SUFFIX}", 2000)
+    lines = untrusted.tail(control / f"{own[-1]}{rank_connections.SUFFIX}", 2000)
     return " ".join(lines).strip()
 
 
 def read_failures(path: pathlib.Path) -> list[Failure]:
     """Read control/<job>.failures: time, attempt, fault, node and reason, tab-separated."""
     found: list[Failure] = []
-    own = read_places(path)
-    for name in reading.names(path / "control"):
+    own = read_code_paths(path)
+    for name in untrusted.names(path / "control"):
         if not name.endswith(".failures"):
             continue
-        for line in reading.tail(path / "control" / name, _LOG_BYTES):
+        for line in untrusted.tail(path / "control" / name, _LOG_BYTES):
             words = own.translate(line).split("\t", 4)
             if len(words) == 5:
                 found.append(Failure(*words))
@@ -217,9 +217,9 @@ def read_failures(path: pathlib.Path) -> list[Failure]:
 def _job_id(path: pathlib.Path, record: Json) -> int | None:
     """Return the id of the run's last job, or of a sweep's task; None if it is unknown."""
     # An element's job, or a task's, notes its id once it starts
-    started = reading.tail(path / "control" / "job", 100)
+    started = untrusted.tail(path / "control" / "job", 100)
     if started:
-        number = reading.number(started[-1].strip(), 0)
+        number = untrusted.number(started[-1].strip(), 0)
         if number:
             return number
     if "sweep" in record:
@@ -232,23 +232,25 @@ def _job_id(path: pathlib.Path, record: Json) -> int | None:
 
 def _job_of_newest_log(path: pathlib.Path, record: Json) -> int | None:
     """Return the job of the newest log, unless job.json is newer."""
-    logs = [path / "logs" / name for name in reading.names(path / "logs") if name.endswith(".out")]
+    logs = [
+        path / "logs" / name for name in untrusted.names(path / "logs") if name.endswith(".out")
+    ]
     if not logs:
         return None
-    log = max(logs, key=lambda one: reading.written(one) or 0.0)
-    recorded = reading.written(path / RECORD) or 0.0
-    if record and (reading.written(log) or 0.0) < recorded:
+    log = max(logs, key=lambda one: untrusted.written(one) or 0.0)
+    recorded = untrusted.written(path / RECORD) or 0.0
+    if record and (untrusted.written(log) or 0.0) < recorded:
         return None
-    return reading.number(log.stem, 0) or None
+    return untrusted.number(log.stem, 0) or None
 
 
 def _attempts(path: pathlib.Path, failed: list[Failure]) -> list[Attempt]:
     """Read the attempts that left an outcome, a failure or logs, in the order of their start."""
     outcomes: set[str] = set()
-    for name in reading.names(path / "control"):
+    for name in untrusted.names(path / "control"):
         if name.endswith(".outcome"):
             outcomes.add(name.removesuffix(".outcome"))
-    logs = set(reading.names(path / "logs"))
+    logs = set(untrusted.names(path / "logs"))
     with_logs = {name for name in logs if attempt_files.attempt_order(name)[0] >= 0}
     failures = {failure.attempt: failure for failure in failed}
 
@@ -265,7 +267,7 @@ def _attempt(
     name: str, outcome: pathlib.Path | None, logs: pathlib.Path | None, failure: Failure | None
 ) -> Attempt:
     """Read one attempt. The launcher makes the folder of its logs when it starts the ranks."""
-    record = reading.json_object(outcome) if outcome is not None else {}
+    record = untrusted.json_object(outcome) if outcome is not None else {}
     code = record.get("exit_code")
     step = record.get("step")
     ending = str(record.get("outcome") or "")
@@ -277,13 +279,13 @@ def _attempt(
         why = f"exit code {code}"
     return Attempt(
         name=name,
-        began=reading.written(logs) if logs is not None else None,
-        ended=reading.written(outcome) if outcome is not None else None,
+        began=untrusted.written(logs) if logs is not None else None,
+        ended=untrusted.written(outcome) if outcome is not None else None,
         outcome=ending,
         step="" if step is None else str(step),
         why=why,
         exit_code=code if type(code) is int else None,
-        loss=reading.real(record.get("loss")),
+        loss=untrusted.real(record.get("loss")),
     )
 
 
@@ -291,9 +293,9 @@ def _checkpoints(path: pathlib.Path) -> collections.abc.Iterator[Checkpoint]:
     latest = _target(path / "latest")
     best = _target(path / "best")
     for place in sorted(path.glob("epoch-*"))[-_MAX_CHECKPOINTS:]:
-        manifest = reading.json_object(place / "manifest.json")
+        manifest = untrusted.json_object(place / "manifest.json")
         if manifest:
-            meta = reading.as_object(manifest.get("meta")) or manifest
+            meta = untrusted.as_object(manifest.get("meta")) or manifest
             yield Checkpoint(place.name, meta.get("step"), place.name == latest, place.name == best)
 
 
@@ -326,7 +328,7 @@ def _submitted(entry: os.DirEntry[str]) -> float:
     times: list[float] = []
     for name in (RECORD, METRICS, "summary.json"):
         path = pathlib.Path(entry.path, name)
-        times.append(reading.written(path) or 0.0 if path.is_file() else 0.0)
+        times.append(untrusted.written(path) or 0.0 if path.is_file() else 0.0)
     return times[0] or max(times)
 
 
@@ -338,7 +340,7 @@ def newest(runs: pathlib.Path, *, is_started: bool) -> str | None:
     for name in names(runs):
         record = read_record(runs / name)
         is_element = "sweep" in record
-        is_waiting = is_element and not reading.tail(runs / name / "control" / "job", 100)
+        is_waiting = is_element and not untrusted.tail(runs / name / "control" / "job", 100)
         is_sweep = record.get("kind") == "sweep"
         if record.get("automatic") or is_waiting or (is_started and is_sweep):
             continue
@@ -354,7 +356,7 @@ def find_job(runs: pathlib.Path, job_id: int, element: int | None = None) -> str
     if element is None:
         logs = list(runs.glob(f"*/logs/{int(job_id)}.out"))
         if logs:
-            newest_log = max(logs, key=lambda path: reading.written(path) or 0.0)
+            newest_log = max(logs, key=lambda path: untrusted.written(path) or 0.0)
             return newest_log.parent.parent.name
     for name in names(runs):
         record = read_record(runs / name)
@@ -363,7 +365,9 @@ def find_job(runs: pathlib.Path, job_id: int, element: int | None = None) -> str
             continue
         if element is None:
             return name
-        if record.get("kind") == "sweep" and element < reading.number(str(record.get("count")), 0):
+        if record.get("kind") == "sweep" and element < untrusted.number(
+            str(record.get("count")), 0
+        ):
             return f"{name}-{element}"
     return None
 

@@ -9,7 +9,7 @@ import re
 
 from ddp.node import small_files
 from ddp.node.diagnosis import absent_ranks, attempt_files, evidence, excerpts, first_failure
-from ddp.run import folder, reading
+from ddp.run import folder, untrusted
 from ddp.run.model import Run
 
 _LOG_BYTES = 256 * 1024
@@ -33,7 +33,7 @@ def read_log(
     for place in found:
         text += small_files.tail(place, small_files.MAX_TAIL_BYTES)
     where = found[0] if rank is None else found[0].parent
-    translate = folder.read_places(path).translate
+    translate = folder.read_code_paths(path).translate
     return str(where), [translate(line) for line in text[-lines:]]
 
 
@@ -49,7 +49,7 @@ def follow_log(
     for place in _outputs(path, job_id, rank):
         new, after[str(place)] = _new_lines(place, offsets.get(str(place)))
         lines += new
-    translate = folder.read_places(path).translate
+    translate = folder.read_code_paths(path).translate
     return [translate(line) for line in lines], after
 
 
@@ -76,8 +76,8 @@ def _new_lines(path: pathlib.Path, begin: int | None) -> tuple[list[str], int]:
 
 def last_lines(run: Run, lines: int = 40) -> list[str]:
     """Read the last lines of the log of a run's last job; [] if it is unreadable."""
-    translate = folder.read_places(run.folder).translate
-    return [translate(line) for line in reading.tail(run.log_path, _LOG_BYTES)[-lines:]]
+    translate = folder.read_code_paths(run.folder).translate
+    return [translate(line) for line in untrusted.tail(run.log_path, _LOG_BYTES)[-lines:]]
 
 
 def _outputs(path: pathlib.Path, job_id: int, rank: int | None) -> list[pathlib.Path]:
@@ -102,13 +102,13 @@ class FirstFailure:
 
 def find_failure(path: pathlib.Path, job_id: int, lines: int) -> FirstFailure:
     """Find why a job failed, with the user's own paths."""
-    in_order = reading.tail(path / "control" / f"{int(job_id)}.hosts", 1 << 20)
+    in_order = untrusted.tail(path / "control" / f"{int(job_id)}.hosts", 1 << 20)
     hosts = " ".join(in_order).split()  # of the ranks
     found = evidence.gather(path, job_id, hosts=hosts, max_lines=_MAX_FRAMES)
     failure = first_failure.find(found)
     absent = absent_ranks.find(found, failure.lines)
 
-    known = folder.read_places(path)
+    known = folder.read_code_paths(path)
     return FirstFailure(
         rank=failure.rank,
         host=found.host(failure.node),
@@ -137,7 +137,7 @@ def find_failed_elements(path: pathlib.Path, array: int) -> list[tuple[int, str]
 
 def _error_of(log: pathlib.Path) -> str:
     """Return the last error in the log of an element, or "" if it is done."""
-    lines = [line.strip() for line in reading.tail(log, 65536) if line.strip()]
+    lines = [line.strip() for line in untrusted.tail(log, 65536) if line.strip()]
     errors = [line for line in lines if excerpts.is_error(line)]
     if not errors or lines[-1].startswith("[DONE]"):
         return ""

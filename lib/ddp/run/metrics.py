@@ -17,7 +17,7 @@ import pathlib
 import typing
 
 from ddp.node import small_files
-from ddp.run import reading
+from ddp.run import untrusted
 
 MAX_POINTS = 1 << 16  # of one curve in memory; at least a quarter as many stay after thinning
 MAX_SERIES = 24  # a run's own script may write any names
@@ -113,12 +113,12 @@ class Metrics:
 
     series: dict[str, Series] = dataclasses.field(default_factory=dict[str, Series])
     # The last attempt's first record, and the last record of a checkpoint
-    start: reading.Json = dataclasses.field(default_factory=reading.Json)
-    checkpoint: reading.Json = dataclasses.field(default_factory=reading.Json)
+    start: untrusted.Json = dataclasses.field(default_factory=untrusted.Json)
+    checkpoint: untrusted.Json = dataclasses.field(default_factory=untrusted.Json)
     # The lowest losses that a script noted in its last line
-    noted: reading.Json = dataclasses.field(default_factory=reading.Json)
+    noted: untrusted.Json = dataclasses.field(default_factory=untrusted.Json)
     # The slowest rank: rank, host, times the ranks' median
-    slowest: reading.Json = dataclasses.field(default_factory=reading.Json)
+    slowest: untrusted.Json = dataclasses.field(default_factory=untrusted.Json)
     step: int | None = None
     total_steps: int | None = None
     time: float | None = None  # of the last step
@@ -145,11 +145,11 @@ class Metrics:
     @property
     def straggler(self) -> str:
         """The rank that holds the others up, in words; "" if none does."""
-        times = reading.real(self.slowest.get("times")) or 0.0
+        times = untrusted.real(self.slowest.get("times")) or 0.0
         if times <= TOO_SLOW:
             return ""
-        rank = reading.whole(self.slowest.get("rank"))
-        host = reading.printable(str(self.slowest.get("host")), 64)
+        rank = untrusted.whole(self.slowest.get("rank"))
+        host = untrusted.printable(str(self.slowest.get("host")), 64)
         rate = f"{times:.3g} times the ranks' median"
         return f"rank {rank} on {host} takes {rate} for its data and forward pass"
 
@@ -170,11 +170,11 @@ class Metrics:
         return min(points, key=lambda point: point[1], default=None)
 
     def _noted_point(self, name: str) -> Point | None:
-        noted = reading.as_list(self.noted.get(name))
+        noted = untrusted.as_list(self.noted.get(name))
         if len(noted) < 2:
             return None
-        step = reading.real(noted[0])
-        value = reading.real(noted[1])
+        step = untrusted.real(noted[0])
+        value = untrusted.real(noted[1])
         if step is None or value is None:
             return None
         is_finite = abs(step) < _LARGEST_STEP and -_LARGEST < value < _LARGEST
@@ -191,9 +191,9 @@ class Metrics:
             return None
         return (last - first) / (ended - began)
 
-    def add(self, record: reading.Json) -> None:
+    def add(self, record: untrusted.Json) -> None:
         """Add a line of the file."""
-        step = reading.real(record.get("step"))
+        step = untrusted.real(record.get("step"))
         kind = record.get("kind")
         if step is None or not abs(step) < _LARGEST_STEP:
             self.bad_lines += 1
@@ -202,17 +202,17 @@ class Metrics:
         elif kind == "start":
             self.slowest = {}
             self.start = record
-            self.total_steps = reading.whole(record.get("total_steps")) or self.total_steps
+            self.total_steps = untrusted.whole(record.get("total_steps")) or self.total_steps
         else:
-            self.noted = reading.as_object(record.get("best")) or self.noted
+            self.noted = untrusted.as_object(record.get("best")) or self.noted
             self._add_values(step, record)
             if kind != "eval":
                 self._add_step(step, record)
 
-    def _add_values(self, step: float, record: reading.Json) -> None:
+    def _add_values(self, step: float, record: untrusted.Json) -> None:
         is_curve = False
         for name, found in record.items():
-            value = reading.real(found)
+            value = untrusted.real(found)
             if value is None or name in _NOT_CURVES:
                 continue
             if name not in self.series and len(self.series) < MAX_SERIES:
@@ -222,11 +222,11 @@ class Metrics:
                 is_curve = True
         self.num_records += is_curve
 
-    def _add_step(self, step: float, record: reading.Json) -> None:
-        self.slowest = reading.as_object(record.get("slowest")) or self.slowest
-        self.step = reading.whole(step)
-        self.time = reading.real(record.get("time"))
-        self.total_steps = reading.whole(record.get("total_steps")) or self.total_steps
+    def _add_step(self, step: float, record: untrusted.Json) -> None:
+        self.slowest = untrusted.as_object(record.get("slowest")) or self.slowest
+        self.step = untrusted.whole(step)
+        self.time = untrusted.real(record.get("time"))
+        self.total_steps = untrusted.whole(record.get("total_steps")) or self.total_steps
         if self.time is None or not 0 < self.time < _LARGEST:
             return
         if self.recent and self.recent[-1][1] > step:
@@ -303,9 +303,9 @@ class Reader:
                 self._metrics.add(_parse(line))
 
 
-def _parse(line: str) -> reading.Json:
+def _parse(line: str) -> untrusted.Json:
     """Return the object in a line, or {}."""
     try:
-        return reading.as_object(json.loads(line))
+        return untrusted.as_object(json.loads(line))
     except (ValueError, RecursionError):
         return {}

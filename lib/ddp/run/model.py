@@ -10,9 +10,9 @@ import json
 import pathlib
 
 from ddp.node.diagnosis import attempt_files
-from ddp.run import reading
+from ddp.run import untrusted
 from ddp.run.metrics import Metrics
-from ddp.run.reading import Json
+from ddp.run.untrusted import Json
 from ddp.slurm import jobs
 
 UTC = datetime.timezone.utc  # noqa: UP017 - datetime.UTC came with Python 3.11
@@ -163,17 +163,17 @@ class Run:
         """The last step."""
         if self.metrics.step is not None:
             return self.metrics.step
-        summarised = reading.whole(self.summary.get("steps"))
+        summarised = untrusted.whole(self.summary.get("steps"))
         if summarised is not None:
             return summarised
         last = self.last_attempt
-        reported = reading.number(last.step, -1) if last is not None else -1
+        reported = untrusted.number(last.step, -1) if last is not None else -1
         return reported if reported >= 0 else None
 
     @property
     def total_steps(self) -> int | None:
         """The number of steps in all. Runs of earlier releases have it in their settings only."""
-        found = self.metrics.total_steps or reading.whole(self.config.get("steps")) or 0
+        found = self.metrics.total_steps or untrusted.whole(self.config.get("steps")) or 0
         return found if found > 0 else None
 
     @property
@@ -226,7 +226,7 @@ class Run:
     def choice(self) -> Json:
         """The options in which an element of a sweep differs from the others."""
         with contextlib.suppress(ValueError, RecursionError):
-            return reading.as_object(json.loads(str(self.record.get("choice") or "{}")))
+            return untrusted.as_object(json.loads(str(self.record.get("choice") or "{}")))
         return {}
 
     @property
@@ -244,18 +244,18 @@ class Run:
                 is_setting = last_part not in _NOT_SETTINGS and last_part not in _OF_CLUSTER
                 is_given = value not in (None, [], {}, "")
                 if is_setting and is_given and len(found) < _MAX_SETTINGS:
-                    shown_name = reading.printable(name.removeprefix("request."), 80)
+                    shown_name = untrusted.printable(name.removeprefix("request."), 80)
                     found[shown_name] = text(value)
         return found
 
     @property
     def changes(self) -> list[Json]:
         """The changes of its settings while it trained: setting, before, after, step."""
-        listed = map(reading.as_object, reading.as_list(self.config.get("changes")))
+        listed = map(untrusted.as_object, untrusted.as_list(self.config.get("changes")))
         return [
             change
             for change in listed
-            if change.get("setting") and reading.whole(change.get("step")) is not None
+            if change.get("setting") and untrusted.whole(change.get("step")) is not None
         ]
 
     @property
@@ -263,7 +263,7 @@ class Run:
         """The settings; a changed one has all its values, each with the step that it holds from."""
         values: dict[str, list[str]] = {}
         for change in self.changes:
-            name = reading.printable(change["setting"], 80)
+            name = untrusted.printable(change["setting"], 80)
             own = values.setdefault(name, [text(change.get("before"))])
             own.append(f"{text(change.get('after'))} from step {change['step']}")
 
@@ -288,7 +288,7 @@ class Run:
 
     def figure(self, name: str) -> float | None:
         """Return a finite number of the summary, or None."""
-        number = reading.real(self.summary.get(name))
+        number = untrusted.real(self.summary.get(name))
         if number is None or not abs(number) < 1e300:
             return None
         return number
@@ -296,7 +296,7 @@ class Run:
     @property
     def devices(self) -> collections.Counter[str]:
         """The number of ranks on each kind of device."""
-        ranks = map(reading.as_object, reading.as_list(self.summary.get("ranks")))
+        ranks = map(untrusted.as_object, untrusted.as_list(self.summary.get("ranks")))
         return collections.Counter(str(rank["device"]) for rank in ranks if rank.get("device"))
 
     @property
@@ -315,7 +315,7 @@ def change_text(change: Json) -> str:
     """Describe a change of a setting in words."""
     values = f"{text(change.get('before'))} -> {text(change.get('after'))}"
     name = str(change["setting"]).replace("_", "-")
-    return reading.printable(f"{name} {values} from step {change['step']}", 200)
+    return untrusted.printable(f"{name} {values} from step {change['step']}", 200)
 
 
 def text(value: object) -> str:
@@ -324,14 +324,14 @@ def text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
-    if items := reading.as_list(value):
+    if items := untrusted.as_list(value):
         return " ".join(text(item) for item in items[:1000])
     return str(value)
 
 
 def _flat(record: Json, prefix: str = "") -> collections.abc.Iterator[tuple[str, object]]:
     for key, value in record.items():
-        inner = reading.as_object(value)
+        inner = untrusted.as_object(value)
         if inner and prefix.count(".") < 4:
             yield from _flat(inner, f"{prefix}{key}.")
         else:

@@ -11,9 +11,9 @@ import re
 import time
 
 from ddp.host import files
-from ddp.run import catalog, folder, reading, state
+from ddp.run import catalog, folder, state, untrusted
 from ddp.run.model import Run, State
-from ddp.run.reading import Json
+from ddp.run.untrusted import Json
 from ddp.slurm import jobs
 from ddp.workspace import operations
 from ddp.workspace.folders import Workspace
@@ -49,7 +49,7 @@ def collect(workspace: Workspace) -> Json:
 
     def read() -> tuple[list[Json], Json]:
         runs = [_record(run, known) for run in _newest(workspace)]
-        return runs, reading.json_object(workspace.path / "baselines" / DOCTOR)
+        return runs, untrusted.json_object(workspace.path / "baselines" / DOCTOR)
 
     runs, doctor = workspace.do(read, timeout_s=15)
     return {"runs": runs, "gpus": _gpus_held(), "doctor": doctor or None}
@@ -64,9 +64,9 @@ def _newest(workspace: Workspace) -> collections.abc.Iterator[Run]:
     """Read the newest trainings of all users, each with its user."""
     found: list[tuple[float, str, pathlib.Path]] = []
     for user, place in _users(workspace):
-        for name in reading.names(place / "runs"):
+        for name in untrusted.names(place / "runs"):
             path = place / "runs" / name
-            submitted = reading.written(path / folder.RECORD)
+            submitted = untrusted.written(path / folder.RECORD)
             if submitted:
                 found.append((submitted, user, path))
 
@@ -96,7 +96,7 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job]) -> Json:
     requeues, restarts = _starts(run, job)
     failures = collections.Counter(one.fault for one in run.failures if one.fault in KINDS)
     return {
-        "run": reading.printable(run.name, 64),
+        "run": untrusted.printable(run.name, 64),
         "user": run.user,
         "state": _state(run, is_active=is_active),
         "requeues": requeues,
@@ -155,11 +155,11 @@ def _values(run: Run) -> dict[str, int | float]:
 def _slowest(run: Run) -> list[object]:
     """Return rank, host and times the median of the slowest rank; [] if that was not measured."""
     found = run.metrics.slowest
-    rank = reading.whole(found.get("rank"))
-    times = reading.real(found.get("times"))
+    rank = untrusted.whole(found.get("rank"))
+    times = untrusted.real(found.get("times"))
     if rank is None or times is None:
         return []
-    return [rank, reading.printable(str(found.get("host")), 64), times]
+    return [rank, untrusted.printable(str(found.get("host")), 64), times]
 
 
 def _gpus_held() -> dict[str, int]:
@@ -186,8 +186,8 @@ def _gpus(job: dict[str, str]) -> int:
     of_job = _requested(job["tres-per-job"])
     if of_job:
         return of_job
-    of_nodes = _requested(job["tres-per-node"]) * reading.number(job["NumNodes"], 0)
-    of_tasks = _requested(job["tres-per-task"]) * reading.number(job["NumTasks"], 0)
+    of_nodes = _requested(job["tres-per-node"]) * untrusted.number(job["NumNodes"], 0)
+    of_tasks = _requested(job["tres-per-task"]) * untrusted.number(job["NumTasks"], 0)
     return max(of_nodes, of_tasks)
 
 

@@ -5,7 +5,7 @@ import re
 
 from ddp.problem import ParameterError, Problem, Step
 from ddp.results.progress import ahead
-from ddp.slurm import access, jobs, policy, submissions
+from ddp.slurm import jobs, partition_limits, submissions, usable_nodes
 
 _listing: concurrent.futures.Future[tuple[jobs.Partition, ...]] | None = None
 
@@ -23,9 +23,9 @@ def partitions(reservation: str | None = None) -> tuple[jobs.Partition, ...]:
     """
     with jobs.asking():
         listed = _listing.result() if _listing is not None else jobs.partitions()
-        found = access.present(listed)
+        found = usable_nodes.present(listed)
         if reservation is not None:
-            found = access.inside(found, reservation)
+            found = usable_nodes.inside(found, reservation)
         return found
 
 
@@ -78,7 +78,7 @@ def refused(stderr: str, partition: jobs.Partition | None = None) -> Problem:
     name = next((name for word, name in _CULPRITS.items() if word in stderr), None)
     if partition is not None:
         for rule, who in partition.limits.lists.items():
-            if policy.OPTIONS[rule] == name:
+            if partition_limits.OPTIONS[rule] == name:
                 text += f"; partition {partition.name} has {rule}={','.join(who)}"
     return Problem(text) if name is None else ParameterError(name, text)
 

@@ -12,7 +12,7 @@ import re
 import typing
 
 from ddp.problem import Problem
-from ddp.slurm import policy
+from ddp.slurm import partition_limits
 from slurm_ddp.commands import CommandError, CommandTimeout, run
 from slurm_ddp.slurm import binaries, nodes, show, times
 
@@ -125,7 +125,7 @@ class Partition:
     default_time_s: int | None  # None: NONE, then the maximum counts
     nodes: tuple[Capacity, ...]
     preempt_mode: str = ""  # its own, or the cluster's where it has none
-    limits: policy.Limits = dataclasses.field(default_factory=policy.Limits)
+    limits: partition_limits.Limits = dataclasses.field(default_factory=partition_limits.Limits)
 
     @property
     def usable(self) -> tuple[Capacity, ...]:
@@ -211,7 +211,7 @@ def _partition(
         default_time_s=times.parse_time(record.get("DefaultTime", "")),
         nodes=tuple(members),
         preempt_mode=record.get("PreemptMode", ""),
-        limits=policy.read(record, cluster),
+        limits=partition_limits.read(record, cluster),
     )
 
 

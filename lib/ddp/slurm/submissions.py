@@ -6,7 +6,7 @@ import pathlib
 import re
 import time
 
-from ddp.slurm import jobs, policy
+from ddp.slurm import jobs, partition_limits
 from slurm_ddp import backports
 from slurm_ddp.slurm import times
 
@@ -141,7 +141,7 @@ def _refusal(partition: str, account: str, qos: str) -> str:
         for one in jobs.partitions():
             if one.name != partition:
                 continue
-            refusal = policy.refusal(partition, one.limits, account=account, qos=qos)
+            refusal = partition_limits.refusal(partition, one.limits, account=account, qos=qos)
             if refusal is not None:
                 return refusal[1]
     return ""

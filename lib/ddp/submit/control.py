@@ -14,10 +14,10 @@ from ddp.problem import Command, ParameterError, Problem, Results, Step, Unfinis
 from ddp.project import copies
 from ddp.results import tables
 from ddp.results.progress import REPORT_S, Log
-from ddp.run import catalog, creation, curve, failure, folder, reading, state
+from ddp.run import catalog, creation, curve, failure, folder, state, untrusted
 from ddp.run.model import UTC, Run
 from ddp.settings import Settings
-from ddp.slurm import cluster, jobs, patience, remedies, submissions
+from ddp.slurm import cluster, jobs, outages, remedies, submissions
 from ddp.submit import tokens
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
@@ -224,7 +224,7 @@ def follow(
     settings.wait.begin(submitted.run, str(submitted.job_id))
     began = time.monotonic()
     last_reported, reported = 0.0, ""
-    slurm = patience.Patience(log)
+    slurm = outages.PatientClient(log)
     while True:
         known = _ask(workspace, submitted, slurm)
         if known is None or not (isinstance(known, jobs.Silence) or known.is_active):
@@ -250,7 +250,7 @@ def follow(
 
 
 def _ask(
-    workspace: Workspace, submitted: Submitted, slurm: patience.Patience
+    workspace: Workspace, submitted: Submitted, slurm: outages.PatientClient
 ) -> jobs.Job | jobs.Silence | None:
     """Ask for a submission's job. Raises Problem with its results if Slurm is silent for too long."""
     try:
@@ -298,7 +298,7 @@ def conclude(workspace: Workspace, submitted: Submitted, known: jobs.Job | None)
     run = state.with_job(catalog.read(workspace, submitted.run), known)
     results = {**submitted.as_results(), **failure.results_of(run)}
     if run.remark:
-        results["remark"] = reading.printable(run.remark, 400)
+        results["remark"] = untrusted.printable(run.remark, 400)
     if drawn := draw(run):
         results["curve-text"] = drawn
     if problem := failure.explain(workspace, run, submitted.job_id):

@@ -10,7 +10,7 @@ from ddp.options import models
 from ddp.problem import Command, Problem, Results, UnfinishedError
 from ddp.results import tables
 from ddp.results.progress import Log
-from ddp.run import creation, logs, reading
+from ddp.run import creation, logs, untrusted
 from ddp.run.model import PREPARATION
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs
@@ -194,7 +194,7 @@ def _follow(
         )
         if not failed:
             raise
-        lines = [f"element {element}: {reading.printable(line)}" for element, line in failed]
+        lines = [f"element {element}: {untrusted.printable(line)}" for element, line in failed]
         e.results["failed-elements"] = "\n".join(lines)
         text = (
             f"job {submitted.job_id}: {lines[0]}; correct the input and run the same command again"
@@ -212,11 +212,13 @@ def _describe(workspace: Workspace, submitted: control.Submitted) -> Results:
     facts = {
         name: found.get(name) for name in ("tokenizer", "vocabulary", "fingerprint", "not-read")
     }
-    results = {name: reading.printable(str(value))[:200] for name, value in facts.items() if value}
-    results |= {
-        str(split): str(text) for split, text in reading.as_object(found.get("totals")).items()
+    results = {
+        name: untrusted.printable(str(value))[:200] for name, value in facts.items() if value
     }
-    if shards := reading.as_list(found.get("shards")):
+    results |= {
+        str(split): str(text) for split, text in untrusted.as_object(found.get("totals")).items()
+    }
+    if shards := untrusted.as_list(found.get("shards")):
         results["shards"] = str(len(shards))
     return results | {"verified": "every byte" if not found.get("damage") else "damaged"}
 

@@ -5,7 +5,7 @@ import re
 
 from ddp.options import fields, models
 from ddp.problem import ParameterError, Problem, Step
-from ddp.slurm import jobs, policy
+from ddp.slurm import jobs, partition_limits
 from slurm_ddp.slurm import times
 
 Nodes = tuple[jobs.Capacity, ...]
@@ -180,13 +180,15 @@ def choose_partition(
             "partition",
             f"{found.name} has no usable node{_describe_unusable(found)}; see: sinfo -R",
         )
-    if refusal := policy.refusal(found.name, found.limits, account=params.account, qos=params.qos):
+    if refusal := partition_limits.refusal(
+        found.name, found.limits, account=params.account, qos=params.qos
+    ):
         raise ParameterError(*refusal)
     return found
 
 
 def _amounts(
-    params: models.Training, gpus: int, nodes: Nodes, most: policy.Limits
+    params: models.Training, gpus: int, nodes: Nodes, most: partition_limits.Limits
 ) -> tuple[int, int, int]:
     """Compute the cores and the memory on a node, and the memory for each core or 0. Raises ParameterError."""
     most_cpus, least_mb = most.max_cpus_per_node or fields.MAX_CPUS, min(n.memory_mb for n in nodes)
@@ -238,7 +240,7 @@ def _check(name: str, amount: int, limit: int | None, what: str, unit: str = "")
         raise ParameterError(name, f"{amount}{unit} exceeds the limit of {limit}{unit} ({what})")
 
 
-def bounded_mb(given: str | None, share_mb: int, cpus: int, most: policy.Limits) -> int:
+def bounded_mb(given: str | None, share_mb: int, cpus: int, most: partition_limits.Limits) -> int:
     """Compute the memory on a node within the limits; 0 where the site decides, or Slurm does not know a node's."""
     memory_mb = _memory_mb(given)
     by_cpus = most.max_memory_per_cpu_mb and most.max_memory_per_cpu_mb * cpus

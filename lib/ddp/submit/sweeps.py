@@ -14,7 +14,7 @@ from ddp.results.result import Answer, Result
 from ddp.run import catalog, creation, folder
 from ddp.run.model import State
 from ddp.settings import Settings
-from ddp.slurm import cluster, jobs, patience
+from ddp.slurm import cluster, jobs, outages
 from ddp.submit import control, precheck, resources, scripts, tokens, training
 
 Choice = dict[str, str]
@@ -90,7 +90,7 @@ def _follow(
     settings.wait.begin(name, results["job-id"])
     began = reported_at = time.monotonic()
     states = ""
-    slurm = patience.Patience(log)
+    slurm = outages.PatientClient(log)
     while True:
         queue = slurm.ask(lambda: jobs.jobs(user=workspace.user, name=name))
         has_answer = not isinstance(queue, jobs.Silence)

@@ -9,7 +9,7 @@ import rich.progress_bar
 import rich.table
 import rich.text
 
-from ddp.run import curve, metrics, reading
+from ddp.run import curve, metrics, untrusted
 from ddp.run.model import Run, State
 from ddp.view import charts, screen
 from slurm_ddp.slurm import times
@@ -69,7 +69,7 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
     used = 5 + numbers.row_count
 
     if run.silence:
-        silence = reading.printable(run.silence, 200)
+        silence = untrusted.printable(run.silence, 200)
         parts.append(_text(f"{silence}; waiting for it", "yellow"))
         used += 1
     losses = run.metrics.points("loss", _CURVE_POINTS)
@@ -85,7 +85,7 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
         lines = [_PREFIX.sub("", line) for line in now.log[-room:]]
         parts.append(_text("\n".join(lines), "dim"))
 
-    title = rich.text.Text(f" {reading.printable(run.name, 120)} ", style="bold")
+    title = rich.text.Text(f" {untrusted.printable(run.name, 120)} ", style="bold")
     content = rich.console.Group(*parts)
     return rich.panel.Panel(content, title=title, title_align="left", width=width)
 
@@ -96,10 +96,10 @@ def _notes(run: Run) -> list[rich.text.Text]:
     if run.state.is_active and run.metrics.straggler:
         notes.append(_text(run.metrics.straggler, "yellow"))
     if run.remark:
-        notes.append(_text(reading.printable(run.remark, 300), "yellow"))
+        notes.append(_text(untrusted.printable(run.remark, 300), "yellow"))
     for one in run.failures[-_MAX_FAILURES:]:
         line = f"{one.attempt} failed: {one.reason}"
-        notes.append(_text(reading.printable(line, 300), "red"))
+        notes.append(_text(untrusted.printable(line, 300), "red"))
     return notes
 
 
@@ -121,7 +121,7 @@ def _head(run: Run) -> rich.text.Text:
     colour = screen.COLOURS.get(str(run.state), "magenta")
     text = _text(str(run.state), f"bold {colour}")
     for part in filter(None, parts):
-        text.append(f"  {reading.printable(part, 200)}", style="default")
+        text.append(f"  {untrusted.printable(part, 200)}", style="default")
     return text
 
 
@@ -147,7 +147,7 @@ def _numbers(now: Frame) -> rich.table.Table:
     cells: list[rich.text.Text] = []
     for name, series in now.run.metrics.series.items():
         cells.append(
-            _cell(reading.printable(name, 24), _last(series), is_bad=series.lost is not None)
+            _cell(untrusted.printable(name, 24), _last(series), is_bad=series.lost is not None)
         )
 
     left_s, limit_left_s = now.left_s, now.limit_left_s

@@ -6,7 +6,7 @@ import pathlib
 
 import jinja2
 
-from ddp.run import reading
+from ddp.run import untrusted
 from ddp.run.model import UTC, Attempt, Run, text
 from ddp.view import charts
 from slurm_ddp.slurm import times
@@ -32,7 +32,7 @@ def page(
     return _template().render(
         runs=runs,
         logs=[*logs, *([] for _ in runs)],
-        labels=[reading.printable(run.name, 120) for run in runs],
+        labels=[untrusted.printable(run.name, 120) for run in runs],
         charts=charts.make(runs),
         figures=_rows([_figures(run) for run in runs]),
         settings=settings,
@@ -52,7 +52,7 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"clean": reading.printable, "when": _when, "lasted": _lasted}
+    environment.filters |= {"clean": untrusted.printable, "when": _when, "lasted": _lasted}
     return environment.get_template("page.html.j2")
 
 

@@ -12,7 +12,7 @@ from resource_requests import node, partition, refusal, training
 
 from ddp.options import fields, models
 from ddp.problem import ParameterError
-from ddp.slurm import policy
+from ddp.slurm import partition_limits
 from ddp.slurm.jobs import Capacity
 from ddp.submit import resources
 
@@ -203,7 +203,7 @@ def test_preparing_a_dataset_takes_half_of_the_largest_node():
 MEMORY = st.sampled_from([1, 900, 8000, 512000])
 NODE = st.builds(node, st.uuids().map(str), st.integers(1, 64), MEMORY, st.integers(0, 8))
 LIMITS = st.builds(
-    policy.Limits,
+    partition_limits.Limits,
     max_nodes=st.none() | st.integers(1, 4),
     max_cpus_per_node=st.none() | st.integers(1, 64),
     max_memory_mb=st.none() | st.integers(300, 600000),
@@ -226,7 +226,7 @@ OPTIONS: dict[str, st.SearchStrategy[typing.Any]] = {
     asked=st.fixed_dictionaries({}, optional=OPTIONS),
 )
 def test_a_request_is_within_every_limit_or_refused_by_the_option(
-    nodes: list[Capacity], limits: policy.Limits, asked: dict[str, object]
+    nodes: list[Capacity], limits: partition_limits.Limits, asked: dict[str, object]
 ):
     cluster = dataclasses.replace(partition(*nodes), limits=limits)
     found = [resources.preparation(fields.parse(models.PrepareDataset, {}), (cluster,))]
@@ -256,11 +256,11 @@ def test_a_request_is_within_every_limit_or_refused_by_the_option(
         assert sum(able) >= one.num_nodes, "nodes that can hold it"
 
 
-def shown(record: str = "", enforced: str = "associations,limits") -> policy.Limits:
+def shown(record: str = "", enforced: str = "associations,limits") -> partition_limits.Limits:
     """Read a partition as scontrol prints it, with the cluster's limits."""
     text = f"MaxNodes=2 MaxCPUsPerNode=4 MaxMemPerNode=UNLIMITED AllowAccounts=ALL {record}"
     cluster = {"MaxMemPerCPU": "2000", "MaxArraySize": "10", "AccountingStorageEnforce": enforced}
-    return policy.read(dict(word.split("=") for word in text.split()), cluster)
+    return partition_limits.read(dict(word.split("=") for word in text.split()), cluster)
 
 
 @pytest.mark.parametrize(("record", "given", "line"), CASES["a_limit_is_named_with_its_value"])
@@ -268,7 +268,9 @@ def test_a_limit_is_named_with_its_value(record: str, given: dict[str, object], 
     cluster = dataclasses.replace(partition(*map(node, "abc")), limits=shown(record))
     assert refusal(cluster, **given) == line
     assert not shown("DenyAccounts=me", "none").lists, "Slurm compares no accounts then"
-    assert policy.read({}, {"MaxArraySize": "0"}).max_array_size == 0, "arrays are disabled"
+    assert partition_limits.read({}, {"MaxArraySize": "0"}).max_array_size == 0, (
+        "arrays are disabled"
+    )
     with pytest.raises(
         ParameterError, match=r"^grid: 11 exceeds the limit of 10 \(MaxArraySize\)$"
     ):

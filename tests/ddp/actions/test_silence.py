@@ -21,7 +21,7 @@ from ddp.results.result import Result, texts_of
 from ddp.run import catalog
 from ddp.run.model import State
 from ddp.settings import Settings
-from ddp.slurm import jobs, patience
+from ddp.slurm import jobs, outages
 from ddp.submit import control
 
 MARK = "Slurm does not answer: "
@@ -79,7 +79,7 @@ def runs(settings: Settings, cluster: Cluster, host: dict[str, typing.Any]) -> p
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits ten minutes for Slurm waits for one answer."""
-    monkeypatch.setattr(patience, "LIMIT_S", 0.0)
+    monkeypatch.setattr(outages, "LIMIT_S", 0.0)
 
 
 def do(settings: Settings, name: str, log: list[str], /, **given: object) -> dict[str, typing.Any]:
@@ -301,7 +301,7 @@ def test_what_follows_a_job_waits_ten_minutes_and_says_that_the_job_may_still_ru
         clock[0] += 10.0
 
     monkeypatch.setattr(control, "pause", pause)
-    monkeypatch.setattr(patience.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(outages.time, "monotonic", lambda: clock[0])
     log: list[str] = []
     given = {"follow-timeout": 3600} if verb == "log" else {}
     with pytest.raises(

@@ -14,7 +14,7 @@ from hostile_values import FREE, NASTY, ROAMING, TEXTS
 from left_by_jobs import add_dataset, write_result
 
 from ddp import problem
-from ddp.actions import readiness, verbs
+from ddp.actions import prerequisites, verbs
 from ddp.options import fields
 from slurm_ddp import mounts
 from slurm_ddp.commands import Completed
@@ -175,7 +175,7 @@ def test_nodes_are_listed_while_the_mount_is_looked_at(
         )
 
     monkeypatch.setattr(nodes, "run", run)
-    monkeypatch.setattr(readiness.mounts, "probe", probe)
+    monkeypatch.setattr(prerequisites.mounts, "probe", probe)
     wanted = {
         "name": "web",
         "source": "python-stdlib",

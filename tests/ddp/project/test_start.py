@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pip_double import Pip
 
 from ddp import cli
-from ddp.actions import readiness
+from ddp.actions import prerequisites
 from ddp.node import spec
 from ddp.options import fields, models
 from ddp.problem import ParameterError
@@ -41,7 +41,7 @@ def _alone(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: pathli
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
-    monkeypatch.setattr(readiness, "require", lambda *_, **__: None)
+    monkeypatch.setattr(prerequisites, "require", lambda *_, **__: None)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ _REPORT_S = 30.0  # between two lines
 T = typing.TypeVar("T")
 
 
-class Patience:
+class PatientClient:
     """Questions to Slurm of a command that follows a job."""
 
     def __init__(self, log: collections.abc.Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ _FRAME = re.compile(r'\bFile "([^"<]+)", line (\d+)')
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class CodePaths:
     """The folder that a run's code came from, and the copy that it ran."""
 
     own: str = ""  # empty: unknown

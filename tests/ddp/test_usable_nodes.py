@@ -5,7 +5,7 @@ import socket
 import pytest
 from slurm_commands import Commands, node, partition
 
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs, usable_nodes
 
 RESERVATIONS = ("/usr/bin/scontrol", "show", "reservations", "-o")
 # As printed by 24.11 and by 26.05, which has AllowedPartitions and QOS.
@@ -38,18 +38,18 @@ def test_the_nodes_of_a_reservation(commands: Commands, flags: str, usable: list
     commands.expect(*RESERVATIONS, stdout=RESERVATION.format(flags=flags, new=new))
     if "n3" not in usable:
         commands.expect("/usr/bin/scontrol", "show", "hostnames", "n[0-2]", stdout="n0\nn1\nn2\n")
-    (inside,) = access.inside(found, "spring")
+    (inside,) = usable_nodes.inside(found, "spring")
     assert [known.name for known in inside.usable] == usable
-    assert inside.nodes[3].state == ("IDLE" if "n3" in usable else access.OUTSIDE)
+    assert inside.nodes[3].state == ("IDLE" if "n3" in usable else usable_nodes.OUTSIDE)
     commands.expect(*RESERVATIONS, stdout="No reservations in the system\n")
-    assert access.inside(found, "autumn") == found, "which sbatch refuses"
+    assert usable_nodes.inside(found, "autumn") == found, "which sbatch refuses"
     commands.expect(
         *RESERVATIONS,
         returncode=1,
         stderr="slurm_load_reservations error: Access/permission denied\n",
     )
     with pytest.raises(jobs.SlurmError, match=r"^Access/permission denied$"):
-        access.inside(found, "spring")
+        usable_nodes.inside(found, "spring")
 
 
 @pytest.mark.parametrize("others_port", ["open", "closed"])
@@ -83,9 +83,9 @@ def test_a_node_that_its_machine_left_behind_is_unusable(
         commands.expect("/usr/bin/scontrol", "-a", "show", "partition", "-o", stdout=partition())
         commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=text)
         commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
-        (found,) = access.present(jobs.partitions())
+        (found,) = usable_nodes.present(jobs.partitions())
     is_absent = others_port == "open" and "DYNAMIC" in state and "POWERING" not in state
-    assert [one.state == access.GONE for one in found.nodes] == [False, is_absent]
+    assert [one.state == usable_nodes.GONE for one in found.nodes] == [False, is_absent]
     assert [one.name for one in found.usable] == ["n0"] + ["n1"] * (
         not is_absent and "DOWN" not in state
     )
