@@ -185,9 +185,9 @@ def _help_of_workload(params: fields.Parsed, arguments: tuple[str, ...]) -> str:
     asks_for_help = "-h" in arguments or "--help" in arguments
     if not asks_for_help or not isinstance(params, models.Training):
         return ""
-    from ddp.submit import precheck  # noqa: PLC0415 - the other commands start without it
+    from ddp.submit import payload_arguments  # noqa: PLC0415 - the other commands start without it
 
-    return precheck.help_of(config.payload(), params.workload, arguments) or ""
+    return payload_arguments.help_of(config.payload(), params.workload, arguments) or ""
 
 
 def _write(session: Session, to: screen.Screen, verb: verbs.Verb, answer: verbs.Answer) -> None:
@@ -284,9 +284,9 @@ def _unwrap(
 
     Returns the options, the program's arguments and what only a terminal knows. Raises ParameterError.
     """
-    from ddp.submit import typed  # noqa: PLC0415 - the other commands start without it
+    from ddp.submit import commands  # noqa: PLC0415 - the other commands start without it
 
-    values, arguments = typed.unwrap(values, arguments)
+    values, arguments = commands.unwrap(values, arguments)
     active = values.pop("active", None)
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         active = active or os.environ.get(variable)

@@ -88,11 +88,17 @@ class ParameterError(Problem):
 
 
 class UnfinishedError(Exception):
-    """The command ends before its job, without having failed; `results` are the command's."""
+    """A command ends before its run does, and has not failed; `results` are those so far."""
 
-    def __init__(self, results: Results) -> None:
-        super().__init__("the job goes on")
+    def __init__(self, run: str, results: Results) -> None:
+        super().__init__(f"{run} goes on")
+        self.run = run
         self.results = results
+
+    @property
+    def remedy(self) -> Remedy:
+        """The command that follows the run."""
+        return Step("follow-run", f"ddp watch {self.run}", {"run": self.run})
 
 
 def one_line(text: str, limit: int = 600) -> str:

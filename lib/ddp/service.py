@@ -91,10 +91,10 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     if wanted == "make-folders":
         made = workspace.ensure_shared_folders()
         if not made["denied"]:
-            tokens.sync(settings)
+            tokens.sync(settings.workspace, settings.token)
         return made
     if wanted == "sync-tokens":
-        tokens.sync(settings)
+        tokens.sync(settings.workspace, settings.token)
         return {}
     if wanted == "check":
         return dataclasses.asdict(prerequisites.check(settings))

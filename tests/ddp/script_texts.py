@@ -38,17 +38,11 @@ def texts(
     **given: typing.Any,
 ) -> dict[str, str]:
     params = fields.parse(models.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
-    return scripts.training(
-        settings,
-        request,
-        params,
-        stored.model_copy(update={"folder": str(settings.workspace.environments)}),
-        run="first",
-        program=scripts.Program(
-            ("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome, start=start
-        ),
-        secrets=secrets,
-    )
+    command = ("--module", "ddptrain", "smoke", "--lr", "3e-3")
+    program = scripts.Program(command, leaves_outcome=outcome, start=start)
+    job = scripts.TrainingJob(settings, request, params, "first", program, secrets=secrets)
+    folder = str(settings.workspace.environments)
+    return job.texts(stored.model_copy(update={"folder": folder}))
 
 
 ENDS = (

@@ -16,7 +16,7 @@ from ddp.options import fields, models
 from ddp.problem import ParameterError
 from ddp.settings import Settings
 from ddp.slurm import jobs
-from ddp.submit import precheck
+from ddp.submit import payload_arguments
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
 from slurm_ddp import mounts
@@ -117,6 +117,6 @@ def test_the_payload_looks_at_arguments(
     (tmp_path / "json.py").write_text("raise SystemExit('taken from here')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert precheck.check(settings, "smoke", "night", ["--epochs", "1"], ())
+    assert payload_arguments.check(settings.payload, "smoke", "/night", ["--epochs", "1"], ())
     with pytest.raises(ParameterError, match=r"^args: --classes 1: must be at least 2"):
-        precheck.check(settings, "smoke", "night", ["--classes", "1"], ())
+        payload_arguments.check(settings.payload, "smoke", "/night", ["--classes", "1"], ())

@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 import typing
 
-from ddp.environment import environments
+from ddp.environment import store
 from ddp.problem import Command, Problem, Step
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs, remedies
@@ -33,12 +33,12 @@ def check(settings: Settings) -> Readiness:
     try:
         checks.trusted(contents)
         checks.check_writable(workspace, contents)
-        environment = environments.installed(settings, contents)
+        environment = store.Store(settings).installed(contents)
     except Problem as e:
         return Readiness("blocked", _status(settings, e))
     if environment is None:  # still active: the first job that needs one builds it
         install = settings.render(Command("env install"))
-        which = environments.missing(settings, contents)
+        which = store.Store(settings).missing(contents)
         return Readiness("active", f"{which}; the first job builds it, or: {install}")
     return Readiness("active", f"ready; environment installed: torch {environment.torch}")
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ddp.environment import environments
+from ddp.environment import store
 from ddp.options import fields, models
 from ddp.problem import ParameterError
 from ddp.project import copies
@@ -10,7 +10,7 @@ from ddp.results.progress import Log
 from ddp.results.result import Answer, Result
 from ddp.run import creation
 from ddp.settings import Settings
-from ddp.submit import control, kubernetes, scripts, training
+from ddp.submit import control, kubernetes, scripts, training, workloads
 from ddp.workspace import checks
 from slurm_ddp.slurm import times
 
@@ -30,9 +30,9 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
     Raises ParameterError.
     """
     workspace = settings.workspace
-    kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     _check_for_pods(params)
-    if kind == "script" and not params.snapshot:
+    is_built_in = params.workload in workloads.BUILT_IN
+    if not is_built_in and not params.snapshot:
         checks.check_inside(workspace, "workload", params.workload, kinds=("file",))
     workspace.ensure_folders()
     run = params.run or control.new_name(workspace, "run")
@@ -40,8 +40,8 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
     with copies.copied(workspace, params, run, log) as kept:
         if kept is not None and not kept.is_new:
             _check_unchanged(run, kept)
-        text = _manifests(settings, params, kind, run, kept)
-        environments.store_payload(settings)
+        text = _manifests(settings, params, run, kept)
+        store.store_payload(workspace, settings.payload)
         if kept is not None:
             workspace.do(creation.create, path=workspace.runs / run, texts={}, again=True)
             kept.place()
@@ -71,13 +71,13 @@ def _check_unchanged(run: str, kept: copies.Copy) -> None:
 
 
 def _manifests(
-    settings: Settings, params: models.Render, kind: str, run: str, kept: copies.Copy | None
+    settings: Settings, params: models.Render, run: str, kept: copies.Copy | None
 ) -> str:
     workspace = settings.workspace
     run_dir = workspace.runs / run
     dataset = str(workspace.datasets / (params.dataset or "python-stdlib"))
-    workload = training.Workload(kind, run, dataset, resume=params.resume)
-    program = workload.program(settings, params, kept)
+    workload = workloads.of(settings, params, resume=params.resume)
+    program = dataclasses.replace(workload, dataset=dataset, kept=kept).program()
     start = program.start
 
     placeholders = {scripts.RUN_DIR: str(run_dir), scripts.RESUME: program.resume}
@@ -85,7 +85,7 @@ def _manifests(
     for word in program.command:
         command.append(word if isinstance(word, str) else placeholders[word])
 
-    variables = dict(fields.variables(params.env))
+    variables = dict(params.variables)
     if start is not None and start.python_path:
         variables["PYTHONPATH"] = ":".join(filter(None, (program.payload, start.python_path)))
 

@@ -36,7 +36,9 @@ class Verb:
         try:
             return self._function()(settings, params, log)
         except UnfinishedError as e:
-            return e.results
+            go_on = settings.render(e.remedy)
+            log(f"no longer waiting for {e.run}, which goes on; to follow it: {go_on}")
+            return {**e.results, "to-follow": go_on}
 
     def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
         """Do it once what it needs answers. Raises Problem."""

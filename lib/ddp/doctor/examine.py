@@ -17,7 +17,7 @@ import zlib
 from ddp.doctor import cluster_rules, node_rules, reporting, selection
 from ddp.doctor.facts import Facts, Json
 from ddp.doctor.findings import Finding, Findings, first_few
-from ddp.environment import environments
+from ddp.environment import store
 from ddp.options import declared, models
 from ddp.problem import Problem, Results
 from ddp.results.progress import Log, with_progress
@@ -75,7 +75,7 @@ def gather(
     trouble = ""
     with _folder(workspace) as place:
         if fit:
-            installed = environments.installed(settings, contents)
+            installed = store.Store(settings).installed(contents)
             spec = {
                 "hosts": {node.name: node.address or "" for node in fit},
                 "workspace": str(workspace.path),

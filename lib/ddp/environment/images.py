@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 
-from ddp.environment import archives, environments
+from ddp.environment import archives, store
 from ddp.host import files
 from ddp.node import small_files, spool
 from ddp.options import models
@@ -26,7 +26,9 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname(2)'s names, and tho
 def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Results:
     """Copy an image from a registry or a file, unpack it and store it. Raises Problem."""
     workspace = settings.workspace
-    name, source, store = params.name, params.source, str(workspace.environments)
+    name = params.name
+    source = params.source
+    kept_in = str(workspace.environments)
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         install = Step("install-tools", f"as root: apt-get install {' '.join(missing)}")
         raise Problem(
@@ -34,7 +36,7 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
         )
     workspace.ensure_folders()
     workspace.do(lambda: _check(source))
-    if environments.own(workspace, name):
+    if store.own(workspace, name):
         remedy = Command("env remove", arguments=(name,))
         raise ParameterError(
             "name", f"{name} exists; choose another name, or remove it", remedy=remedy
@@ -54,17 +56,17 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
         about["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         given: dict[str, object] = {
             "build": build,
-            "folder": store,
-            "manifest": environments.NOT_INSTALLED.model_dump() | about,
+            "folder": kept_in,
+            "manifest": store.NOT_INSTALLED.model_dump() | about,
         }
 
         def keep() -> dict[str, object]:
             return workspace.do(archives.store_environment, timeout_s=3600, **given)
 
-        stored = with_progress(log, f"storing {size >> 20} MiB in {store}", keep)
+        stored = with_progress(log, f"storing {size >> 20} MiB in {kept_in}", keep)
     return {
         "name": name,
-        **environments.describe(folders.Manifest.model_validate({**stored, "folder": store})),
+        **store.describe(folders.Manifest.model_validate({**stored, "folder": kept_in})),
     }
 
 
@@ -114,7 +116,7 @@ def _call(*argv: str) -> None:
         raise Problem(f"{argv[0]}: {json.loads(found[1]) if found else last}")
 
 
-def find(workspace: Workspace, name: str | None) -> folders.Manifest | None:
+def find_imported(workspace: Workspace, name: str | None) -> folders.Manifest | None:
     """Return the imported image that an option names; None for another image, or none. Raises ParameterError."""
     if not name or re.search("[/:#@]", name):
         return None

@@ -1,11 +1,10 @@
 """benchmark-collectives: measure collectives over some nodes, and keep the figures as the baseline."""
 
 import dataclasses
-import functools
 import re
 import typing
 
-from ddp.environment import environments
+from ddp.environment import store
 from ddp.measure import baseline
 from ddp.options import fields, models
 from ddp.problem import Command, Results
@@ -13,7 +12,7 @@ from ddp.results.progress import Log
 from ddp.run import logs, untrusted
 from ddp.settings import Settings
 from ddp.slurm import cluster
-from ddp.submit import control, resources, scripts
+from ddp.submit import control, following, resources, scripts
 from ddp.workspace import operations
 from ddp.workspace.folders import Workspace
 
@@ -38,9 +37,9 @@ def benchmark_collectives(
     files = ("--run-dir", str(run_dir), "--json", str(run_dir / baseline.FILE))
     command = ("--module", "ddptrain", "collectives", *_flags(params), *files)
     program = scripts.Program(command, leaves_outcome=True)
-    texts = functools.partial(scripts.training, settings, request, asked, run=run, program=program)
-    cluster.judge(texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition)
-    environment = environments.ensure(settings, log)
+    job = scripts.TrainingJob(settings, request, asked, run, program)
+    cluster.judge(job.texts(store.NOT_INSTALLED)["job.sbatch"], request.partition)
+    environment = store.Store(settings).ensure(log)
     facts: dict[str, object] = {
         "kind": "collectives",
         "args": " ".join(_flags(params)),
@@ -49,9 +48,9 @@ def benchmark_collectives(
         "torch": environment.torch,
         "request": dataclasses.asdict(request),
     }
-    submitted = control.submit(settings, run, texts(environment), facts, again=False)
+    submitted = control.submit(settings.workspace, run, job.texts(environment), facts, again=False)
     log(f"job {submitted.job_id} measures {params.collective} on {request.num_nodes} nodes")
-    results = control.follow(settings, submitted, log, timeout_s=params.wait_timeout)
+    results = following.follower(settings, submitted, log).follow(timeout_s=params.wait_timeout)
     return results | _conclude(settings, submitted, log)
 
 

@@ -1,5 +1,6 @@
 """The options of each verb; their texts and how they are typed stand in options.toml, beside this file."""
 
+import functools
 import shlex
 import typing
 
@@ -114,6 +115,11 @@ class Training(Nodes):
     def own_python(self) -> str:
         """The interpreter of the user's own environment; empty: the job uses another environment."""
         return self.python if self.python.startswith("/") else ""
+
+    @functools.cached_property
+    def variables(self) -> dict[str, str]:
+        """The variables of `env`."""
+        return dict(fields.variables(self.env))
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import tempfile
 import typing
 
 from ddp.host import files
-from ddp.options import fields, models
+from ddp.options import models
 from ddp.project import contents, packages, root, writer
 from ddp.results.progress import Log
 from ddp.workspace import folders
@@ -193,7 +193,7 @@ def copied(
         )  # left on a mount that died under a process of this number
         found = find(workspace, params)
         below, remark = _below(found, params.typed_in)
-        given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
+        given = params.variables.get("PYTHONPATH", "")
         copy = dataclasses.replace(
             stage(workspace, found, partial, folder), below=below, python_path=given
         )
@@ -237,7 +237,7 @@ def find(workspace: Workspace, params: models.Training) -> root.Project:
 def in_place(params: models.Training) -> Start:
     """Return where the ranks start if the program runs where it lies."""
     folder = pathlib.Path(params.typed_in or pathlib.Path(params.workload).parent)
-    given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
+    given = params.variables.get("PYTHONPATH", "")
     parts = [os.path.normpath(folder / part) for part in given.split(":")] if given else []
     root = next(
         (path for path in (folder, *folder.parents) if (path / "pyproject.toml").is_file()), None

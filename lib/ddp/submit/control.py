@@ -10,14 +10,11 @@ import re
 import time
 import uuid
 
-from ddp.problem import Command, ParameterError, Problem, Results, Step, UnfinishedError
+from ddp.problem import Command, ParameterError, Problem, Results, Step
 from ddp.project import copies
-from ddp.results import tables
-from ddp.results.progress import REPORT_S, Log
-from ddp.run import catalog, creation, curve, failure, folder, state, untrusted
+from ddp.run import catalog, creation, curve, folder
 from ddp.run.model import UTC, Run
-from ddp.settings import Settings
-from ddp.slurm import cluster, jobs, outages, remedies, submissions
+from ddp.slurm import cluster, jobs, remedies, submissions
 from ddp.submit import tokens
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
@@ -43,14 +40,16 @@ class Submitted:
 
     def as_results(self) -> Results:
         """Results that every submission reports."""
-        return {
+        found = {
             "job-id": str(self.job_id),
             "run": self.run,
             "run-dir": str(self.folder),
             "log": str(self.folder / "logs" / f"{self.job_id}.out"),
             "script": str(self.folder / "job.sbatch"),
-            **({"waits-for": self.limit} if self.limit else {}),
         }
+        if self.limit:
+            found["waits-for"] = self.limit
+        return found
 
 
 def new_name(workspace: Workspace, kind: str) -> str:
@@ -101,54 +100,61 @@ def new_record(run: str, facts: dict[str, object]) -> dict[str, object]:
 
 
 def submit(
-    settings: Settings,
+    workspace: Workspace,
     run: str,
     texts: dict[str, str],
     facts: dict[str, object],
     *,
     again: bool,
-    token: bool = False,
+    token: str = "",
     kept: copies.Copy | None = None,
     secrets: collections.abc.Mapping[str, str] | None = None,
     elements: collections.abc.Sequence[dict[str, str]] = (),
 ) -> Submitted:
-    """Write a run's files and submit its script; with `token`, deliver Hugging Face's. Raises Problem.
+    """Write a run's files and submit its script; a `token` is delivered, and `secrets`. Raises Problem.
 
     The run's job.json is there before Slurm has the job, with the job's mark and the record that it replaces.
     `elements` are the files of a sweep's runs.
     """
-    workspace = settings.workspace
-    path, mark = workspace.runs / run, new_mark()
+    path = workspace.runs / run
+    mark = new_mark()
     record = new_record(run, {"submission": mark, **facts})
-    if again:  # the summary of an earlier job is not this one's
-        record["summary_before"] = workspace.do(folder.summarised, path=path)
-        if before := catalog.read_record(workspace, run):
-            record["previous"] = folder.without_previous(before)
+    if again:
+        record |= _before(workspace, run)
     texts = {**texts, folder.RECORD: folder.dump(record)}
     make = functools.partial(creation.create, again=again)
     if elements:
         make = functools.partial(creation.create_sweep, elements=elements)
     timeout_s = 120 if elements else 30
     former = workspace.do(make, timeout_s=timeout_s, path=path, texts=texts)
+
     undo = functools.partial(creation.undo, path, former, len(elements))
-    undo_copy = () if kept is None else (kept.undo,)
-    with undone(
-        workspace,
-        run,
-        *undo_copy,
-        lambda: workspace.do(undo, timeout_s=timeout_s),
-    ):
+    steps: list[collections.abc.Callable[[], object]] = []
+    if kept is not None:
+        steps.append(kept.undo)
+    steps.append(functools.partial(workspace.do, undo, timeout_s=timeout_s))
+    with undone(workspace, run, *steps):
         if kept is not None:
             kept.place()
-        if token:
-            tokens.deliver(settings, run)
+        tokens.deliver(workspace, run, token)
         tokens.deliver_variables(workspace, run, secrets or {})
         job_id, limit = send(workspace, run, "job.sbatch", texts["job.sbatch"], mark)
+
     full = {**folder.without_previous(record), "job_id": job_id}
     with contextlib.suppress(folders.WorkspaceError):  # the next look at the run does it
         workspace.do(folder.write_record, path=path, record=full)
     workspace.claims.drop(run)
     return Submitted(job_id, path, limit)
+
+
+def _before(workspace: Workspace, run: str) -> dict[str, object]:
+    """Return the fields of job.json on the run's earlier job, whose summary is not the new job's."""
+    found: dict[str, object] = {
+        "summary_before": workspace.do(folder.summarised, path=workspace.runs / run)
+    }
+    if before := catalog.read_record(workspace, run):
+        found["previous"] = folder.without_previous(before)
+    return found
 
 
 @contextlib.contextmanager
@@ -199,114 +205,6 @@ def _send(workspace: Workspace, run: str, name: str, text: str, mark: str) -> in
         return found
 
 
-def follow(
-    settings: Settings,
-    submitted: Submitted,
-    log: Log,
-    *,
-    timeout_s: float,
-    to_the_end: bool = False,
-) -> Results:
-    """Wait for a job, report its progress, return its results.
-
-    Args:
-        settings: of the command, whose wait may have a limit, or be ended by someone.
-        submitted: the job.
-        log: gets the progress.
-        timeout_s: in seconds; then the command has failed.
-        to_the_end: the command goes on with what the job makes, so its wait is not ended.
-
-    Raises:
-        Problem: the job did not complete, or not in time.
-        UnfinishedError: the command's wait is over; the job goes on.
-    """
-    workspace = settings.workspace
-    settings.wait.begin(submitted.run, str(submitted.job_id))
-    began = time.monotonic()
-    last_reported, reported = 0.0, ""
-    slurm = outages.PatientClient(log)
-    while True:
-        known = _ask(workspace, submitted, slurm)
-        if known is None or not (isinstance(known, jobs.Silence) or known.is_active):
-            return conclude(workspace, submitted, known)
-        text = _describe(known, submitted)
-        if settings.wait.is_over and not to_the_end:
-            raise unfinished(settings, submitted.run, _so_far(submitted, known), log)
-        if not isinstance(known, jobs.Silence):
-            _refuse_if_held(workspace, submitted, known)
-            if text != reported or time.monotonic() - last_reported >= REPORT_S:
-                reported, last_reported = text, time.monotonic()
-                is_running = known.state == "RUNNING"
-                log(
-                    _progress(workspace, submitted.run, text)
-                    if is_running
-                    else tables.Step(text, text)
-                )
-        if time.monotonic() - began >= timeout_s:
-            results = _so_far(submitted, known)
-            text = f"no end after {timeout_s:g} s: {text}; the job continues"
-            raise Problem(text, remedy=Command("log", arguments=(submitted.run,)), results=results)
-        pause(1.0 if time.monotonic() - began < 120 else 3.0)
-
-
-def _ask(
-    workspace: Workspace, submitted: Submitted, slurm: outages.PatientClient
-) -> jobs.Job | jobs.Silence | None:
-    """Ask for a submission's job. Raises Problem with its results if Slurm is silent for too long."""
-    try:
-        return slurm.ask(lambda: jobs.job(submitted.job_id, user=workspace.user))
-    except Problem as e:
-        e.results |= submitted.as_results()
-        raise
-
-
-def _so_far(submitted: Submitted, known: jobs.Job | jobs.Silence) -> Results:
-    """Results of a job that has not ended."""
-    state_now = "UNKNOWN" if isinstance(known, jobs.Silence) else known.state
-    return {**submitted.as_results(), "state": state_now}
-
-
-def _describe(known: jobs.Job | jobs.Silence, submitted: Submitted) -> str:
-    """Describe a job that has not ended, in a line."""
-    if isinstance(known, jobs.Silence):
-        return f"job {submitted.job_id}: {known}"
-    text = f"job {known.job_id} {known.state}"
-    if known.state != "PENDING":
-        return text
-    return f"{text} ({known.reason})" + (
-        f", requeued {known.restarts} times" if known.restarts else ""
-    )
-
-
-def _refuse_if_held(workspace: Workspace, submitted: Submitted, known: jobs.Job) -> None:
-    """Raise Problem if a job is held so that its user cannot release it."""
-    if problem := held(workspace, known):
-        problem.results |= {**submitted.as_results(), "state": known.state, "reason": known.reason}
-        raise problem
-
-
-def unfinished(settings: Settings, run: str, results: Results, log: Log) -> UnfinishedError:
-    """End a command's wait for a run: say how to go on, and return what is raised."""
-    go_on = settings.render(Step("follow-run", f"ddp watch {run}", {"run": run}))
-    log(f"no longer waiting for {run}, which goes on; to follow it: {go_on}")
-    return UnfinishedError({**results, "to-follow": go_on})
-
-
-def conclude(workspace: Workspace, submitted: Submitted, known: jobs.Job | None) -> Results:
-    """Return the results of a completed job. Raises Problem with the reason if another ended otherwise."""
-    tokens.drop(workspace, submitted.run)
-    run = state.with_job(catalog.read(workspace, submitted.run), known)
-    results = {**submitted.as_results(), **failure.results_of(run)}
-    if run.remark:
-        results["remark"] = untrusted.printable(run.remark, 400)
-    if drawn := draw(run):
-        results["curve-text"] = drawn
-    if problem := failure.explain(workspace, run, submitted.job_id):
-        problem.results = {**results, **problem.results}
-        raise problem
-    return results
-
-
 def draw(run: Run) -> str:
     """Draw a run's losses as text; empty if it measured none."""
     return curve.draw(run.metrics.points("loss", 1000), run.metrics.points("val_loss", 1000))
@@ -339,17 +237,3 @@ def pause(seconds: float) -> None:
 def now() -> datetime.datetime:
     """The time in UTC; tests replace it."""
     return datetime.datetime.now(UTC)
-
-
-def _progress(workspace: Workspace, name: str, text: str) -> tables.Step:
-    """Describe how far a run is, from its metrics."""
-    run = None
-    with contextlib.suppress(folders.WorkspaceError):
-        run = workspace.do(folder.read, timeout_s=3, path=workspace.runs / name, is_brief=True)
-    if run is not None and run.beginning:
-        return tables.Step(f"{text}, {run.beginning}", text)
-    if run is None or run.metrics.step is None:
-        return tables.Step(text, text)
-    loss, total = run.metrics.last("loss"), f" of {run.total_steps}" if run.total_steps else ""
-    words = f"step {run.metrics.step}{total}" + (f", loss {loss:.4f}" if loss is not None else "")
-    return tables.Step(f"{text}, {words}", text)

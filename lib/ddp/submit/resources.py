@@ -41,6 +41,20 @@ class Request:
         return self.gpus_per_node or self.ranks
 
 
+@dataclasses.dataclass(frozen=True)
+class _Hosts:
+    """The nodes that a job names, and how many it asks for."""
+
+    named: tuple[str, ...]  # that must be among its nodes
+    unwanted: tuple[str, ...]  # that must not
+    total: int | None  # with the spare ones; None: as many as there are
+
+    @property
+    def are_all_named(self) -> bool:
+        """Whether the job runs on the named nodes and on no other."""
+        return bool(self.named) and self.total in (None, len(self.named))
+
+
 def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) -> Request:
     """Compute a training job's request. Without parameters: all usable nodes of the default partition, whole.
 
@@ -51,83 +65,147 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
     most = partition.limits
     if params.constraint is not None:
         partition = _with_features(params.constraint, partition)
-    named, unwanted = hosts("nodelist", params.nodelist), hosts("exclude", params.exclude)
-    _check_named(named, partition)
-    spare = params.spare_nodes
-    total = None if params.nodes is None else params.nodes + spare
-    if total is not None and total < len(named):
-        raise ParameterError(
-            "nodes", f"{total} is less than the {len(named)} of nodelist; omit nodes"
-        )
-    _check("nodes" if params.nodes else "nodelist", total or len(named), most.max_nodes, "MaxNodes")
-    _check("cpus-per-task", params.cpus_per_task or 0, most.max_cpus_per_node, "MaxCPUsPerNode")
-    nodes = tuple(node for node in partition.nodes if node.name not in unwanted)
-    if named and total in (None, len(named)):
-        nodes = tuple(node for node in nodes if node.name in named)
-    partition = dataclasses.replace(partition, nodes=nodes)
-    candidates = partition.usable
-    if not candidates:
+    wanted = _hosts(params, partition)
+    partition = _within(partition, wanted)
+    usable = partition.usable
+    if not usable:
         rest = _describe_unusable(partition)
-        raise ParameterError(
-            "exclude", f"leaves no usable node of partition {partition.name}{rest}"
-        )
-    if params.gpus_per_node is None and params.ranks and any(node.gpus for node in candidates):
-        params = params.model_copy(update={"gpus_per_node": params.ranks})
-    if params.gpus_per_node is None:
-        candidates = tuple(node for node in candidates if node.gpus) or candidates
-    gpus = (
-        min(node.gpus for node in candidates)
-        if params.gpus_per_node is None
-        else params.gpus_per_node
-    )
+        text = f"leaves no usable node of partition {partition.name}{rest}"
+        raise ParameterError("exclude", text)
+
+    params = _with_gpus_for_ranks(params, usable)
+    gpus, candidates = _choose_gpus(params, usable)
     candidates = _able(params, gpus, candidates, partition)
-    if unfit := set(named) - {node.name for node in candidates}:
-        text = f"{min(unfit)} has too few GPUs or cores, or too little memory; leave it out"
-        raise ParameterError("nodelist", text)
-    total = min(len(candidates), most.max_nodes or len(candidates)) if total is None else total
-    if total <= spare:
-        raise ParameterError(
-            "spare-nodes", f"{spare} requested, and {total} nodes can be used; use a smaller number"
-        )
-    if total > len(candidates):
-        what = f"{len(partition.usable)} usable{_describe_unusable(partition)}"
-        if len(candidates) < len(partition.usable):
-            what += f", {len(candidates)} of them with {_describe_needs(params)}"
-        raise ParameterError("nodes", f"{total} requested, partition {partition.name} has {what}")
+    total = _count_nodes(params, wanted, candidates, partition)
     cpus, memory_mb, per_cpu_mb = _amounts(params, gpus, candidates, most)
     limit, lead_s = _times(params.time_limit, partition)
-    rest = (named, unwanted, params.ranks or 1, per_cpu_mb, spare)
-    return Request(partition.name, total - spare, gpus, cpus, memory_mb, limit, lead_s, *rest)
+    return Request(
+        partition.name,
+        total - params.spare_nodes,
+        gpus,
+        cpus,
+        memory_mb,
+        limit,
+        lead_s,
+        nodelist=wanted.named,
+        exclude=wanted.unwanted,
+        ranks=params.ranks or 1,
+        memory_per_cpu_mb=per_cpu_mb,
+        spare_nodes=params.spare_nodes,
+    )
+
+
+def _hosts(params: models.Training, partition: jobs.Partition) -> _Hosts:
+    """Read the options that name or count nodes. Raises ParameterError if the partition does not allow them."""
+    named = hosts("nodelist", params.nodelist)
+    unwanted = hosts("exclude", params.exclude)
+    _check_named(named, partition)
+    total = None if params.nodes is None else params.nodes + params.spare_nodes
+    if total is not None and total < len(named):
+        text = f"{total} is less than the {len(named)} of nodelist; omit nodes"
+        raise ParameterError("nodes", text)
+
+    most = partition.limits
+    option = "nodes" if params.nodes else "nodelist"
+    _check(option, total or len(named), most.max_nodes, "MaxNodes")
+    _check("cpus-per-task", params.cpus_per_task or 0, most.max_cpus_per_node, "MaxCPUsPerNode")
+    return _Hosts(named, unwanted, total)
+
+
+def _within(partition: jobs.Partition, wanted: _Hosts) -> jobs.Partition:
+    """Limit a partition to the nodes that the job may have."""
+    nodes = [node for node in partition.nodes if node.name not in wanted.unwanted]
+    if wanted.are_all_named:
+        nodes = [node for node in nodes if node.name in wanted.named]
+    return dataclasses.replace(partition, nodes=tuple(nodes))
+
+
+def _with_gpus_for_ranks(params: models.Training, nodes: Nodes) -> models.Training:
+    """Give each rank that torchrun's option asks for a GPU, where nodes have some."""
+    has_gpus = any(node.gpus for node in nodes)
+    if params.gpus_per_node is None and params.ranks and has_gpus:
+        return params.model_copy(update={"gpus_per_node": params.ranks})
+    return params
+
+
+def _choose_gpus(params: models.Training, nodes: Nodes) -> tuple[int, Nodes]:
+    """Choose the GPUs on each node, and the nodes that count: those with GPUs, if any has some."""
+    if params.gpus_per_node is not None:
+        return params.gpus_per_node, nodes
+    candidates = tuple(node for node in nodes if node.gpus) or nodes
+    return min(node.gpus for node in candidates), candidates
+
+
+def _count_nodes(
+    params: models.Training, wanted: _Hosts, candidates: Nodes, partition: jobs.Partition
+) -> int:
+    """Return the number of nodes, with the spare ones. Raises ParameterError if there are not as many."""
+    if unfit := set(wanted.named) - {node.name for node in candidates}:
+        text = f"{min(unfit)} has too few GPUs or cores, or too little memory; leave it out"
+        raise ParameterError("nodelist", text)
+
+    total = wanted.total
+    if total is None:
+        total = min(len(candidates), partition.limits.max_nodes or len(candidates))
+    spare = params.spare_nodes
+    if total <= spare:
+        text = f"{spare} requested, and {total} nodes can be used; use a smaller number"
+        raise ParameterError("spare-nodes", text)
+    if total > len(candidates):
+        usable = partition.usable
+        what = f"{len(usable)} usable{_describe_unusable(partition)}"
+        if len(candidates) < len(usable):
+            what += f", {len(candidates)} of them with {_describe_needs(params)}"
+        raise ParameterError("nodes", f"{total} requested, partition {partition.name} has {what}")
+    return total
 
 
 def remark(
     params: models.Training, request: Request, partitions: tuple[jobs.Partition, ...]
 ) -> list[str]:
     """Describe what the defaults make of nodes that differ: idle GPUs, and models that wait for each other."""
+    nodes = _nodes_of(params, request, partitions)
+    is_default = params.gpus_per_node is None and params.ranks is None
+    found: list[str] = []
+    if is_default and (idle := _remark_on_idle_gpus(request, nodes)):
+        found.append(idle)
+    if request.gpus_per_node and (mixed := _remark_on_models(nodes)):
+        found.append(mixed)
+    return found
+
+
+def _nodes_of(
+    params: models.Training, request: Request, partitions: tuple[jobs.Partition, ...]
+) -> list[jobs.Capacity]:
+    """List the nodes that Slurm may choose for a request with GPUs."""
     partition = next(one for one in partitions if one.name == request.partition)
     if params.constraint is not None:
         partition = _with_features(params.constraint, partition)
-    is_named = len(request.nodelist) == request.num_nodes + request.spare_nodes
-    names = request.nodelist if is_named else [n.name for n in partition.usable]
-    able = [n for n in partition.usable if n.name in names and n.name not in request.exclude]
-    able = [n for n in able if n.gpus >= max(1, request.gpus_per_node)]
-    found: list[str] = []
-    if params.gpus_per_node is params.ranks is None and (
-        rich := [n for n in able if n.gpus > request.gpus_per_node]
-    ):
-        text = f"{rich[0].name} has {rich[0].gpus} GPUs, {request.gpus_per_node} of them are used on each node"
-        found.append(f"{text}; nodelist or exclude chooses equal nodes")
-    if (
-        request.gpus_per_node
-        and len(kinds := {kind: n.name for n in able for kind in n.models or {""}}) > 1
-    ):
-        text = " and ".join(
-            f"{kind or 'unnamed'} (such as {name})" for kind, name in sorted(kinds.items())
-        )
-        found.append(
-            f"GPUs of several models, {text}: the slowest sets the pace; nodelist or constraint chooses one"
-        )
+    are_all_named = len(request.nodelist) == request.num_nodes + request.spare_nodes
+    found: list[jobs.Capacity] = []
+    for node in partition.usable:
+        if node.name in request.exclude or node.gpus < max(1, request.gpus_per_node):
+            continue
+        if node.name in request.nodelist or not are_all_named:
+            found.append(node)
     return found
+
+
+def _remark_on_idle_gpus(request: Request, nodes: list[jobs.Capacity]) -> str:
+    for node in nodes:
+        if node.gpus > request.gpus_per_node:
+            text = f"{node.name} has {node.gpus} GPUs, {request.gpus_per_node} of them are used"
+            return f"{text} on each node; nodelist or exclude chooses equal nodes"
+    return ""
+
+
+def _remark_on_models(nodes: list[jobs.Capacity]) -> str:
+    kinds = {kind: node.name for node in nodes for kind in node.models or {""}}
+    if len(kinds) < 2:
+        return ""
+    named = [f"{kind or 'unnamed'} (such as {name})" for kind, name in sorted(kinds.items())]
+    text = f"GPUs of several models, {' and '.join(named)}: the slowest sets the pace"
+    return f"{text}; nodelist or constraint chooses one"
 
 
 def preparation(params: models.Resources, partitions: tuple[jobs.Partition, ...]) -> Request:
@@ -151,35 +229,14 @@ def choose_partition(
     params: models.Place, partitions: tuple[jobs.Partition, ...]
 ) -> jobs.Partition:
     """Return the named partition or the default one. Raises ParameterError unless it takes jobs, and this user's."""
-    name = params.partition
-    if not partitions:
-        raise Problem(
-            "Slurm has no partition yet", remedy=Step("add-partition", "add one to slurm.conf")
-        )
-    is_only = name is None and len(partitions) == 1
-    meant = (
-        one
-        for one in partitions
-        if is_only or (one.is_default if name is None else one.name == name)
-    )
-    found = next(meant, None)
-    if found is None:
-        what = (
-            f"no partition {name!r}" if name else "required, since Slurm has no default partition"
-        )
-        known = ", ".join(partition.name for partition in partitions)
-        raise ParameterError("partition", f"{what}; there are: {known}")
+    found = _named_partition(params.partition, partitions)
     if not found.is_up:
-        step = Step(
-            "partition-up",
-            f"an administrator types: scontrol update partitionname={found.name} state=up",
-        )
+        text = f"an administrator types: scontrol update partitionname={found.name} state=up"
+        step = Step("partition-up", text)
         raise ParameterError("partition", f"{found.name} is not up", remedy=step)
     if not found.usable:
-        raise ParameterError(
-            "partition",
-            f"{found.name} has no usable node{_describe_unusable(found)}; see: sinfo -R",
-        )
+        text = f"{found.name} has no usable node{_describe_unusable(found)}; see: sinfo -R"
+        raise ParameterError("partition", text)
     if refusal := partition_limits.refusal(
         found.name, found.limits, account=params.account, qos=params.qos
     ):
@@ -187,38 +244,61 @@ def choose_partition(
     return found
 
 
+def _named_partition(name: str | None, partitions: tuple[jobs.Partition, ...]) -> jobs.Partition:
+    """Return the partition of a name; without one the default, or the only one. Raises ParameterError."""
+    if not partitions:
+        step = Step("add-partition", "add one to slurm.conf")
+        raise Problem("Slurm has no partition yet", remedy=step)
+    if name is None and len(partitions) == 1:
+        return partitions[0]
+    for one in partitions:
+        is_meant = one.is_default if name is None else one.name == name
+        if is_meant:
+            return one
+
+    known = ", ".join(partition.name for partition in partitions)
+    what = f"no partition {name!r}" if name else "required, since Slurm has no default partition"
+    raise ParameterError("partition", f"{what}; there are: {known}")
+
+
 def _amounts(
     params: models.Training, gpus: int, nodes: Nodes, most: partition_limits.Limits
 ) -> tuple[int, int, int]:
     """Compute the cores and the memory on a node, and the memory for each core or 0. Raises ParameterError."""
-    most_cpus, least_mb = most.max_cpus_per_node or fields.MAX_CPUS, min(n.memory_mb for n in nodes)
-    whole, per_cpu_mb = (
-        params.exclusive or most.is_exclusive,
-        fields.memory_mb(params.mem_per_cpu or fields.SITE),
-    )
-    share = min(n.cpus if whole else _share(n.cpus, gpus, n.gpus) for n in nodes)
-    cpus = params.cpus_per_task or min(share, most_cpus)
-    if per_cpu_mb and not params.cpus_per_task:
-        cpus = max(1, min(cpus, min(least_mb, most.max_memory_mb or least_mb) // per_cpu_mb))
+    is_whole = params.exclusive or most.is_exclusive
+    per_cpu_mb = fields.memory_mb(params.mem_per_cpu or fields.SITE)
+    least_mb = min(node.memory_mb for node in nodes)
+
+    cpus = params.cpus_per_task
+    if cpus is None:
+        shares = [node.cpus if is_whole else _share(node.cpus, gpus, node.gpus) for node in nodes]
+        cpus = min(*shares, most.max_cpus_per_node or fields.MAX_CPUS)
+        if per_cpu_mb:  # no more cores than there is memory for
+            memory_mb = min(least_mb, most.max_memory_mb or least_mb)
+            cpus = max(1, min(cpus, memory_mb // per_cpu_mb))
     if params.memory == fields.SITE:
-        _check_site(
-            most.default_memory_mb or cpus * (most.default_memory_per_cpu_mb or 0), cpus, least_mb
-        )
-    if not per_cpu_mb:
-        share = min(n.memory_mb if whole else _memory(n, cpus, gpus) for n in nodes)
-        return cpus, bounded_mb(params.memory, share, cpus, most), 0
+        default_mb = most.default_memory_mb or cpus * (most.default_memory_per_cpu_mb or 0)
+        _check_site(default_mb, cpus, least_mb)
+
+    if per_cpu_mb:
+        _check_per_cpu(params, per_cpu_mb, cpus, least_mb, most)
+        return cpus, per_cpu_mb * cpus, per_cpu_mb
+    shares = [node.memory_mb if is_whole else _memory(node, cpus, gpus) for node in nodes]
+    return cpus, bounded_mb(params.memory, min(shares), cpus, most), 0
+
+
+def _check_per_cpu(
+    params: models.Training, per_cpu_mb: int, cpus: int, node_mb: int, most: partition_limits.Limits
+) -> None:
+    """Raise ParameterError if a node, or the partition, has less memory than the cores take."""
+    name = "mem-per-cpu"
     if params.memory is not None:
-        raise ParameterError("mem-per-cpu", "omit one of memory and mem-per-cpu")
-    _check("mem-per-cpu", per_cpu_mb, most.max_memory_per_cpu_mb, "MaxMemPerCPU", "M")
-    _check(
-        "mem-per-cpu",
-        per_cpu_mb * cpus,
-        most.max_memory_mb,
-        f"MaxMemPerNode, for {cpus} cores",
-        "M",
-    )
-    _check("mem-per-cpu", per_cpu_mb * cpus, least_mb, f"memory of a node, for {cpus} cores", "M")
-    return cpus, per_cpu_mb * cpus, per_cpu_mb
+        raise ParameterError(name, "omit one of memory and mem-per-cpu")
+    total_mb = per_cpu_mb * cpus
+    for_cores = f"for {cpus} cores"
+    _check(name, per_cpu_mb, most.max_memory_per_cpu_mb, "MaxMemPerCPU", "M")
+    _check(name, total_mb, most.max_memory_mb, f"MaxMemPerNode, {for_cores}", "M")
+    _check(name, total_mb, node_mb, f"memory of a node, {for_cores}", "M")
 
 
 def _check_site(default_mb: int, cpus: int, node_mb: int) -> None:

@@ -49,76 +49,117 @@ class Program:
     )
 
 
-def training(
-    settings: Settings,
-    request: Request,
-    params: models.Training,
-    environment: folders.Manifest,
-    *,
-    run: str,
-    program: Program,
-    sweep: Array | None = None,
-    secrets: collections.abc.Collection[str] = (),
-) -> dict[str, str]:
-    """Render the files of a training run or a sweep, by name; `secrets` are the names of variables in its own file."""
-    workspace = settings.workspace
-    from_env = fields.variables(params.env)
-    has_token = tokens.is_wanted(settings, params)
-    token = ((tokens.VARIABLE, tokens.path(workspace, run)),) if has_token else ()
-    start = program.start or copies.Start("", "")
-    if start.python_path:
-        from_env = (
-            *(pair for pair in from_env if pair[0] != "PYTHONPATH"),
-            ("PYTHONPATH", start.python_path),
+@dataclasses.dataclass(frozen=True)
+class TrainingJob:
+    """The job of a training or a sweep; its files are rendered from this."""
+
+    settings: Settings
+    request: Request
+    params: models.Training
+    run: str
+    program: Program
+    array: Array | None = None  # of a sweep
+    secrets: collections.abc.Collection[str] = ()  # names of variables in a file of their own
+
+    def texts(self, environment: folders.Manifest) -> dict[str, str]:
+        """Render the files by name."""
+        job = self._specification(environment)
+        return {"job.sbatch": self._script(), "program/job.json": spec.dump(job), **_program()}
+
+    @property
+    def _folder(self) -> str:
+        return str(self.settings.workspace.runs / self.run)
+
+    @property
+    def _has_token(self) -> bool:
+        return bool(tokens.wanted(self.settings.token, self.params))
+
+    def _script(self) -> str:
+        folder = self._folder
+        about = (
+            f"Written by ddp for run {self.run}. To continue the run: sbatch {folder}/job.sbatch"
         )
-    variables = (*_tracking(settings, {name for name, _ in from_env}), *token, *from_env)
-    folder = str(workspace.runs / run)
-    about = f"Written by ddp for run {run}. To continue the run: sbatch {folder}/job.sbatch"
-    if sweep is not None:
-        about = f"Written by ddp for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."
-    output = f"{folder}{'-%a' if sweep else ''}/logs/%j.out"
-    directives = _directives(
-        request, params, folder, output, sweep, ("signal", f"B:USR1@{request.lead_s}")
-    )
-    script = _script(folder, "job job.json", about, directives)
-    names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables), *secrets]
-    image, own = params.container_image, params.own_python
-    job = spec.JobSpec(
-        run=run,
-        job_dir=folder,
-        workspace=str(workspace.path),
-        cache=str(workspace.node_cache),
-        command=tuple(
-            word if isinstance(word, spec.Word) else spec.Word(word) for word in program.command
-        ),
-        resume=program.resume,
-        leaves_outcome=program.leaves_outcome,
-        ranks_per_node=request.ranks_per_node,
-        gpus_per_node=request.gpus_per_node,
-        variables=(*_login(settings, ("VIRTUAL_ENV", "CONDA_PREFIX") if own else ()), *variables),
-        fabric=params.fabric,
-        fabrics=fabrics.FABRICS,
-        environment=None
-        if own or (image and not environment.digest)
-        else _environment(settings, environment),
-        container=spec.Container(image, ",".join(names)) if image else None,
-        max_requeues=params.max_requeues,
-        max_restarts=params.max_restarts,
-        nodelist=tuple(request.nodelist),
-        exclude=tuple(request.exclude),
-        reservation=params.reservation or "",
-        is_sweep=sweep is not None,
-        token_path=tokens.path(workspace, run) if has_token else "",
-        metrics=fields.metrics(params.metric),
-        workdir=start.folder or folder,
-        origin=start.origin,
-        secrets_path=tokens.path(workspace, run, operations.ENV_SUFFIX) if secrets else "",
-        python=own,
-        nodes=request.num_nodes if request.spare_nodes else 0,
-        payload=program.payload,
-        stop_signal=params.stop_signal or "",
-    )
-    return {"job.sbatch": script, "program/job.json": spec.dump(job), **_program()}
+        output = f"{folder}/logs/%j.out"
+        if self.array is not None:
+            about = f"Written by ddp for sweep {self.run}: one task of the array"
+            about += f" for each line of {folder}/sweep.jsonl."
+            output = f"{folder}-%a/logs/%j.out"
+        warning = ("signal", f"B:USR1@{self.request.lead_s}")
+        directives = _directives(self.request, self.params, folder, output, self.array, warning)
+        return _script(folder, "job job.json", about, directives)
+
+    def _specification(self, environment: folders.Manifest) -> spec.JobSpec:
+        settings, request, params, program = self.settings, self.request, self.params, self.program
+        workspace = settings.workspace
+        start = program.start or copies.Start("", "")
+        variables = self._variables(start)
+        own = params.own_python
+        environments = ("VIRTUAL_ENV", "CONDA_PREFIX") if own else ()
+        return spec.JobSpec(
+            run=self.run,
+            job_dir=self._folder,
+            workspace=str(workspace.path),
+            cache=str(workspace.node_cache),
+            command=tuple(map(_as_word, program.command)),
+            resume=program.resume,
+            leaves_outcome=program.leaves_outcome,
+            ranks_per_node=request.ranks_per_node,
+            gpus_per_node=request.gpus_per_node,
+            variables=(*_login(settings, environments), *variables.items()),
+            fabric=params.fabric,
+            fabrics=fabrics.FABRICS,
+            environment=self._environment(environment),
+            container=self._container(variables),
+            max_requeues=params.max_requeues,
+            max_restarts=params.max_restarts,
+            nodelist=tuple(request.nodelist),
+            exclude=tuple(request.exclude),
+            reservation=params.reservation or "",
+            is_sweep=self.array is not None,
+            token_path=tokens.path(workspace, self.run) if self._has_token else "",
+            metrics=fields.metrics(params.metric),
+            workdir=start.folder or self._folder,
+            origin=start.origin,
+            secrets_path=self._secrets_path(),
+            python=own,
+            nodes=request.num_nodes if request.spare_nodes else 0,
+            payload=program.payload,
+            stop_signal=params.stop_signal or "",
+        )
+
+    def _variables(self, start: copies.Start) -> dict[str, str]:
+        """Return the variables of the ranks: what tracks, the token's file, then the user's own."""
+        own = dict(self.params.variables)
+        found = _tracking(self.settings, own)
+        if self._has_token:
+            found[tokens.VARIABLE] = tokens.path(self.settings.workspace, self.run)
+        if start.python_path:
+            own.pop("PYTHONPATH", None)
+            own["PYTHONPATH"] = start.python_path
+        return found | own
+
+    def _environment(self, environment: folders.Manifest) -> spec.Environment | None:
+        """Return the environment that the nodes unpack, if they unpack one."""
+        is_elsewhere = bool(self.params.container_image) and not environment.digest
+        if self.params.own_python or is_elsewhere:
+            return None
+        return _environment(self.settings, environment)
+
+    def _container(self, variables: collections.abc.Iterable[str]) -> spec.Container | None:
+        image = self.params.container_image
+        if not image:
+            return None
+        names = ("PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *variables, *self.secrets)
+        return spec.Container(image, ",".join(names))
+
+    def _secrets_path(self) -> str:
+        if not self.secrets:
+            return ""
+        return tokens.path(self.settings.workspace, self.run, operations.ENV_SUFFIX)
+
+
+def _as_word(word: str | spec.Word) -> spec.Word:
+    return spec.Word(word) if isinstance(word, str) else word
 
 
 def preparation(
@@ -168,19 +209,27 @@ def _program() -> dict[str, str]:
 
 def _environment(settings: Settings, environment: folders.Manifest) -> spec.Environment:
     layers: list[spec.Archive] = []
-    for one in filter(None, (environment.below, environment)):
-        make = Command(
-            "env create", {"requirements": "FILE", "force": "true"}, (one.name or "NAME",)
-        )
-        make = make if one.base else Command("env install")
-        remedy = settings.render(
-            Command("image import", {}, (one.source, one.name)) if one.digest else make
-        )
+    for one in (environment.below, environment):
+        if one is None:
+            continue
+        remedy = settings.render(_make_again(one))
         layers.append(spec.Archive(one.archive, one.sha256, one.unpacked_bytes, remedy, one.parts))
-    cache, uids = str(settings.workspace.node_cache), tuple(settings.workspace.trusted())
     return spec.Environment(
-        layers=tuple(layers), cache=cache, python=environment.python, trusted_uids=uids
+        layers=tuple(layers),
+        cache=str(settings.workspace.node_cache),
+        python=environment.python,
+        trusted_uids=tuple(settings.workspace.trusted()),
     )
+
+
+def _make_again(environment: folders.Manifest) -> Command:
+    """Return the command that makes a damaged environment again."""
+    if environment.digest:
+        return Command("image import", {}, (environment.source, environment.name))
+    if environment.base:
+        options = {"requirements": "FILE", "force": "true"}
+        return Command("env create", options, (environment.name or "NAME",))
+    return Command("env install")
 
 
 def _directives(
@@ -200,6 +249,11 @@ def _directives(
     little memory for RDMA. The signal goes to the batch script alone, which is the program from then on and makes the
     ranks save.
     """
+    memory = per_core = None
+    if request.memory_per_cpu_mb:
+        per_core = f"{request.memory_per_cpu_mb}M"
+    elif request.memory_mb:
+        memory = f"{request.memory_mb}M"
     table = (
         ("job-name", pathlib.PurePath(folder).name),
         ("partition", request.partition),
@@ -207,13 +261,8 @@ def _directives(
         ("nodes", request.num_nodes + request.spare_nodes),
         ("ntasks-per-node", 1),
         ("cpus-per-task", request.cpus_per_task),
-        (
-            "mem",
-            f"{request.memory_mb}M"
-            if request.memory_mb and not request.memory_per_cpu_mb
-            else None,
-        ),
-        ("mem-per-cpu", f"{request.memory_per_cpu_mb}M" if request.memory_per_cpu_mb else None),
+        ("mem", memory),
+        ("mem-per-cpu", per_core),
         ("gpus-per-node", request.gpus_per_node or None),
         ("time", request.time_limit),
         *declared.directives(params),
@@ -228,32 +277,33 @@ def _directives(
     return [(name, str(value)) for name, value in table if value is not None]
 
 
-def _tracking(settings: Settings, given: set[str]) -> list[tuple[str, str]]:
-    """List the variables that tell the payload where to track, without those that the user gives in `env`."""
-    flags = {"DDPTRAIN_TENSORBOARD": settings.tensorboard, "DDPTRAIN_WANDB": settings.wandb}
-    wanted = {"MLFLOW_TRACKING_URI": settings.mlflow_uri} | {
-        name: "1" for name, is_on in flags.items() if is_on
+def _tracking(settings: Settings, given: collections.abc.Container[str]) -> dict[str, str]:
+    """Return the variables that tell the payload where to track, without those that the user gives."""
+    wanted = {
+        "MLFLOW_TRACKING_URI": settings.mlflow_uri,
+        "DDPTRAIN_TENSORBOARD": "1" if settings.tensorboard else "",
+        "DDPTRAIN_WANDB": "1" if settings.wandb else "",
     }
-    return [(name, value) for name, value in wanted.items() if value and name not in given]
+    return {name: value for name, value in wanted.items() if value and name not in given}
 
 
 def _login(settings: Settings, more: tuple[str, ...]) -> list[tuple[str, str]]:
     """List the variables of a login that sbatch would pass on; sbatch itself gets a clean environment."""
-    names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *more) if settings.takes_any_script else ()
-    kept = ((name, os.environ.get(name, "")) for name in names)
-    return [
-        ("USER", settings.workspace.user),
-        ("LOGNAME", settings.workspace.user),
-        *((name, value) for name, value in kept if value),
-    ]
+    user = settings.workspace.user
+    found = [("USER", user), ("LOGNAME", user)]
+    if not settings.takes_any_script:  # the login is not the user's
+        return found
+    for name in ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *more):
+        if value := os.environ.get(name, ""):
+            found.append((name, value))
+    return found
 
 
 def _script(folder: str, command: str, about: str, directives: list[tuple[str, str]]) -> str:
-    words = (
-        (name, f'"{value}"' if " " in value else value) for name, value in directives
-    )  # sbatch splits at blanks
-    options = (f"--{name}={value}" if value else f"--{name}" for name, value in words)
-    program = f"exec /usr/bin/python3 -I -S -B {shlex.quote(f'{folder}/program')} {command}"
-    return "\n".join(
-        ["#!/bin/bash", f"# {about}", *(f"#SBATCH {option}" for option in options), program, ""]
-    )
+    lines = ["#!/bin/bash", f"# {about}"]
+    for name, value in directives:
+        quoted = f'"{value}"' if " " in value else value  # sbatch splits at blanks
+        lines.append(f"#SBATCH --{name}={quoted}" if value else f"#SBATCH --{name}")
+    program = shlex.quote(f"{folder}/program")
+    lines.append(f"exec /usr/bin/python3 -I -S -B {program} {command}")
+    return "\n".join([*lines, ""])

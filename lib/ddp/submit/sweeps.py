@@ -6,7 +6,7 @@ import math
 import time
 
 from ddp.options import fields, models
-from ddp.problem import Command, ParameterError, Problem, Results
+from ddp.problem import Command, ParameterError, Problem, Results, UnfinishedError
 from ddp.project import copies
 from ddp.results import tables
 from ddp.results.progress import REPORT_S, Log
@@ -15,7 +15,7 @@ from ddp.run import catalog, creation, folder
 from ddp.run.model import State
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs, outages
-from ddp.submit import control, precheck, resources, scripts, tokens, training
+from ddp.submit import control, resources, scripts, tokens, training
 
 Choice = dict[str, str]
 
@@ -24,7 +24,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
     """Submit the runs of a sweep; with `wait` follow them to their end."""
     workspace = settings.workspace
     choices = _choices(params.grid)
-    sweep = scripts.Array(len(choices), min(params.parallel or len(choices), len(choices)))
+    array = scripts.Array(len(choices), min(params.parallel or len(choices), len(choices)))
     name = params.name or control.new_name(workspace, "sweep")
     for taken in (name, f"{name}-0"):
         path = workspace.runs / taken
@@ -32,8 +32,8 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
             continue
         if not workspace.do(creation.is_unfinished, path=path, sweep="" if taken == name else name):
             raise ParameterError("name", f"{path} exists already; choose another name")
-    resources.check_array("grid", sweep.size, cluster.partitions())
-    checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
+    resources.check_array("grid", array.size, cluster.partitions())
+    checked = training.check(settings, params, run=name, array=array, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
     if params.dry_run:
         dry = training.dry(checked)
@@ -51,23 +51,22 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
             record = control.new_record(
                 f"{name}-{number}", {**facts, "sweep": name, "choice": line}
             )
-            words = "".join(f"{word}\n" for word in precheck.words(checked.workload.kind, choice))
+            words = "".join(f"{word}\n" for word in checked.workload.options_of(choice))
             elements.append({"args": words, folder.RECORD: folder.dump(record)})
         if kept is not None:
             log(
                 f"all runs start in one folder, {kept.start.folder}: let each write to $RUN_DIR, which is its own"
             )
         facts |= {"kind": "sweep", "count": len(choices)}
-        token, secrets = tokens.is_wanted(settings, params), checked.secrets
         submitted = control.submit(
-            settings,
+            workspace,
             name,
             texts,
             facts,
             again=False,
-            token=token,
+            token=checked.token,
             kept=kept,
-            secrets=secrets,
+            secrets=checked.secrets,
             elements=elements,
         )
     log(
@@ -102,7 +101,7 @@ def _follow(
             states, reported_at = shown_now["states"], time.monotonic()
             log(tables.Step(f"sweep {name}: {states}", f"sweep {name}"))
         if settings.wait.is_over:
-            raise control.unfinished(settings, name, results | shown_now, log)
+            raise UnfinishedError(name, results | shown_now)
         if time.monotonic() - began > timeout_s:
             show = Command("show", arguments=(name,))
             text = f"no end after {timeout_s:g} s: {states}; the sweep continues"

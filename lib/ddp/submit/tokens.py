@@ -16,7 +16,6 @@ import typing
 from ddp.host import files
 from ddp.options import fields, models
 from ddp.problem import ParameterError
-from ddp.settings import Settings
 from ddp.slurm import jobs
 from ddp.workspace import folders, operations
 from ddp.workspace.folders import Workspace
@@ -46,22 +45,18 @@ def read_variables(workspace: Workspace, params: models.Training) -> dict[str, s
         raise ParameterError("env-file", str(e)) from e
 
 
-def is_wanted(settings: Settings, params: models.Training) -> bool:
-    """Return whether a training gets the token: not where `env` names a file of its own."""
-    return bool(settings.token) and VARIABLE not in {
-        name for name, _ in fields.variables(params.env)
-    }
+def wanted(token: str, params: models.Training) -> str:
+    """Return the token if a training gets it, "" if `env` names a file of its own."""
+    return "" if VARIABLE in params.variables else token
 
 
-def deliver(settings: Settings, run: str) -> None:
-    """Write the file for a run before it is submitted. Raises WorkspaceError."""
-    settings.workspace.ensure_folders((folders.SECRETS,))
-    _call(
-        settings.workspace,
-        operations.keep_secret,
-        name=f"{run}{operations.HF_SUFFIX}",
-        text=f"{settings.token}\n",
-    )
+def deliver(workspace: Workspace, run: str, token: str) -> None:
+    """Write the token's file for a run before it is submitted. Raises WorkspaceError."""
+    if not token:
+        return
+    workspace.ensure_folders((folders.SECRETS,))
+    name = f"{run}{operations.HF_SUFFIX}"
+    _call(workspace, operations.keep_secret, name=name, text=f"{token}\n")
 
 
 def deliver_variables(
@@ -93,13 +88,13 @@ def drop(workspace: Workspace, run: str) -> None:
             _call(workspace, operations.drop_secrets, run=run)
 
 
-def sync(settings: Settings) -> None:
+def sync(workspace: Workspace, token: str) -> None:
     """Write the newest token for the jobs that are pending or running, and remove the rest. Raises WorkspaceError."""
     active: list[str] | None = None  # not known: remove nothing
-    if settings.token and jobs.is_installed():
+    if token and jobs.is_installed():
         with contextlib.suppress(jobs.SlurmError):
-            active = [job.name for job in jobs.jobs(user=settings.workspace.user) if job.is_active]
-    counts = _call(settings.workspace, operations.sync_tokens, token=settings.token, active=active)
+            active = [job.name for job in jobs.jobs(user=workspace.user) if job.is_active]
+    counts = _call(workspace, operations.sync_tokens, token=token, active=active)
     if counts["removed"] or counts["replaced"]:
         logger.info(
             "files with the token: %d removed, %d replaced", counts["removed"], counts["replaced"]

@@ -8,15 +8,22 @@ import pytest
 from ddp.options import fields, models
 from ddp.problem import Problem
 from ddp.settings import Settings
-from ddp.submit import precheck
+from ddp.submit import payload_arguments
 from slurm_ddp.commands import CommandTimeout
+
+
+def check(
+    settings: Settings, kind: str, args: str, *choices: collections.abc.Mapping[str, str]
+) -> str:
+    folder = str(settings.workspace.runs / "night")
+    return payload_arguments.check(settings.payload, kind, folder, args.split(), choices)
 
 
 def refused(
     settings: Settings, args: str, *choices: collections.abc.Mapping[str, str], kind: str = "gpt"
 ) -> str:
     with pytest.raises(Problem) as caught:
-        precheck.check(settings, kind, "night", args.split(), choices)
+        check(settings, kind, args, *choices)
     return str(caught.value)
 
 
@@ -60,49 +67,43 @@ def test_a_word_that_a_workload_does_not_know_is_named_with_the_nearest_option(
 def test_a_built_in_workload_lists_the_options_that_ddp_does_not_set(
     settings: Settings, kind: str, option: str
 ):
-    text = precheck.help_of(settings.payload, kind, ["--lr", "1", "--help"])
+    text = payload_arguments.help_of(settings.payload, kind, ["--lr", "1", "--help"])
     assert text is not None
     assert text.startswith(f"usage: ddp submit {kind} ")
     assert {option, "--report-json"} <= set(text.split())
     assert not re.search("--(run-dir|data|resume|profile|local-files-only)|default: .*\\)", text)
     assert "[default: 42]" in text
-    assert precheck.help_of(settings.payload, kind, ["--lr", "1"]) is None
-    assert precheck.help_of(settings.payload, "script", ["--help"]) is None
+    assert payload_arguments.help_of(settings.payload, kind, ["--lr", "1"]) is None
+    assert payload_arguments.help_of(settings.payload, "script", ["--help"]) is None
 
 
 def test_the_smoke_test_has_options_of_its_own(settings: Settings):
     assert refused(settings, "--classes 1", kind="smoke") == "args: --classes 1: must be at least 2"
-    assert precheck.check(settings, "smoke", "night", "--epochs 1".split(), ()) == [
-        "args: accepted by the payload"
-    ]
+    assert check(settings, "smoke", "--epochs 1") == "args: accepted by the payload"
 
 
 def test_each_run_of_a_sweep_is_looked_at(settings: Settings):
     good, bad = {"lr": "0.1"}, {"lr": "-1"}
     assert fields.parse(models.SubmitSweep, {"grid": "learning_rate=0.1,1 optim.lr=2"}).grid
     flags = {"compile": "true", "deterministic": "false"}
-    problems = precheck.check(settings, "gpt", "night", "--steps 3".split(), (good, flags))
-    assert problems == ["args: accepted by the payload, with the options of each of 2 runs"]
+    passed = check(settings, "gpt", "--steps 3", good, flags)
+    assert passed == "args: accepted by the payload, with the options of each of 2 runs"
     assert refused(settings, "", good, bad) == "options of run 1: --lr -1.0: must be above 0.0"
-    assert precheck.words("script", flags) == ["--compile=true", "--deterministic=false"]
+    assert payload_arguments.words(flags) == ["--compile", "--no-deterministic"]
     assert refused(settings, "", {"lr": "true"}).startswith(
         "options of run 0: argument --lr: expected one arg"
     )
     assert refused(settings, "", {"run-dir": "/x"}, kind="smoke").startswith(
         "args: --run-dir is set"
     )
-    assert precheck.check(settings, "gpt", "night", "--epochs 3".split(), ({"lr": "1"},))
+    assert check(settings, "gpt", "--epochs 3", {"lr": "1"})
 
 
 def test_nothing_is_asked_where_nothing_is_given(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(precheck, "run", None)
-    assert precheck.check(settings, "gpt", "night", "".split(), ()) == []
-    assert (
-        precheck.check(settings, "script", "night", "--whatever it takes".split(), ({"lr": "1"},))
-        == []
-    )
+    monkeypatch.setattr(payload_arguments, "run", None)
+    assert not check(settings, "gpt", "")
 
 
 def test_a_settings_file_is_read_where_the_ranks_would(settings: Settings):
@@ -116,11 +117,11 @@ def test_a_file_that_hangs_is_reported(settings: Settings, monkeypatch: pytest.M
     def hang(*_: object, **__: object) -> None:
         raise CommandTimeout("python3: no answer within 30 s")
 
-    monkeypatch.setattr(precheck, "run", hang)
+    monkeypatch.setattr(payload_arguments, "run", hang)
     with pytest.raises(
         Problem, match=r"^args: python3: no answer within 30 s; .*is the filesystem's server up\?"
     ):
-        precheck.check(settings, "gpt", "night", "--config /mnt/shared/x.toml".split(), ())
+        check(settings, "gpt", "--config /mnt/shared/x.toml")
 
 
 def test_a_payload_that_cannot_look_is_reported(settings: Settings):
@@ -128,4 +129,4 @@ def test_a_payload_that_cannot_look_is_reported(settings: Settings):
     with pytest.raises(
         Problem, match=r"^args: the payload could not check them: python3 exited 1: broken$"
     ):
-        precheck.check(settings, "gpt", "night", "--steps 3".split(), ())
+        check(settings, "gpt", "--steps 3")

@@ -11,7 +11,7 @@ import pytest
 from cluster import Cluster, Job
 from pip_double import Pip
 
-from ddp.environment import archives, builder, environments
+from ddp.environment import archives, builder, store
 from ddp.problem import Problem
 from ddp.settings import Settings
 from ddp.workspace import folders
@@ -21,7 +21,7 @@ def install(
     settings: Settings, build: str = "cpu", *, force: bool = False
 ) -> tuple[folders.Manifest, list[str]]:
     lines: list[str] = []
-    return environments.install(settings, builder.Request(build), lines.append, force=force), lines
+    return store.Store(settings).install(builder.Request(build), lines.append, force=force), lines
 
 
 def test_an_environment_is_made_stored_and_found(settings: Settings, pip: Pip, cluster: Cluster):
@@ -44,9 +44,9 @@ def test_an_environment_is_made_stored_and_found(settings: Settings, pip: Pip, c
     assert lines[0] == "making the environment: torch 2.13.0 for CPU"
     assert not (settings.workspace.node_cache / "build").exists()
     contents = settings.workspace.look()
-    assert environments.find(settings, contents, builder.Request("cpu")) == made
-    assert environments.find(settings, contents, builder.Request("cuda")) is None
-    assert environments.describe(made) == {
+    assert store.Store(settings).find(contents, builder.Request("cpu")) == made
+    assert store.Store(settings).find(contents, builder.Request("cuda")) is None
+    assert store.describe(made) == {
         "environment": made.archive,
         "torch": "2.13.0+cpu",
         "python": "3.12",
@@ -61,7 +61,7 @@ def test_a_second_time_nothing_is_made(settings: Settings, pip: Pip, cluster: Cl
     again, lines = install(settings)
     assert (again, len(pip.calls)) == (made, calls)
     assert lines == [f"environment {made.hash} with torch 2.13.0+cpu exists already"]
-    assert environments.ensure(settings, print) == made
+    assert store.Store(settings).ensure(print) == made
     install(settings, force=True)
     assert len(pip.calls) == 2 * calls - 3, "uv is kept, with its pip"
 
@@ -80,7 +80,7 @@ def test_each_input_makes_another_environment(
             monkeypatch.setattr(builder, "python_version", lambda: "3.13")
         case _:
             os.truncate(made.archive, made.size_bytes - 1)
-    assert environments.find(settings, settings.workspace.look(), builder.Request("cpu")) is None
+    assert store.Store(settings).find(settings.workspace.look(), builder.Request("cpu")) is None
 
 
 def test_the_installers_reason_is_reported_and_nothing_is_left(
@@ -109,7 +109,7 @@ def test_the_build_of_torch_is_the_option_or_what_the_cluster_has(
     settings: Settings, pip: Pip, cluster: Cluster, gres: str, option: str, torch: str
 ):
     cluster.machines[1].gres, cluster.machines[1].state = gres, "DOWN"
-    made = environments.ensure(dataclasses.replace(settings, torch_build=option), print)
+    made = store.Store(dataclasses.replace(settings, torch_build=option)).ensure(print)
     assert (made.torch, made.build) == (torch, "cpu" if torch.endswith("+cpu") else "cuda")
     wanted = (
         "torch==2.13.0+cpu" if made.build == "cpu" else "torch==2.13.0,!=2.13.0+cpu"

@@ -15,7 +15,6 @@ from ddp.node import output_metrics
 from ddp.options import fields, models
 from ddp.problem import ParameterError
 from ddp.run import metrics
-from ddp.submit import training
 
 LOSS = ("loss", "loss={}")
 # What --metric gets, and what a program prints
@@ -170,11 +169,3 @@ def test_only_the_beginning_of_a_long_line_is_searched():
 def test_what_is_no_text_with_a_number_is_refused(metric: str, line: str):
     with pytest.raises(ParameterError, match=f"^metric: .*{re.escape(line)}"):
         fields.parse(models.SubmitDdp, {"metric": metric})
-
-
-def test_a_workload_of_ours_measures_by_itself():
-    params = fields.parse(models.SubmitDdp, {"metric": "loss=loss {}"})
-    with pytest.raises(
-        ParameterError, match=r"^metric: only a script has it; the workload gpt measures by itself"
-    ):
-        training._check_metric(params, "gpt")

@@ -27,8 +27,8 @@ from ddp.problem import ParameterError
 from ddp.project import copies, packages
 from ddp.project import root as project_part
 from ddp.settings import Settings
-from ddp.submit import pythons
-from ddp.submit import typed as launchers
+from ddp.submit import commands as launchers
+from ddp.submit import own_python
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -489,7 +489,8 @@ def test_an_environment_is_taken_by_its_torch(
             models.SubmitDdp, {"workload": "/x.py", "python": "auto" if is_active else given}
         )
         try:
-            found = pythons.choose(settings, params.model_copy(update={"active": given}))
+            params = params.model_copy(update={"active": given})
+            found = own_python.choose(settings.workspace, params, is_anywhere=True)
         except ParameterError as e:
             found = "", str(e)
         wrong = (

@@ -208,7 +208,7 @@ def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Setting
     program = scripts.Program(("x", scripts.RESUME), leaves_outcome=True, resume="/mnt/runs/base")
     params = fields.parse(models.SubmitDdp, {})
     made = MANIFEST.model_copy(update={"folder": str(settings.workspace.environments)})
-    files = scripts.training(settings, REQUEST, params, made, run="first", program=program)
+    files = scripts.TrainingJob(settings, REQUEST, params, "first", program).texts(made)
     assert "/mnt/runs/base" in node.run(files)[1].splitlines()
     (node.run_dir / "latest").symlink_to("epoch-1")
     (node.run_dir / "epoch-1").mkdir()

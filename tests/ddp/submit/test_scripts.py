@@ -131,20 +131,14 @@ def test_a_value_that_slipped_through_would_still_be_quoted(
 ):
     evil = f"$(touch {tmp_path}/pwned) `touch {tmp_path}/pwned`; touch {tmp_path}/pwned '\" {{{{ 7*7 }}}}"
     params = models.SubmitDdp.model_construct()
-    files = scripts.training(
-        settings,
-        REQUEST,
-        params,
-        MANIFEST.model_copy(update={"folder": evil}),
-        run="first",
-        program=scripts.Program(("x", evil), leaves_outcome=True),
-    )
+    program = scripts.Program(("x", evil), leaves_outcome=True)
+    job = scripts.TrainingJob(settings, REQUEST, params, "first", program)
+    files = job.texts(MANIFEST.model_copy(update={"folder": evil}))
     node.add("srun", 'printf "%s\\n" "${!#}"; ' + ENDS % "done")
     code, output = node.run(files)
     assert code == 0, output
     assert output.splitlines()[1] == evil
-    assert (
-        job := spec.load(spec.JobSpec, str(node.run_dir / "program" / "job.json"))
-    ).environment is not None
+    job = spec.load(spec.JobSpec, str(node.run_dir / "program" / "job.json"))
+    assert job.environment is not None
     assert job.environment.layers[0].path == f"{evil}/{MANIFEST.hash}.tar.zst"
     assert not (tmp_path / "pwned").exists()

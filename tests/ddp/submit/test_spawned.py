@@ -6,7 +6,7 @@ import pytest
 
 from ddp.options import fields, models
 from ddp.settings import Settings
-from ddp.submit import programs
+from ddp.submit import program_source
 
 MULTIGPU = """
 import torch.multiprocessing as mp
@@ -29,7 +29,7 @@ def remarks(settings: Settings, folder: pathlib.Path, source: str, args: str = "
     path = folder / "train.py"
     path.write_text(source)
     params = fields.parse(models.SubmitDdp, {"workload": str(path), "args": args})
-    return programs.check(settings.workspace, params, settings.workspace.look())
+    return program_source.check(settings.workspace, params, settings.workspace.look())
 
 
 @pytest.mark.parametrize(

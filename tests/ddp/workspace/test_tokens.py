@@ -66,7 +66,7 @@ def test_the_file_of_a_run_stays_while_another_of_its_jobs_is_active(
 ):
     given = dataclasses.replace(settings, token=TOKEN)
     path = pathlib.Path(tokens.path(given.workspace, "first"))
-    tokens.deliver(given, "first")
+    tokens.deliver(given.workspace, "first", TOKEN)
     states = {40: ("FAILED", 1), 41: ("RUNNING", 0)}
     cluster.jobs = [
         Job(number, USER, "first", path, "", [state]) for number, state in states.items()
@@ -130,15 +130,10 @@ def test_the_last_run_of_a_sweep_removes_the_file(
 ):
     settings, path = given
     program = scripts.Program(("--module", "ddptrain", "smoke"), leaves_outcome=True)
-    files = scripts.training(
-        settings,
-        REQUEST,
-        fields.parse(models.SubmitDdp, {}),
-        MANIFEST,
-        run="first",
-        program=program,
-        sweep=scripts.Array(2, 2),
-    )
+    params = fields.parse(models.SubmitDdp, {})
+    array = scripts.Array(2, 2)
+    job = scripts.TrainingJob(settings, REQUEST, params, "first", program, array=array)
+    files = job.texts(MANIFEST)
     for name in ("logs", "control"):
         (settings.workspace.runs / "first-0" / name).mkdir(parents=True)
     (settings.workspace.runs / "first-0" / "args").write_text("")

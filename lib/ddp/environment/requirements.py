@@ -1,4 +1,4 @@
-"""A user's own requirements: layers on the cluster's environment, with a name or for a submission."""
+"""A user's own requirements: layers on the environment of all jobs, with a name or for one submission."""
 
 import contextlib
 import hashlib
@@ -6,16 +6,13 @@ import os
 import pathlib
 import re
 
-from ddp.environment import archives, builder, environments, wheelhouse
+from ddp.environment import builder, store, wheelhouse
 from ddp.host import files
 from ddp.options import models
 from ddp.problem import Command, ParameterError, Results, shown
-from ddp.results import tables
 from ddp.results.progress import Log
 from ddp.run import untrusted
 from ddp.settings import Settings
-from ddp.workspace import folders
-from ddp.workspace.folders import Workspace
 from slurm_ddp import backports
 
 _INCLUDED = re.compile(
@@ -39,15 +36,15 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
     extras = tuple(re.split("[, ]+", params.extra)) if params.extra else ()
     if extras and path.suffix != ".toml":
         raise ParameterError("extra", f"{path} has none; a pyproject.toml may")
-    if any(one.digest for one in environments.own(settings.workspace, params.name)):
+    if any(one.digest for one in store.own(settings.workspace, params.name)):
         remedy = Command("env remove", arguments=(params.name,))
         raise ParameterError(
             "name", f"{params.name} is an image; choose another name, or remove it", remedy=remedy
         )
     build = params.torch or settings.torch_build
     wanted = request(settings, path, build, params.name, *extras)
-    made = environments.layer(settings, wanted, log, force=params.force)
-    return {"name": params.name, **environments.describe(made)}
+    made = store.Store(settings).layer(wanted, log, force=params.force)
+    return {"name": params.name, **store.describe(made)}
 
 
 def request(
@@ -74,55 +71,6 @@ def _project(folder: pathlib.Path) -> pathlib.Path:
     raise ParameterError(
         "project", f"{text}; give the file that lists its packages with requirements"
     )
-
-
-def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
-    """List the environments that this user's jobs can use, the newest first."""
-    workspace = settings.workspace
-    found = (contents := workspace.look()).environments + contents.images
-    rows = [["NAME", "HASH", "ON", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]]
-    for one in found:
-        owner = (
-            workspace.user
-            if one.folder == str(workspace.environments)
-            else workspace.account or "-"
-        )
-        build = (
-            one.build
-            if one.build == "cuda" or one.torch.endswith("+cpu")
-            else "cpu (default build)"
-        )
-        about = [one.name or "-", one.hash, one.base or "-", one.torch, build, one.python]
-        about = [one.name, one.hash, "-", "-", "image", "-"] if one.digest else about
-        rows.append([*about, str(one.size_bytes >> 20), owner, one.created])
-    return {"count": str(len(found)), "environments": tables.Table(rows)}
-
-
-def show(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
-    """Return the figures of an environment."""
-    found = _own(settings.workspace, params.name)[0]
-    return {"name": params.name, **environments.describe(found)}
-
-
-def remove(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
-    """Remove this user's environments of a name. Raises ParameterError while a job of the user's uses one."""
-    workspace = settings.workspace
-    hashes = [manifest.hash for manifest in _own(workspace, params.name)]
-    used = environments.in_use(workspace, workspace.user)
-    if runs := [pathlib.Path(run).name for run, name in used.items() if name in hashes]:
-        raise ParameterError(
-            "name", f"{params.name} is used by {runs[0]}", remedy=Command("cancel", {}, (runs[0],))
-        )
-    workspace.do(archives.remove_environments, folder=str(workspace.environments), hashes=hashes)
-    return {"name": params.name, "removed": " ".join(hashes)}
-
-
-def _own(workspace: Workspace, name: str) -> list[folders.Manifest]:
-    if not (mine := environments.own(workspace, name)):
-        raise ParameterError(
-            "name", f"{workspace.user} has no environment {name}", remedy=Command("env list")
-        )
-    return mine
 
 
 def digest(path: pathlib.Path, *extras: str) -> str:

@@ -11,10 +11,10 @@ import shlex
 import sys
 import warnings
 
-from ddp.options import fields, models
+from ddp.options import models
 from ddp.problem import ParameterError
 from ddp.project import copies, packages
-from ddp.submit import typed
+from ddp.submit import commands
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
 
@@ -158,14 +158,14 @@ def _program_of(source: bytes) -> str:
         except ValueError:
             continue
         if any(word == "-m" or word.endswith(".py") for word in words):
-            return typed.instead(words)
-    return typed.instead(())
+            return commands.instead(words)
+    return commands.instead(())
 
 
 def _find(workspace: Workspace, params: models.Training) -> pathlib.Path | None:
     """Find a module's file; None if the project has nothing of its name. Raises ParameterError."""
     here = pathlib.Path(params.typed_in)
-    given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
+    given = params.variables.get("PYTHONPATH", "")
     root = copies.find(workspace, params).root if params.snapshot else here
     parts = params.workload.split(".")
     more = [here / part for part in given.split(":")]

@@ -11,7 +11,7 @@ from cluster import Cluster
 from pip_double import Pip
 
 from ddp.actions import verbs
-from ddp.environment import environments, images, named
+from ddp.environment import images, requirements, store
 from ddp.options import fields
 from ddp.problem import ParameterError
 from ddp.results.result import texts_of
@@ -39,19 +39,19 @@ def wanted(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_file_is_known_by_its_content_and_by_what_it_includes(wanted: pathlib.Path):
-    first = named.digest(wanted)
-    assert named.digest(wanted) == first
+    first = requirements.digest(wanted)
+    assert requirements.digest(wanted) == first
     for changed in (wanted.with_name("more.txt"), wanted):
         changed.write_text(f"{changed.read_text()}# another\n")
-        assert named.digest(wanted) != first
-        first = named.digest(wanted)
+        assert requirements.digest(wanted) != first
+        first = requirements.digest(wanted)
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.txt/y", "dangling.txt"])
 def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path, name: str):
     (tmp_path / "dangling.txt").write_text("-rgone.txt\n")
     with pytest.raises(ParameterError, match=r"^requirements: .* cannot be read: "):
-        named.digest(tmp_path / name)
+        requirements.digest(tmp_path / name)
 
 
 _NAMES = st.from_regex(r"[a-z][a-z0-9_.-]{0,8}[a-z0-9]", fullmatch=True)
@@ -75,10 +75,10 @@ def test_a_line_that_only_this_host_could_follow_is_refused_by_file_and_line(
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "r.txt")
         path.write_text("\n".join([*before, *after]))
-        assert len(named.digest(path)) == 64
+        assert len(requirements.digest(path)) == 64
         path.write_text("\n".join([*before, refused, *after]))
         with pytest.raises(ParameterError) as caught:
-            named.digest(path)
+            requirements.digest(path)
         assert str(caught.value).startswith(
             f"requirements: {path}:{len(before) + 1}: '{refused.strip()}' "
         )
@@ -215,20 +215,20 @@ def manifest(
 
 
 def test_the_users_own_goes_before_the_trainers_and_the_newest_first(settings: Settings, pip: Pip):
-    key = environments._key(settings, "cpu")
+    key = store.Store(settings).key("cpu")
     own = [manifest(settings.workspace.environments, letter, key=key) for letter in "ab"]
     theirs = manifest(settings.workspace.path / "trainers", "c", key=key)
     alone = manifest(settings.workspace.path / "trainers", "d", key=key, name="shared")
     stale = manifest(settings.workspace.environments, "e", key="0" * 16, name="stale")
     contents = folders.Contents((theirs, alone, *own, stale), {}, is_writable=True)
-    assert environments.named(settings, contents, "mine") is own[0]
-    assert environments.named(settings, contents, "shared") is alone
+    assert store.Store(settings).named(contents, "mine") is own[0]
+    assert store.Store(settings).named(contents, "shared") is alone
     for name, what in {
         "x": "x does not exist; known: mine, shared, stale",
         "stale": "stale was made by another release of ddp",
     }.items():
         with pytest.raises(ParameterError) as caught:
-            environments.named(settings, contents, name)
+            store.Store(settings).named(contents, name)
         assert (
             str(caught.value) == f"environment: {what}; ddp env create --requirements FILE {name}"
         )
@@ -288,14 +288,15 @@ def test_an_image_shares_list_and_names_with_environments(
     row = do(settings, "env list")["environments"].splitlines()[1]
     assert row.split()[:5] == ["torch", image.hash, "-", "-", "image"]
     assert do(settings, "env show", name="torch")["digest"] == image.digest
-    assert images.find(settings.workspace, "torch") == settings.workspace.look().images[0]
+    assert images.find_imported(settings.workspace, "torch") == settings.workspace.look().images[0]
     assert [
-        images.find(settings.workspace, name) for name in (None, "/i/x.sqsh", "nvcr.io#a/b:1")
+        images.find_imported(settings.workspace, name)
+        for name in (None, "/i/x.sqsh", "nvcr.io#a/b:1")
     ] == [None] * 3
     with pytest.raises(
         ParameterError, match=r"^container-image: x is not imported; known: torch; ddp image import"
     ):
-        images.find(settings.workspace, "x")
+        images.find_imported(settings.workspace, "x")
     remedy = "choose another name, or remove it; ddp env remove torch$"
     with pytest.raises(ParameterError, match=rf"^name: torch is an image; {remedy}"):
         do(settings, "env create", name="torch", requirements=str(wanted))

@@ -1,0 +1,102 @@
+"""The user's own virtual or conda environment; its Python is not started here: importing torch may take minutes."""
+
+import dataclasses
+import os
+import pathlib
+import re
+
+from ddp.host import files
+from ddp.node import caches
+from ddp.options import models
+from ddp.problem import ParameterError
+from ddp.workspace import checks
+from ddp.workspace.folders import Workspace
+
+_TORCH = "lib*/python3*/*-packages/torch/version.py"  # of venv, conda and Debian
+_VERSION = re.compile(r"^__version__(?:: \w+)? = ['\"]([\w.+-]{1,80})['\"]", re.MULTILINE)
+_SYSTEM = re.compile(
+    r"^home *= *(.+)/bin *$(?=[^\0]*^include-system-site-packages *= *true)", re.MULTILINE
+)  # venv's
+
+
+def choose(workspace: Workspace, params: models.Training, *, is_anywhere: bool) -> tuple[str, str]:
+    """Return the interpreter that `python` means, empty for none, and a remark on the choice.
+
+    With `is_anywhere` it may lie outside the workspace. Raises ParameterError.
+    """
+    others = params.environment or params.requirements or params.container_image
+    is_program = params.workload not in ("gpt", "smoke")
+    is_auto = params.python == "auto" and not others and is_program
+    place = params.active if is_auto else params.own_python
+    if not place:
+        return "", ""
+    if others:
+        text = f"{others} brings its own; give one of python, environment, requirements, container-image"
+        raise ParameterError("python", text)
+
+    found = workspace.do(lambda: _look(workspace, pathlib.Path(place)))
+    why = found.trouble
+    if is_auto and (why or not found.is_shared):
+        why = why or "is not on the shared filesystem"
+        text = f"the active environment {place} is not used, since it {why}"
+        return "", f"python: {text}; to choose one: --python PATH"
+    if why:
+        text = f"{place} {why}; give the path of an environment with torch, or omit it"
+        raise ParameterError("python", text)
+    if not is_anywhere:  # an operator names it for another account
+        prefix = str(pathlib.Path(found.path).parents[1])
+        checks.check_inside(workspace, "python", prefix, kinds=("folder",))
+
+    remark = f"python: {found.path}, torch {found.torch}"
+    if is_auto:
+        remark += ", of the active environment"
+    elif not found.is_shared:
+        remark += ", which each node needs at this path"
+    return found.path, remark
+
+
+@dataclasses.dataclass(frozen=True)
+class _Interpreter:
+    """The Python of an environment."""
+
+    path: str = ""  # empty: there is none
+    torch: str = ""  # its version; empty: there is none
+    is_shared: bool = False  # nodes see it
+
+    @property
+    def trouble(self) -> str:
+        """Why the ranks cannot use it, "" if they can."""
+        if not self.path:
+            return "does not exist, or has no Python that you can execute"
+        return "" if self.torch else "has no torch"
+
+
+def _look(workspace: Workspace, path: pathlib.Path) -> _Interpreter:
+    """Look at an environment's folder, or at an interpreter."""
+    places = [path]
+    if path.is_dir():
+        places = [path / "bin" / name for name in ("python", "python3")]
+    for place in places:
+        if place.is_file() and os.access(place, os.X_OK):
+            prefix = place.parent.parent
+            is_mounted_alike = prefix.stat().st_dev == workspace.path.stat().st_dev
+            is_shared = is_mounted_alike or not caches.is_local(str(prefix))
+            return _Interpreter(str(place), _torch_of(prefix), is_shared)
+    return _Interpreter()
+
+
+def _torch_of(prefix: pathlib.Path) -> str:
+    """Return the version of torch below an environment's folder, or below those that it looks into; "" if none."""
+    config = prefix / "pyvenv.cfg"
+    others = [f"{prefix}/local", f"{pathlib.Path.home()}/.local"]
+    if config.is_file():
+        others = _SYSTEM.findall(_text(config))
+    for root in (prefix, *map(pathlib.Path, others)):
+        for file in root.glob(_TORCH):
+            if found := _VERSION.search(_text(file)):
+                return found[1]
+    return ""
+
+
+def _text(path: pathlib.Path) -> str:
+    return files.read_named(path).decode(errors="replace")
