@@ -1,4 +1,4 @@
-"""The terminal's front end: a command for each verb, a flag or an argument for each of its options."""
+"""The terminal's front end: a command for each verb, a flag or argument for each of its options."""
 
 import collections.abc
 import contextlib
@@ -68,7 +68,8 @@ class Session:
 def program(context: click.Context, *, is_json: bool, workspace: str | None) -> None:
     """Distributed PyTorch training on Slurm, under your own account.
 
-    Settings come from /etc/slurm-ddp.toml, ~/.config/slurm-ddp.toml, DDP_* variables and flags; later ones win.
+    Settings come from /etc/slurm-ddp.toml, ~/.config/slurm-ddp.toml, DDP_* variables and flags;
+    later ones win.
     """
     context.obj = Session({"workspace": workspace}, is_json)
     if context.invoked_subcommand is None:
@@ -90,7 +91,7 @@ def _introduction() -> str:
 def main() -> typing.NoReturn:
     """Run the command line, and exit without waiting for threads that a filesystem blocks."""
     os.umask(0o022)
-    if sys.argv[1:] == ["serve"]:  # the charm, which has no terminal
+    if sys.argv[1:] == ["serve"]:  # for the charm
         from ddp import service  # noqa: PLC0415 - a user's command starts without it
 
         service.main()
@@ -127,7 +128,7 @@ def _run_program() -> int:
 
 
 def _mistake(e: click.UsageError) -> str:
-    """Return click's message in our form, with the mark that separates it from the next sentence."""
+    """Return click's message in our form, with the mark that ends it."""
     text = one_line(e.format_message()).rstrip(".").replace(". Did you mean", "; did you mean")
     if isinstance(e, click.NoSuchOption):
         text = f"no option {e.option_name}"
@@ -140,7 +141,7 @@ def _mistake(e: click.UsageError) -> str:
 
 
 def settings_of(session: Session) -> Settings:
-    """Read the configuration and the flags. Raises click.UsageError if they are invalid, or for root."""
+    """Read the configuration and the flags. Raises click.UsageError, also for root."""
     try:
         found = config.settings(config.load(session.flags))
     except ParameterError as e:
@@ -262,7 +263,7 @@ def _without_secrets(
 def _values(
     options: collections.abc.Iterable[declared.Option], given: collections.abc.Mapping[str, object]
 ) -> dict[str, object]:
-    """Collect the options that have a value: a flag's, sbatch's variable's or the terminal's default."""
+    """Collect the options with a value: of a flag, of sbatch's variable, or a default of terminals."""
     values: dict[str, object] = {}
     for option in options:
         value = given.get(_attribute(option))
@@ -280,9 +281,10 @@ def _values(
 def _unwrap(
     values: dict[str, object], arguments: tuple[str, ...]
 ) -> tuple[dict[str, object], tuple[str, ...], dict[str, object]]:
-    """Replace a typed launcher by the program that it starts, and note where all this was typed.
+    """Replace a typed launcher by the program that it starts.
 
-    Returns the options, the program's arguments and what only a terminal knows. Raises ParameterError.
+    Returns the options, the program's arguments, and facts that only a terminal knows.
+    Raises ParameterError.
     """
     from ddp.submit import commands  # noqa: PLC0415 - the other commands start without it
 
@@ -297,9 +299,9 @@ def _unwrap(
 def _resolve_paths(
     options: collections.abc.Iterable[declared.Option], values: dict[str, object]
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """Resolve relative paths, and set aside those with letters that an action's alphabet does not have.
+    """Resolve relative paths, and set aside paths with letters outside an action's alphabet.
 
-    A path of this account's own may have them: the model is checked with another path in its place.
+    A path of this account may have them: the model is checked with another path in its place.
     """
     values = dict(values)
     odd_paths: dict[str, object] = {}
@@ -324,7 +326,7 @@ def _is_path(option: declared.Option, value: object) -> bool:
 
 
 def _joined(option: declared.Option, words: tuple[str, ...]) -> str:
-    """Join the words of a repeated option. A variable without a value gets the one that it has here."""
+    """Join the words of a repeated option. A variable without a value gets its value from here."""
     if option.name != "env":
         return option.text.separator.join(words)
     variables: list[str] = []
@@ -348,7 +350,7 @@ def _absolute(option: declared.Option, value: object) -> object:
 
 
 def _is_odd(path: object) -> bool:
-    """Return whether a path has blanks or unusual letters, but nothing that a terminal would obey."""
+    """Return whether a path has blanks or unusual letters, but nothing that a terminal obeys."""
     if not isinstance(path, str) or not path.isprintable():
         return False
     return re.search(r"[^A-Za-z0-9._/+@=-]", path) is not None

@@ -9,9 +9,10 @@ Results = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of this program: `Command("submit", {"time-limit": 30})` is `ddp submit --time-limit 30`.
+    """A command of this program.
 
-    `arguments` have no flag, such as a run's name. Options that are None or "" are left out.
+    `Command("submit", {"time-limit": 30})` is `ddp submit --time-limit 30`. `arguments` stand
+    without a flag, such as a run's name. Options that are None or "" are left out.
     """
 
     verb: str  # the words behind `ddp`, such as "env create"

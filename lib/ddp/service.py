@@ -1,8 +1,9 @@
 """The charm's front end, which the charm starts as the submit user: `ddp serve`.
 
-One request is a line of JSON on standard input, {"do": ..., "config": {...}, "unit": ..., ...}; the answer is lines of
-JSON on standard output: any number of {"log": text}, then {"results": {...}}, with "error" and one line if it failed.
-When standard input ends, the charm has ended, and this process exits; the jobs go on.
+The request is a line of JSON on standard input, {"do": ..., "config": {...}, "unit": ..., ...}. The
+answer is lines of JSON on standard output: any number of {"log": text}, then {"results": {...}},
+with "error" if it failed. When standard input ends, the charm has ended: this process exits, and the
+jobs go on.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from slurm_ddp.slurm import advice
 
 Json = dict[str, typing.Any]
 _PARTIAL = 75  # sysexits.h, EX_TEMPFAIL
-# Texts that YAML 1.1 reads as they are, and what it reads as something else
+# Texts that YAML 1.1 reads as they are, and words that it reads as something else
 _TEXT = re.compile(
     r"(?!.*(:\s|\s#))(-{0,2}[A-Za-z_/]([\w .,/+@=%^&|:#-]*[\w/])?|[1-9][0-9]{0,17}|([0-9]+-)?[0-9]+(:[0-9]+)+)",
     re.ASCII,
@@ -42,9 +43,8 @@ _YAML_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 _JUJUS_USER = "ubuntu"  # whose shell `juju ssh` opens
 _STEPS: dict[str, str] = backports.read_toml(pathlib.Path(__file__).with_suffix(".toml"))
 _QUIET_S = 5.0  # an action that takes longer gets a note on how to end it
-_HELD_LIMIT_S = (
-    900  # how long an action waits for jobs at most while the machine's units wait for it
-)
+# How long an action waits for jobs at most while the machine's units wait for it
+_HELD_LIMIT_S = 900
 
 
 def main() -> typing.NoReturn:
@@ -103,18 +103,24 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     verb = verbs.ACTIONS.get(wanted)
     if verb is None:
         raise ParameterError("do", f"unknown request {wanted!r}")
+    return _act(verb, settings, request, log)
+
+
+def _act(verb: verbs.Verb, settings: Settings, request: Json, log: Log) -> Json:
+    """Do an action; log how to end it if it takes long. Raises Problem."""
+    unit = settings.workspace.unit
     params = fields.parse(verb.options, request["params"])
     if request.get("holds-machine"):
         can_be_ended = not {"wait_limit", "follow"}.isdisjoint(verb.options.model_fields)
         if can_be_ended:
-            settings.wait.begin(wanted)
+            settings.wait.begin(verb.action)
         params = _bounded(params)
-        text = _held(workspace.unit, can_be_ended=can_be_ended)
+        text = _held(unit, can_be_ended=can_be_ended)
     else:
-        stop = (
-            f"to stop waiting, without cancelling a job: juju cancel-task {request.get('task', '')}"
-        )
-        text = f"{workspace.unit} runs no other action while this one waits; {stop}"
+        task = request.get("task", "")
+        stop = f"to stop waiting, without cancelling a job: juju cancel-task {task}"
+        text = f"{unit} runs no other action while this one waits; {stop}"
+
     note = threading.Timer(_quiet_s(request, params), log, [text])
     note.daemon = True
     note.start()
@@ -132,13 +138,13 @@ def _bounded(params: fields.Parsed) -> fields.Parsed:
 
 
 def _quiet_s(request: Json, params: fields.Parsed) -> float:
-    """Return when the note on how to end an action comes: at once if it holds its machine and is to wait."""
-    is_to_wait = getattr(params, "wait", False) or getattr(params, "follow", False)
-    return 0.0 if request.get("holds-machine") and is_to_wait else _QUIET_S
+    """Return after how long to log how to end an action: at once if it holds its machine and waits."""
+    waits = getattr(params, "wait", False) or getattr(params, "follow", False)
+    return 0.0 if request.get("holds-machine") and waits else _QUIET_S
 
 
 def _held(unit: str, *, can_be_ended: bool) -> str:
-    """Say what waits for an action that holds its machine, and how to look, cancel and end it beside Juju."""
+    """Say that others wait for this action, and how to look, cancel and end it without Juju."""
     login = _login(unit)
     text = f"hooks and actions of all units on the machine of {unit} wait while this action runs; "
     text += f"to look: {login} ddp list; to cancel a job: {login} ddp cancel RUN"
@@ -148,13 +154,13 @@ def _held(unit: str, *, can_be_ended: bool) -> str:
 
 
 def _login(unit: str) -> str:
-    """Return the words before a command that runs as this account on the login host, beside all actions."""
+    """Return the words before a command that runs as this account on the login host at once."""
     user = pwd.getpwuid(os.geteuid()).pw_name
     return f"juju ssh {unit}" if user == _JUJUS_USER else f"juju ssh {unit} sudo -u {user}"
 
 
 def render_remedy(unit: str, remedy: problem.Remedy) -> str:
-    """Render a remedy as an operator of the bundle types it, also once the unit has another number."""
+    """Render a remedy as an operator types it; `leader` holds also when the unit was replaced."""
     unit = f"{unit.partition('/')[0]}/leader"
     if isinstance(remedy, problem.Step):
         return _render_step(unit, remedy)
@@ -162,17 +168,17 @@ def render_remedy(unit: str, remedy: problem.Remedy) -> str:
     if not verb.action:
         return problem.plain(remedy)
     given = dict(remedy.given)
+    options = declared.options(verb.options)
     if remedy.arguments:
-        named = next(
-            option.name for option in declared.options(verb.options) if option.text.argument
-        )
-        given[named] = ",".join(remedy.arguments)
-    kinds = {option.name: option.kind for option in declared.options(verb.options)}
-    words = (
-        f"{name}={_in_yaml(value) if kinds[name] == 'string' else value}"
-        for name, value in given.items()
-    )
-    return " ".join(["juju run", unit, verb.action, *map(shlex.quote, words)])
+        argument = next(option.name for option in options if option.text.argument)
+        given[argument] = ",".join(remedy.arguments)
+
+    kinds = {option.name: option.kind for option in options}
+    words = ["juju run", unit, verb.action]
+    for name, value in given.items():
+        shown = _in_yaml(value) if kinds[name] == "string" else value
+        words.append(shlex.quote(f"{name}={shown}"))
+    return " ".join(words)
 
 
 def _in_yaml(value: object) -> str:

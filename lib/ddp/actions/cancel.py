@@ -66,7 +66,7 @@ def _cancel(targets: list[CancelTarget], log: Log) -> None:
 def _wait(
     workspace: Workspace, queue: Queue, targets: list[CancelTarget], log: Log
 ) -> list[jobs.Job]:
-    """Wait until the jobs have left their nodes, or too long; return them as Slurm knows them last."""
+    """Wait until the jobs have left their nodes, at most LEAVE_S; return them as Slurm knows them."""
     ended = {job.job_id for job in queue if not job.is_active}
     left = _known(targets)
     slurm = outages.PatientClient(log)
@@ -76,7 +76,7 @@ def _wait(
         control.pause(0.5)
         known = slurm.ask(lambda: jobs.jobs(user=workspace.user))
         if isinstance(known, jobs.Silence):
-            began = time.monotonic()  # nobody knows how long the jobs have been leaving
+            began = time.monotonic()  # it is unknown how long the jobs have been leaving
             continue
         cancelled = [job for job in known if job.job_id not in ended]
         left = [job for job in cancelled if any(target.holds(job) for target in targets)]
@@ -127,7 +127,7 @@ def _states(known: collections.abc.Iterable[jobs.Job]) -> str:
     return ", ".join(sorted({job.state for job in known}))
 
 
-# -- what a name stands for --------------------------------------------------------------------------------------------
+# -- names of jobs -----------------------------------------------------------------------------------------------------
 
 
 def _target(workspace: Workspace, queue: Queue, name: str) -> CancelTarget:

@@ -1,4 +1,4 @@
-"""compare-runs: in which settings runs differ, and their results."""
+"""compare-runs: the settings that differ between runs, and their results."""
 
 from ddp.actions import list as listing
 from ddp.options import fields, models
@@ -65,7 +65,7 @@ def _check(runs: list[Run]) -> None:
 
 
 def _differing_settings(runs: list[Run]) -> list[str]:
-    """List the settings in which runs differ: first those that a sweep chose, then the others by name."""
+    """List the settings that differ: the choices of a sweep first, then the others by name."""
     recipes = [run.recipe for run in runs]
     # A sweep's element that has not started has recorded nothing but its choice
     started = [run.recipe for run in runs if run.config or "sweep" not in run.record]
@@ -84,7 +84,7 @@ def _differs(name: str, recipes: list[dict[str, str]]) -> bool:
 
 
 def _table(runs: list[Run], differing: list[str], best: Run | None) -> str:
-    """Make the table of settings and results: a line for each run, or where that is too wide a column for each."""
+    """Make the table of settings and results: a line for each run, or a column if that is too wide."""
     head = [
         "RUN",
         "STATE",
@@ -104,7 +104,7 @@ def _table(runs: list[Run], differing: list[str], best: Run | None) -> str:
 
 
 def _row(run: Run, differing: list[str], *, is_best: bool) -> list[str]:
-    """Make a run's line; an asterisk marks the loss by which it is the best."""
+    """Make a run's line; an asterisk marks the loss that makes it the best."""
     loss, best_loss = catalog.cell(run.loss), catalog.cell(run.best_loss)
     if is_best and run.validated is not None:
         best_loss += " *"

@@ -104,7 +104,7 @@ def _special(source: pathlib.Path, names: list[str]) -> LeftOut:
     """Return the paths that are neither files nor links, such as a pipe that a program left."""
     found: LeftOut = {}
     for name in names:
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, which _copy reports
+        with contextlib.suppress(FileNotFoundError):  # it was removed: _copy reports it
             kind = files.special((source / name).lstat().st_mode)
             if kind:
                 found[name] = f"is {kind}"
@@ -112,7 +112,7 @@ def _special(source: pathlib.Path, names: list[str]) -> LeftOut:
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path, names: list[str]) -> LeftOut:
-    """Copy files, each of which appears whole; return the ones that are unreadable or removed.
+    """Copy files so that each appears whole; return the ones that are unreadable or removed.
 
     A link stays a link.
     """

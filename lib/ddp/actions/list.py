@@ -86,7 +86,7 @@ def _begin(since: str) -> float:
 
 
 def _key(run: Run, sort: str) -> tuple[object, ...]:
-    """Return what a run is sorted by: runs without the figure come last."""
+    """Return the key to sort a run by: runs without the figure come last."""
     if sort == "name":
         return (run.name,)
     if sort == "state":

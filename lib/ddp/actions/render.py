@@ -1,4 +1,4 @@
-"""Write a run as files: the script that `ddp submit` would hand to Slurm, or Kubernetes manifests."""
+"""render: the script that `ddp submit` would hand to Slurm, or Kubernetes manifests of a run."""
 
 import dataclasses
 

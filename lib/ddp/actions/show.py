@@ -102,7 +102,7 @@ def _outcome(settings: Settings, run: Run) -> Results:
 
 
 def _record(settings: Settings, run: Run) -> Results:
-    """Say with which settings it ran, and what it left."""
+    """Show its settings, and the results that it left."""
     best = run.metrics.best
     return {
         "settings": _settings(run),

@@ -41,13 +41,13 @@ class Verb:
             return {**e.results, "to-follow": go_on}
 
     def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
-        """Do it once what it needs answers. Raises Problem."""
+        """Do it once Slurm and the workspace answer, as far as it needs them. Raises Problem."""
         with settings.workspace.claims, settings.wait:
             self._require(settings, params)
             return self.do(settings, params, log)
 
     def _require(self, settings: Settings, params: fields.Parsed) -> None:
-        """Check that what it needs answers; import its code in the meantime. Raises Problem."""
+        """Check that Slurm and the workspace answer, and import its code meanwhile. Raises Problem."""
         from ddp.actions import prerequisites  # noqa: PLC0415 - `ddp --help` starts without it
 
         if self.needs == "workspace":

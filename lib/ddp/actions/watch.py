@@ -39,7 +39,7 @@ def _ignore(_: str) -> None:
 
 
 def reader(workspace: Workspace, name: str, log: Log) -> Read:
-    """Return a function that reads the run's next frame, of metrics.jsonl only what was appended.
+    """Return a function that reads the run's next frame, and only the new part of metrics.jsonl.
 
     While Slurm does not answer, the job is as in Slurm's last answer.
     """

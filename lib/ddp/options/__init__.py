@@ -1,1 +1,1 @@
-"""Every option of the program, declared once: flag, action parameter, check, help and reference follow from it."""
+"""Every option of the program, declared once, for flags, actions, checks, help and reference."""

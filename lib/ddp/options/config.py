@@ -1,4 +1,4 @@
-"""Settings of the program: /etc/slurm-ddp.toml, then ~/.config/slurm-ddp.toml, then DDP_* variables, then flags."""
+"""The configuration: /etc/slurm-ddp.toml, ~/.config/slurm-ddp.toml, DDP_* variables, flags."""
 
 import collections.abc
 import json
@@ -39,7 +39,7 @@ class Config(fields.Parsed):
 
 
 def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
-    """Read the effective options. Raises ParameterError with the file or variable, the option and the remedy."""
+    """Read the effective options. Raises ParameterError, which names the file or variable."""
     given: dict[str, object] = {}
     sources: dict[str, str] = {}
     for name, value, source in _given(flags or {}):
@@ -54,7 +54,7 @@ def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
 def _given(
     flags: collections.abc.Mapping[str, object],
 ) -> collections.abc.Iterator[tuple[str, object, str]]:
-    """Yield each option that is given, its value and where it stands; a later one wins."""
+    """Yield each given option with its value and its source; a later one wins."""
     home = pathlib.Path(os.environ.get("HOME") or _account().pw_dir)
     for path in (SYSTEM, home / USER):
         for name, value in _read(path).items():
@@ -74,7 +74,7 @@ def _given(
 
 
 def settings(config: Config) -> Settings:
-    """Make the settings of this process, for its own account. Raises ParameterError: the account has no name."""
+    """Make the settings of this process. Raises ParameterError if its account has no name."""
     about = _account()
     place = pathlib.Path(about.pw_dir, DEFAULT_WORKSPACE)
     if config.workspace:

@@ -1,4 +1,4 @@
-"""Options as data: what a flag, an action's parameter and the reference need to know of each."""
+"""Options as data, for flags, the parameters of actions and the reference."""
 
 import dataclasses
 import pathlib
@@ -42,7 +42,7 @@ class Option:
     name: str  # with hyphens
     kind: Kind
     text: Text
-    default: str | int | bool | None = None  # None: it has no default
+    default: str | int | bool | None = None  # None: no default
     minimum: int | None = None
     maximum: int | None = None
     choices: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ def options(model: type[fields.Parsed]) -> tuple[Option, ...]:
 
 
 def directives(params: fields.Parsed) -> list[tuple[str, str]]:
-    """List the options to hand to sbatch as they are, with their values; that of a flag is "".
+    """List the options to hand to sbatch as they are, with their values; a flag's is "".
 
     The words of the option `sbatch` come last.
     """

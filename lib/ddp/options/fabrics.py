@@ -14,7 +14,7 @@ NAMES = ("auto", *sorted(_DECLARED))
 
 
 def root_scripts(name: str) -> dict[str, str]:
-    """Read the Prolog and Epilog that root must install on the nodes for this fabric; most need none."""
+    """Read the Prolog and Epilog that root must install on the nodes for this fabric, if any."""
     found: dict[str, str] = {}
     for part in ("prolog", "epilog"):
         path = _HERE.with_name("templates") / f"{name}-{part}.sh"

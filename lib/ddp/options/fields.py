@@ -1,8 +1,9 @@
-"""The types of options: each text is held to an alphabet, each number to bounds, and an error is one line.
+"""The types of options: each text has an alphabet, each number bounds, each error one line.
 
-No alphabet has quotes, blanks (except in lists of words), control characters, `$`, backquotes, backslashes or braces,
-so nothing that a shell, Slurm, jinja2 or a terminal would interpret passes. Arguments and variables of a program
-may hold any character: they travel as JSON and reach the program as they are, never a shell.
+No alphabet has quotes, blanks (except in lists of words), control characters, `$`, backquotes,
+backslashes or braces, so nothing passes that a shell, Slurm, jinja2 or a terminal would interpret.
+Arguments and variables of a program may hold any character: they travel as JSON and reach the
+program as they are, never a shell.
 """
 
 import collections.abc
@@ -23,7 +24,7 @@ MAX_LINES = 1000
 MAX_SWEEP = 256  # runs of one sweep
 MAX_PROFILED_STEPS = 1000  # a trace of more is too large to look at
 MAX_WORDS = 32_768  # characters of arguments or variables
-# Variables that ddp.node, then torchrun set in each job; Slurm's own it sets, or srun takes them for options
+# Variables that ddp.node and torchrun set in each job
 RESERVED = frozenset(
     """
     HEAD_IP HEAD_NODE HEAD_PORT JOB_DIR LIFELINE MY_IP NPROC PYTHONFAULTHANDLER PYTHONSAFEPATH
@@ -70,7 +71,7 @@ class Directive:
 
 
 def matches(pattern: str, limit: int, allowed: str, also: Check = str) -> pydantic.AfterValidator:
-    """Hold a text to at most `limit` characters, a pattern and another check; `allowed` is the error's text."""
+    """Return a check of a text's length and pattern; `allowed` says in the error what passes."""
 
     def check(value: str) -> str:
         if len(value) > limit:
@@ -83,7 +84,7 @@ def matches(pattern: str, limit: int, allowed: str, also: Check = str) -> pydant
 
 
 def between(least: int, most: int) -> pydantic.AfterValidator:
-    """Hold a whole number between two bounds."""
+    """Return a check of a whole number's bounds."""
 
     def check(value: int) -> int:
         if not least <= value <= most:
@@ -94,7 +95,7 @@ def between(least: int, most: int) -> pydantic.AfterValidator:
 
 
 def among(*choices: str) -> pydantic.AfterValidator:
-    """Hold a text to a few choices."""
+    """Return a check that a text is one of a few choices."""
 
     def check(value: str) -> str:
         if value not in choices:
@@ -160,7 +161,7 @@ def _check_env(value: str) -> str:
 
 
 def _check_secrecy(name: str, *, has_value: bool) -> None:
-    """Raise ValueError for a variable whose value nobody else may read, as in a job's script."""
+    """Raise ValueError for a secret, which others could read in the job's script."""
     is_readable = f"{name} would be in the job's script for others to read"
     if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         raise ValueError(f"{is_readable}; use the trainer's hf-token")
@@ -181,7 +182,7 @@ def check_unreserved(name: str) -> None:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable's name is that of a secret."""
+    """Return whether a variable holds a secret, by its name."""
     return _SECRET.fullmatch(name) is not None
 
 
@@ -226,7 +227,7 @@ _TIME = (
 
 
 def _path(*words: str) -> pydantic.AfterValidator:
-    """Hold a text to an absolute path, or to one of some words."""
+    """Return a check that a text is an absolute path, or one of some words."""
     also = f"{', '.join(words)} or " if words else ""
     return matches("|".join((*words, _PATH)), 1024, f"{also}{_PATH_RULE}", _check_path)
 
@@ -441,7 +442,7 @@ def metrics(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def memory_mb(text: str) -> int:
-    """Convert a checked `memory` to MiB; 0 where the site decides."""
+    """Convert a checked `memory` to MiB; 0 leaves it to the site."""
     if text == SITE:
         return 0
     factors = {"M": 1, "G": 1024, "T": 1024 * 1024}

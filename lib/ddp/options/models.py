@@ -1,4 +1,4 @@
-"""The options of each verb; their texts and how they are typed stand in options.toml, beside this file."""
+"""The options of each verb; options.toml has their texts, and how they are typed."""
 
 import functools
 import shlex

@@ -1,4 +1,4 @@
-"""Lines of progress: what a command logs while it works."""
+"""Lines of progress that a command logs while it works."""
 
 import collections.abc
 import concurrent.futures

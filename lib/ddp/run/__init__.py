@@ -1,1 +1,1 @@
-"""Runs: the types, their folders, their state, and how they are submitted and followed."""
+"""Runs: their types, folders, states, metrics and failures."""

@@ -76,7 +76,7 @@ def name_of(
 
 
 def read_record(workspace: Workspace, name: str) -> untrusted.Json:
-    """Read a run's job.json; empty if there is none."""
+    """Read a run's job.json, or {}."""
     return workspace.do(folder.read_record, path=workspace.runs / name)
 
 
@@ -85,7 +85,7 @@ def load(
 ) -> tuple[list[Run], str]:
     """Load runs with their states, and return also why Slurm does not answer, or "".
 
-    Then the states are what the runs' files tell. Raises Problem.
+    Without Slurm the states come from the runs' files. Raises Problem.
     """
     found = [read(workspace, name, is_brief=is_brief) for name in names]
     queue = ask_queue(workspace)

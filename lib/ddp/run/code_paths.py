@@ -24,7 +24,7 @@ class CodePaths:
         return line.replace(f"{self.copy}/", f"{self.own}/")
 
     def find(self, lines: collections.abc.Sequence[str]) -> str:
-        """Return where a failure arose in the user's code, such as train.py:21, or "".
+        """Return the place of a failure in the user's code, such as train.py:21, or "".
 
         `lines` end with the error; the traceback's lines above it are indented.
         """

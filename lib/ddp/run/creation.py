@@ -1,4 +1,4 @@
-"""A run's folder before its job: made whole, undone, or found unfinished. Call it in `Workspace.do`."""
+"""A run's folder before its job: made whole, undone, or unfinished. Call it in `Workspace.do`."""
 
 import collections.abc
 import concurrent.futures
@@ -19,9 +19,10 @@ RUN_FILES = frozenset(
 def create(
     path: pathlib.Path, texts: dict[str, str], *, again: bool
 ) -> dict[str, str | None] | None:
-    """Make a run's folder with files of these texts. Raises RefusedError if it exists and not `again`.
+    """Make a run's folder with files of these texts.
 
-    Returns None if the folder is new, otherwise the former text of each file, None if it had none.
+    With `again` the folder may exist: returns the former text of each file, None for a new one.
+    Returns None if the folder is new. Raises RefusedError if it exists.
     """
     former: dict[str, str | None] | None = None
     try:
@@ -57,7 +58,7 @@ def undo(path: pathlib.Path, former: dict[str, str | None] | None, elements: int
 
 
 def remove(*paths: pathlib.Path) -> None:
-    """Remove the folders of runs that never started; one that holds more than `create` wrote stays."""
+    """Remove the folders of runs that never started, unless they hold more than `create` wrote."""
     for path in paths:
         is_ours = RUN_FILES.issuperset(untrusted.names(path))
         if is_ours and not _was_used(path):
@@ -72,7 +73,7 @@ def _was_used(path: pathlib.Path) -> bool:
 def create_sweep(
     path: pathlib.Path, texts: dict[str, str], elements: collections.abc.Sequence[dict[str, str]]
 ) -> None:
-    """Make a sweep's folder and one for each of its runs, or none of them."""
+    """Make a sweep's folder and one for each of its runs, all or nothing."""
     places = _places(path, len(elements))
     for place in filter(os.path.lexists, places):
         sweep = "" if place == path else path.name

@@ -39,7 +39,7 @@ def write_record(path: pathlib.Path, record: collections.abc.Mapping[str, object
 
 
 def is_intent(record: Json) -> bool:
-    """Whether a job.json was written before sbatch, and nobody has noted sbatch's answer in it."""
+    """Return whether a job.json was written before sbatch, and lacks sbatch's answer."""
     return record.get("job_id") is None and "submission" in record
 
 
@@ -74,12 +74,12 @@ def dump(record: collections.abc.Mapping[str, object]) -> str:
 
 
 def read_record(path: pathlib.Path) -> Json:
-    """Read a run's job.json; empty if there is none."""
+    """Read a run's job.json, or {}."""
     return untrusted.json_object(path / RECORD)
 
 
 def read_code_paths(path: pathlib.Path) -> code_paths.CodePaths:
-    """Read where a run's code came from, and which copy it ran."""
+    """Read the folder that a run's code came from, and the copy that it ran."""
     record = read_record(path)
     code = untrusted.as_object(record.get("code"))
     owner = path.with_name(str(record.get("sweep") or path.name))  # a sweep's runs share one copy
@@ -322,7 +322,7 @@ def names(runs: pathlib.Path) -> list[str]:
 
 
 def _submitted(entry: os.DirEntry[str]) -> float:
-    """Return when a run was submitted, or wrote last if job.json is lost; 0 if it is not a run's."""
+    """Return when a run was submitted, or wrote last if job.json is lost; 0 if it is not a run."""
     if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
         return 0.0
     times: list[float] = []
@@ -335,7 +335,7 @@ def _submitted(entry: os.DirEntry[str]) -> float:
 def newest(runs: pathlib.Path, *, is_started: bool) -> str | None:
     """Return the run submitted last, without a submission's own helpers and waiting elements.
 
-    With `is_started` a sweep does not count either: it has no job of its own to look into.
+    With `is_started` a sweep does not count either: it has no job to look into.
     """
     for name in names(runs):
         record = read_record(runs / name)
@@ -373,7 +373,7 @@ def find_job(runs: pathlib.Path, job_id: int, element: int | None = None) -> str
 
 
 def measured_rates(runs: pathlib.Path) -> list[Json]:
-    """Read the rates of the newest finished trainings, with what they depend on."""
+    """Read the rates of the newest finished trainings, with the settings that they depend on."""
     rates: list[Json] = []
     for name in names(runs)[:_MAX_RATES]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):

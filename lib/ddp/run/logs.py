@@ -1,4 +1,4 @@
-"""The logs of a run: their last lines, new lines, and why a job failed. Call it in `Workspace.do`."""
+"""The logs of a run: last lines, new lines, and why a job failed. Call it in `Workspace.do`."""
 
 import contextlib
 import dataclasses
@@ -54,9 +54,9 @@ def follow_log(
 
 
 def _new_lines(path: pathlib.Path, begin: int | None) -> tuple[list[str], int]:
-    """Read the whole lines behind `begin`, or the last ones; return them and the offset behind them.
+    """Read the whole lines behind `begin`, or the last ones, at most MAX_TAIL_BYTES.
 
-    At most MAX_TAIL_BYTES.
+    Returns them and the offset behind them.
     """
     limit = small_files.MAX_TAIL_BYTES
     with contextlib.suppress(OSError), small_files.opened(path) as file:
@@ -120,7 +120,7 @@ def find_failure(path: pathlib.Path, job_id: int, lines: int) -> FirstFailure:
 
 
 def find_failed_elements(path: pathlib.Path, array: int) -> list[tuple[int, str]]:
-    """Find the elements of an array whose logs end with an error, each with that line, at most ten."""
+    """Find the elements of an array whose logs end with an error, with that line; at most ten."""
     logs: dict[int, pathlib.Path] = {}
     for log in (path / "logs").glob(f"{int(array)}_*.out"):
         number = log.stem.rpartition("_")[2]

@@ -21,14 +21,14 @@ from ddp.run import untrusted
 
 MAX_POINTS = 1 << 16  # of one curve in memory; at least a quarter as many stay after thinning
 MAX_SERIES = 24  # a run's own script may write any names
-_GROUP = 8  # neighbours of which two stay
+_GROUP = 8  # neighbours, two of them stay
 _CHUNK_BYTES = 1 << 20
 _LARGEST = 1e300  # the difference of two such values is still finite
 _LEAST = 1e-200  # smaller magnitudes count as 0
 _LARGEST_STEP = 2.0**53  # from there on a float does not hold every whole number
 _NOT_CURVES = {"step", "epoch", "time", "tokens", "samples", "perplexity", "total_steps"}
 TOO_SLOW = 1.5  # times the median, as in ddptrain/pace.py
-_RECENT = 64  # records from which the rate of steps is taken
+_RECENT = 64  # records that give the rate of steps
 
 Point = tuple[float, float]
 
@@ -52,7 +52,7 @@ class Series:
         return self._values[-1] if self._values else None
 
     def add(self, step: float, value: float) -> None:
-        """Append a point. A step that exists already replaces all from it on: the run was resumed there."""
+        """Append a point. A step that exists replaces all from it on: the run was resumed there."""
         if step <= self._latest:
             self._cut(step)
         self._latest = step
@@ -134,12 +134,12 @@ class Metrics:
         return self.series[name].last if name in self.series else None
 
     def points(self, name: str, limit: int) -> list[Point]:
-        """Return at most about `limit` points of a quantity; none if it was not measured."""
+        """Return about `limit` points of a quantity; [] if it was not measured."""
         return self.series[name].points(limit) if name in self.series else []
 
     @property
     def lost_step(self) -> float | None:
-        """The step from which on the loss is not finite; None if it is."""
+        """The first step of a loss that is no longer finite, or None."""
         return self.series["loss"].lost if "loss" in self.series else None
 
     @property
@@ -236,7 +236,7 @@ class Metrics:
 
 
 class Reader:
-    """Reads a metrics.jsonl; each `read` takes only what was appended since the last one."""
+    """Reads a metrics.jsonl; each `read` takes only the lines that are new."""
 
     def __init__(self, path: pathlib.Path, *, tail_bytes: int | None = None) -> None:
         self.path = path
@@ -247,7 +247,7 @@ class Reader:
         self._is_skipping = False  # within a line that is too long to be a record
 
     def read(self) -> Metrics:
-        """Read what was appended. A file that was replaced is read again.
+        """Read the new lines. A file that was replaced is read again.
 
         A last line without a newline counts once it is a whole object; until then it is read again.
         """

@@ -122,7 +122,7 @@ class Run:
     curve_png: str = ""
     written: float = 0.0  # when its files changed last, in seconds since 1970
     checkpointed: float | None = None
-    notes: tuple[str, ...] = ()  # what is missing or damaged
+    notes: tuple[str, ...] = ()  # missing and damaged files
     unpacked_percent: tuple[int, ...] = ()  # on each node that is unpacking the environment
     remark: str = ""  # on the last attempt, which need not have failed
     user: str = ""
@@ -138,7 +138,7 @@ class Run:
 
     @property
     def beginning(self) -> str:
-        """What the nodes do before the ranks start, and how far the slowest one is, or ""."""
+        """The nodes' work before the ranks start, with the progress of the slowest node, or ""."""
         if not self.unpacked_percent:
             return ""
         count = len(self.unpacked_percent)
@@ -224,7 +224,7 @@ class Run:
 
     @property
     def choice(self) -> Json:
-        """The options in which an element of a sweep differs from the others."""
+        """The options that a sweep chose for this run."""
         with contextlib.suppress(ValueError, RecursionError):
             return untrusted.as_object(json.loads(str(self.record.get("choice") or "{}")))
         return {}
@@ -236,7 +236,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The options of the job, and what the payload made of them; nested names are joined by dots."""
+        """The options of the job and the payload's settings; nested names are joined by dots."""
         found: dict[str, str] = {}
         for source in (self.record, self.choice, self.config):
             for name, value in _flat(source):

@@ -30,7 +30,7 @@ def partitions(reservation: str | None = None) -> tuple[jobs.Partition, ...]:
 
 
 def judge(script: str, partition: str) -> str:
-    """Check a script with `sbatch --test-only` and give its verdict. Raises Problem if Slurm rejects it."""
+    """Return the verdict of `sbatch --test-only`. Raises Problem if Slurm rejects the script."""
     try:
         return submissions.judge(script)
     except jobs.NotAnsweringError as e:
@@ -54,7 +54,7 @@ _CULPRITS = {
     "emory": "memory",
     "ependency": "dependency",
 }
-# A reason such as QOSMaxGRESPerUser (job_reason_str in slurm_protocol_defs.c): whose limit it is, and of what
+# Such as QOSMaxGRESPerUser (job_reason_str in slurm_protocol_defs.c): owner and kind of the limit
 _LIMIT = re.compile(r"\b(QOS|Assoc)(?:Max|Min|Grp)\w*?(GRES|Node|Mem|Wall|Cpu|CPU|Job)?\w*")
 _LIMITED = {"GRES": "gpus-per-node", "Node": "nodes", "Mem": "memory", "Wall": "time-limit"}
 _POLICY = "violates accounting/QOS policy"

@@ -20,7 +20,7 @@ ACTIVE = frozenset(
     "PENDING CONFIGURING RUNNING COMPLETING SUSPENDED STOPPED REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING "
     "STAGE_OUT SPECIAL_EXIT RESV_DEL_HOLD EXPEDITING".split()
 )
-"""Job states that lead to another one (squeue(1), JOB STATE CODES; EXPEDITING: job_state_string() of 25.11)."""
+"""Job states that lead to another one (squeue(1), JOB STATE CODES; job_state_string() of 25.11)."""
 
 _LOST = frozenset({"DEADLINE", "NODE_FAIL", "BOOT_FAIL"})  # ends that no script's exit code tells
 
@@ -34,7 +34,7 @@ _SACCT_FIELDS = (
 )
 # squeue's for the same
 _SACCT_NAMES = "JobID UserName State exit_code NumNodes Partition TimeUsed TimeLimit SubmitTime NodeList Name".split()
-_NO_DATABASE = "Problem talking to the database"  # sacct's last line, whatever slurmdbd's host does
+_NO_DATABASE = "Problem talking to the database"  # sacct's last line if slurmdbd is silent
 _ANSWER_S = 30.0  # for one job; a large cluster's controller is slow
 _KEPT = "MAINTENANCE"
 UNUSABLE = frozenset(
@@ -56,7 +56,7 @@ class SlurmError(Exception):
 
 
 class NotAnsweringError(SlurmError):
-    """The client is not installed, or the controller gave no answer: trying again later may help."""
+    """The client is not installed, or the controller gave no answer: a later try may help."""
 
 
 class UncertainError(SlurmError):
@@ -65,7 +65,7 @@ class UncertainError(SlurmError):
 
 @dataclasses.dataclass(frozen=True)
 class Silence:
-    """Slurm did not answer: whether it knows a job is unknown, which is another answer than that it knows none."""
+    """Slurm did not answer: it may or may not know a job."""
 
     text: str  # one line: who is silent, in Slurm's own words
 
@@ -78,7 +78,7 @@ NOT_ASKED = Silence("Slurm was not asked")
 
 @contextlib.contextmanager
 def asking() -> collections.abc.Generator[None]:
-    """Raise Problem if Slurm does not answer what the block asks."""
+    """Raise Problem if Slurm does not answer a question of the block."""
     try:
         yield
     except SlurmError as e:
@@ -88,7 +88,7 @@ def asking() -> collections.abc.Generator[None]:
 def look(question: collections.abc.Callable[[], T]) -> T | Silence:
     """Return Slurm's answer to a question, or its silence.
 
-    The controller is pinged first: one that is down is named at once, where squeue gives up after 9 to 18 s.
+    The controller is pinged first: squeue would give up only after 9 to 18 s.
     """
     try:
         ping()
@@ -99,7 +99,7 @@ def look(question: collections.abc.Callable[[], T]) -> T | Silence:
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
-    """What a node can give to a job."""
+    """The resources of a node that a job can have."""
 
     name: str
     cpus: int
@@ -124,7 +124,7 @@ class Partition:
     max_time_s: int | None  # None: UNLIMITED
     default_time_s: int | None  # None: NONE, then the maximum counts
     nodes: tuple[Capacity, ...]
-    preempt_mode: str = ""  # its own, or the cluster's where it has none
+    preempt_mode: str = ""  # its own, or the cluster's
     limits: partition_limits.Limits = dataclasses.field(default_factory=partition_limits.Limits)
 
     @property
@@ -135,7 +135,7 @@ class Partition:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A batch job as the controller, or the accounting where there is one, knows it."""
+    """A batch job as the controller or the accounting knows it."""
 
     job_id: int
     user: str
@@ -297,7 +297,7 @@ def positions() -> dict[int, tuple[int, int]]:
 
 
 def cancel(*jobs: int | str) -> None:
-    """Cancel jobs, arrays and tasks (`40_3`), in this order; Slurm refuses other people's. Raises SlurmError."""
+    """Cancel jobs, arrays and tasks (`40_3`), in this order. Raises SlurmError."""
     ask("scancel", *map(str, jobs))
 
 
@@ -352,7 +352,10 @@ def configuration() -> dict[str, str]:
 def ask(
     name: str, *argv: str, stdin: str | None = None, timeout: float = 60, answer: str = "stdout"
 ) -> str:
-    """Run one of Slurm's commands in `/`: a job must not inherit a hook's folder. Raises SlurmError."""
+    """Run one of Slurm's commands, and return its output. Raises SlurmError.
+
+    It runs in `/`, since a job must not inherit a hook's folder.
+    """
     command = binaries.find(name)
     env = binaries.variables(command)
     if name in ("squeue", "sacct"):  # sbatch and srun hand theirs on to the job

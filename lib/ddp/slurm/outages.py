@@ -1,4 +1,4 @@
-"""Commands that follow a job outlast a silence of Slurm: a restart of slurmctld is a minute of daily life."""
+"""Questions to Slurm that outlast its outages: a restart of slurmctld takes a minute."""
 
 import collections.abc
 import time
@@ -14,7 +14,7 @@ T = typing.TypeVar("T")
 
 
 class PatientClient:
-    """Questions to Slurm of a command that follows a job."""
+    """Asks Slurm for a command that follows a job, and reports each outage."""
 
     def __init__(self, log: collections.abc.Callable[[str], None]) -> None:
         self._log = log
@@ -22,7 +22,7 @@ class PatientClient:
         self._reported = 0.0
 
     def ask(self, question: collections.abc.Callable[[], T]) -> T | jobs.Silence:
-        """Return Slurm's answer, or its silence, which the caller waits out. Raises Problem after LIMIT_S of it."""
+        """Return Slurm's answer or its silence. Raises Problem after LIMIT_S of silence."""
         found = jobs.look(question)
         if isinstance(found, jobs.Silence):
             self._wait(found)

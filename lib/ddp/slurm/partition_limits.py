@@ -14,7 +14,7 @@ OPTIONS = {f"{rule}{what}": option for what, option in _KINDS.items() for rule i
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a job in the partition may ask for; None: any amount."""
+    """The most that a job in the partition may ask for; None means no limit."""
 
     max_nodes: int | None = None
     max_cpus_per_node: int | None = None

@@ -2,7 +2,7 @@
 
 from ddp.problem import Step
 
-# slurmctld looks an account up to sign what starts a job (fetch_identity() in cred.c), not when it is submitted.
+# slurmctld looks an account up when a job starts (fetch_identity() in cred.c), not at submission.
 # Without one a batch job is held: JobHeldAdmin in 24.11.5.
 HELD = ("JobHeldAdmin", "slurm_cred_create failure")
 START_SLURMCTLD = Step("start-slurmctld", "is slurmctld up? see: scontrol ping")

@@ -32,7 +32,7 @@ _SHARED = re.compile(_KNOWN["limits"]["shared"])
 def judge(script: str) -> str:
     """Check a script with `sbatch --test-only`, which submits nothing, and return its verdict.
 
-    A start that Slurm makes up, behind a job that may run for ever, is taken out of it.
+    A start that Slurm makes up, behind a job without a time limit, is taken out of it.
     Raises SlurmError.
     """
     verdict = jobs.words(jobs.ask("sbatch", "--test-only", stdin=script, answer="stderr"))
@@ -71,7 +71,7 @@ def _blocker_without_limit(wait_s: float, nodes: str) -> jobs.Job | None:
 
 
 def submit(*words: str) -> int:
-    """Submit the script named last and return the job's id, whatever a site prints around it.
+    """Submit the script named last and return the job's id; a site may print text around it.
 
     Raises SlurmError.
     """
@@ -148,7 +148,7 @@ def _refusal(partition: str, account: str, qos: str) -> str:
 
 
 def _limit(reason: str, user: str) -> tuple[str, bool]:
-    """Return the reason if it is a limit, else "", and whether that is final."""
+    """Return the reason if it is a limit, or "", and whether that is final."""
     if reason.startswith(tuple(FINAL)) or _OF_ONE_JOB.match(reason):
         return reason, True
     if _OF_ONE_USER.match(reason):

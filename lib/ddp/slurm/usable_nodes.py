@@ -41,7 +41,7 @@ def inside(partitions: tuple[jobs.Partition, ...], reservation: str) -> tuple[jo
 
 
 def _reservation(name: str) -> dict[str, str]:
-    """Return a reservation as scontrol shows it; {} if there is none of this name."""
+    """Return a reservation as scontrol shows it, or {}."""
     for record in show.records(jobs.ask("scontrol", "show", "reservations", "-o")):
         if record.get("ReservationName") == name:
             return record

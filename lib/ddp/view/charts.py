@@ -14,7 +14,7 @@ _MIN_POINTS, _MAX_POINTS = 100, 1000  # of a curve
 _LEAST_RANGE = 1e-290  # parts of a smaller range are equal as floats
 # These charts come first, in this order
 _FIRST = ("loss", "val_loss", "tokens_per_second", "samples_per_second", "lr")
-# From which magnitude on a unit is used
+# Least magnitude of a unit, the unit, its letter
 _UNITS = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
 
 
@@ -66,7 +66,7 @@ class Curve:
     run: int
     name: str
     points: list[Point]
-    lost_step: float | None  # from which on the value is not finite
+    lost_step: float | None  # the first whose value is no longer finite
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Frame:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the controller has answered, and neither job nor files say that the run goes on."""
+        """Whether Slurm has answered, and neither job nor files say that the run goes on."""
         run = self.run
         has_started = run.job is not None or run.job_id is not None or run.last_attempt is not None
         return has_started and self.has_answer and not run.state.is_active

@@ -24,8 +24,8 @@ def page(
 ) -> str:
     """Render the page about these runs, side by side, with the last lines of their logs.
 
-    `made` is the time on it. Its Content-Security-Policy keeps a browser from fetching anything and
-    from running any script, whatever the runs' files hold.
+    `made` is the time on it. The runs' files may hold anything: its Content-Security-Policy keeps a
+    browser from fetching anything and from running scripts.
     """
     settings = _rows([run.recipe for run in runs])
     settings.sort(key=_is_equal_in_all)  # what differs comes first

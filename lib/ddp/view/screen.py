@@ -17,7 +17,7 @@ from ddp.problem import Results
 from ddp.results import tables
 from ddp.results.result import SCHEMA, values_of
 
-if typing.TYPE_CHECKING:  # imported where there is a terminal: what is piped starts without it
+if typing.TYPE_CHECKING:  # imported for a terminal: output to a pipe starts without it
     import rich.console
     import rich.status
     import rich.table
@@ -30,7 +30,7 @@ _BY_COLOUR = {
     "red": "FAILED TIMEOUT OUT_OF_MEMORY NODE_FAIL DEADLINE ERROR",
 }
 COLOURS = {word: colour for colour, words in _BY_COLOUR.items() for word in words.split()}
-_LEAST_CELL = 24  # the width to which a column of long texts may be folded
+_LEAST_CELL = 24  # the least width of a column with long texts
 _GAP, _TABLE_GAP = 2, 3  # cells between columns
 
 
@@ -158,7 +158,7 @@ def _coloured(text: str) -> "rich.text.Text":
 
 
 def _tables(rows: tables.Rows, columns: int) -> "collections.abc.Iterator[rich.table.Table]":
-    """Yield rows as a table; one that is too wide is cut into several, each with the first column."""
+    """Yield the table; cut one that is too wide into several, each with the first column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     least = [min(width, _LEAST_CELL) + _TABLE_GAP for width in widths]
     room = columns + _TABLE_GAP
