@@ -115,16 +115,15 @@ def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
     }
     may_be_given |= {"LD_LIBRARY_PATH", "PATH", "TORCH_GLOO_LAZY_INIT"}
     found: set[str] = set()
-    for name in ("task", "supervisor", "network"):
-        for item in ast.walk(
-            ast.parse((pathlib.Path(spec.__file__).parent / f"{name}.py").read_text())
-        ):
+    for name in ("task", "ranks", "supervisor", "network"):
+        source = (pathlib.Path(spec.__file__).parent / f"{name}.py").read_text()
+        for item in ast.walk(ast.parse(source)):
+            keys: list[ast.expr | None] = []
             if isinstance(item, ast.Subscript) and isinstance(item.ctx, ast.Store):
-                found |= {str(key.value) for key in (item.slice,) if isinstance(key, ast.Constant)}
-            elif isinstance(item, ast.AugAssign) and isinstance(item.value, ast.Dict):
-                found |= {
-                    str(key.value) for key in item.value.keys if isinstance(key, ast.Constant)
-                }
+                keys = [item.slice]
+            elif isinstance(item, ast.Assign | ast.AugAssign) and isinstance(item.value, ast.Dict):
+                keys = item.value.keys
+            found |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
     found = {name for name in found if name.isupper()} - may_be_given
     torchruns = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"}
     torchruns |= {
