@@ -8,7 +8,7 @@ import shutil
 from ddp.host import files
 from ddp.options import models
 from ddp.problem import Command, ParameterError
-from ddp.project import copies
+from ddp.project import updates
 from ddp.results.progress import Log
 from ddp.results.result import Result
 from ddp.run import catalog
@@ -84,7 +84,7 @@ def _names(source: pathlib.Path, wanted: tuple[str, ...]) -> list[str]:
         if not os.path.lexists(path):
             raise ParameterError("path", f"{path} does not exist")
         is_folder = path.is_dir() and not path.is_symlink()
-        for file in copies.walk(path) if is_folder else [path]:
+        for file in updates.walk(path) if is_folder else [path]:
             names[str(file.relative_to(source))] = None
     return list(names)
 
@@ -92,8 +92,8 @@ def _names(source: pathlib.Path, wanted: tuple[str, ...]) -> list[str]:
 def _written_by_run(source: pathlib.Path) -> list[str]:
     """List the files below the source that the run wrote. Raises ParameterError."""
     for code in (source, *source.parents):
-        if (code.parent / copies.STATES).is_file():
-            written = [code / one for one in copies.written_by_run(code)]
+        if (code.parent / updates.STATES).is_file():
+            written = [code / one for one in updates.written_by_run(code)]
             return [
                 str(path.relative_to(source)) for path in written if path.is_relative_to(source)
             ]

@@ -10,7 +10,7 @@ import re
 
 from ddp.node.diagnosis import excerpts, messages
 from ddp.problem import Remedy, Step
-from ddp.project import copies
+from ddp.project import search
 from ddp.run.model import Run
 from ddp.run.untrusted import printable
 from ddp.workspace.folders import Workspace
@@ -70,7 +70,7 @@ def _module_not_found(workspace: Workspace, run: Run, lines: list[str]) -> Remed
     if found is None or _has_own_image(run):
         return None
     module = found[1].partition(".")[0][:_MAX_MODULE]
-    find_in_project = functools.partial(copies.find_module, run.folder, run.record)
+    find_in_project = functools.partial(search.find_module, run.folder, run.record)
 
     if place := workspace.do(find_in_project, name=found[1]):
         path, folder = (printable(text, _MAX_PATH) for text in place)
@@ -140,5 +140,5 @@ def _has_own_image(run: Run) -> bool:
 
 def _find_left_out(workspace: Workspace, run: Run, *names: str) -> str:
     """Return the path of a file or folder that the run's copy lacks, or ""."""
-    found = workspace.do(copies.find_left_out, folder=run.folder, record=run.record, names=names)
+    found = workspace.do(search.find_left_out, folder=run.folder, record=run.record, names=names)
     return printable(found, _MAX_PATH) if found else ""

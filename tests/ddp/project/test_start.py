@@ -24,7 +24,7 @@ from ddp.actions import prerequisites
 from ddp.node import spec
 from ddp.options import fields, models
 from ddp.problem import ParameterError
-from ddp.project import copies, packages
+from ddp.project import packages, search
 from ddp.project import root as project_part
 from ddp.settings import Settings
 from ddp.submit import commands as launchers
@@ -405,10 +405,10 @@ def test_a_module_of_the_project_is_never_looked_for_in_an_index(
 ):
     started(settings, cluster, "train.py")
     record = json.loads((settings.workspace.runs / "night" / "job.json").read_text())
-    found = copies.find_module(settings.workspace.runs / "night", record, module)
+    found = search.find_module(settings.workspace.runs / "night", record, module)
     assert found == ((str(folder / path), folder_) if path else None)
     in_place = {"workdir": str(folder)}
-    assert copies.find_module(settings.workspace.runs / "night", in_place, module) == found
+    assert search.find_module(settings.workspace.runs / "night", in_place, module) == found
 
 
 def test_a_relative_dataset_and_image_lie_below_the_current_folder(
