@@ -245,41 +245,46 @@ class Engine:
 
     def _ready_tasks(self, model: Model) -> list[_Task]:
         """Take the locks of everything that may run now, and mark it as running."""
-        tasks: list[_Task] = []
         there = self.hosts.names()
-        for machine in sorted({unit.machine for unit in model.units.values()}):
-            units, host = model.machine_units(machine), model.host(machine)
-            candidates = sorted(self._candidates(units), key=lambda pair: pair[1].sequence)
-            is_made = units[0].address and host in there
-            if not is_made or (candidates and not self.hosts.get(host).is_running()):
-                locks = self._take(f"machine-{machine}")
-                if locks:
-                    create = functools.partial(
-                        self._create_host, machine, host, units[0].name, units[0].app
-                    )
-                    tasks.append(_Task(_who(machine), "starts", locks, create))
-                continue
-            for unit, event in candidates:
-                lock = f"unit-{unit.name.replace('/', '-')}"
-                locks = (
-                    self._take(lock) if event.parallel else self._take(f"machine-{machine}", lock)
-                )
-                if locks:
-                    tasks.append(self._task(model, unit, event, locks))
-        wanted = {model.host(unit.machine) for unit in model.units.values()}
+        wanted = {unit.machine for unit in model.units.values()}
+        tasks: list[_Task] = []
+        for machine in sorted(wanted):
+            tasks += self._tasks_of(model, machine, there)
         for machine in range(model.next_machine):
             host = model.host(machine)
-            if host not in wanted and host in there and (locks := self._take(f"machine-{machine}")):
-                tasks.append(
-                    _Task(
-                        _who(machine),
-                        "ends",
-                        locks,
-                        functools.partial(self._remove_host, machine, host),
-                    )
-                )
+            if machine in wanted or host not in there:
+                continue
+            locks = self._take(f"machine-{machine}")
+            if locks:
+                remove = functools.partial(self._remove_host, machine, host)
+                tasks.append(_Task(_who(machine), "ends", locks, remove))
         self._running |= {task.key: task for task in tasks}
         return tasks
+
+    def _tasks_of(
+        self, model: Model, machine: int, there: collections.abc.Collection[str]
+    ) -> collections.abc.Iterator[_Task]:
+        """Yield what may run on a machine now: its start, or events of its units."""
+        units = model.machine_units(machine)
+        host = model.host(machine)
+        candidates = sorted(self._candidates(units), key=lambda pair: pair[1].sequence)
+        is_made = units[0].address and host in there
+        if not is_made or (candidates and not self.hosts.get(host).is_running()):
+            locks = self._take(f"machine-{machine}")
+            if locks:
+                principal = units[0]
+                create = functools.partial(
+                    self._create_host, machine, host, principal.name, principal.app
+                )
+                yield _Task(_who(machine), "starts", locks, create)
+            return
+        for unit, event in candidates:
+            names = [f"unit-{unit.name.replace('/', '-')}"]
+            if not event.parallel:
+                names.insert(0, f"machine-{machine}")
+            locks = self._take(*names)
+            if locks:
+                yield self._task(model, unit, event, locks)
 
     def _candidates(self, units: list[Unit]) -> collections.abc.Iterator[tuple[Unit, Event]]:
         for unit in units:

@@ -182,34 +182,37 @@ def _apply_secrets(model: Model, unit: Unit, given: list[Json], described: list[
         if secret is None:
             if old:  # its owner removed it while this hook ran
                 continue
-            owner = f"application:{unit.app}" if item["owner"] == "app" else f"unit:{unit.name}"
-            secret = Secret(
-                id=item["id"], owner=owner, contents={1: item["latest_content"]}, latest=1
-            )
-            model.secrets[secret.id] = secret
+            secret = _add_secret(model, unit, item)
         if settings.can_change(model, secret, unit):
-            if item["label"] != old.get("label"):
-                secret.label = item["label"]
-            grants, granted = _grants(item), _grants(old)
-            if grants != granted:
-                secret.grants = grants
-            if item["latest_content"] not in (
-                secret.contents[secret.latest],
-                old.get("latest_content"),
-            ):
-                settings.new_revision(model, secret, item["latest_content"])
+            _change_secret(model, secret, old, item)
         elif item["label"] and item["owner"] is None:
             secret.labels[unit.name] = item["label"]
-        # the revision that the hook read: the owner may have made another one meanwhile
+        # The revision that the hook read: the owner may have made another one meanwhile
         secret.tracked[unit.name] = min(item["tracked_revision"], secret.latest)
-    kept = {secret["id"] for secret in described}
-    for secret in list(model.secrets.values()):
-        if (
-            secret.id in before
-            and secret.id not in kept
-            and settings.can_change(model, secret, unit)
-        ):
-            del model.secrets[secret.id]
+
+    removed = before.keys() - {secret["id"] for secret in described}
+    for identifier in removed & model.secrets.keys():
+        if settings.can_change(model, model.secrets[identifier], unit):
+            del model.secrets[identifier]
+
+
+def _add_secret(model: Model, unit: Unit, item: Json) -> Secret:
+    owner = f"application:{unit.app}" if item["owner"] == "app" else f"unit:{unit.name}"
+    secret = Secret(id=item["id"], owner=owner, contents={1: item["latest_content"]}, latest=1)
+    model.secrets[secret.id] = secret
+    return secret
+
+
+def _change_secret(model: Model, secret: Secret, old: Json, item: Json) -> None:
+    """Change what the hook changed; the rest may be another hook's work by now."""
+    if item["label"] != old.get("label"):
+        secret.label = item["label"]
+    grants = _grants(item)
+    if grants != _grants(old):
+        secret.grants = grants
+    content = item["latest_content"]
+    if content not in (secret.contents[secret.latest], old.get("latest_content")):
+        settings.new_revision(model, secret, content)
 
 
 def _grants(described: Json) -> dict[int, list[str]]:

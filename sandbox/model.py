@@ -99,24 +99,28 @@ def relate(model: Model, first: str, second: str) -> Relation:
         raise SandboxError(f"{first} and {second} are related already")
     ends = _ends(first, second)
     for app, endpoint in ends:
-        if model.applications[app].dying:
-            raise SandboxError(f"application {app!r} is being removed")
-        limit = bundles.endpoints_of(metadata[app])[endpoint]["limit"]
-        if (
-            limit is not None
-            and sum((app, endpoint) in other.ends for other in model.relations.values()) >= limit
-        ):
-            raise SandboxError(
-                f"{app}:{endpoint} takes {limit} relation at most: remove the other one first"
-            )
+        _check_end(model, app, endpoint)
     relation = _new_relation(model, ends, container=container)
-    for unit in [unit for app, _ in ends for unit in model.app_units(app)]:
-        if not unit.dying:
-            if takes_part(model, relation, unit):
-                enqueue(model, unit, "relation-created", relation=relation.id)
-            if unit.installed:
-                _enter_scope(model, relation, unit)
+    units = [unit for app, _ in ends for unit in model.app_units(app)]
+    for unit in units:
+        if unit.dying:
+            continue
+        if takes_part(model, relation, unit):
+            enqueue(model, unit, "relation-created", relation=relation.id)
+        if unit.installed:
+            _enter_scope(model, relation, unit)
     return relation
+
+
+def _check_end(model: Model, app: str, endpoint: str) -> None:
+    """Raise `SandboxError` if an endpoint takes no further relation."""
+    if model.applications[app].dying:
+        raise SandboxError(f"application {app!r} is being removed")
+    limit = bundles.endpoints_of(model.applications[app].metadata)[endpoint]["limit"]
+    used = sum((app, endpoint) in other.ends for other in model.relations.values())
+    if limit is not None and used >= limit:
+        most = f"takes {limit} relation at most"
+        raise SandboxError(f"{app}:{endpoint} {most}: remove the other one first")
 
 
 def _declares(model: Model, app: str, endpoint: str) -> bool:
@@ -238,29 +242,30 @@ def remove_relation(model: Model, relation: Relation) -> None:
 
 
 def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) -> None:
-    """Let `unit` depart from every unit that it joined, then break the relation; what it had not got is dropped."""
-    mine = [event for event in unit.events if event.relation == relation.id]
-    if any(event.kind == "relation-broken" for event in mine):
+    """Let `unit` depart from every unit that it joined, then break the relation.
+
+    Events that wait are dropped: a unit that has not seen the relation yet never does.
+    """
+    started: list[Event] = []
+    dropped: list[Event] = []
+    for event in unit.events:
+        if event.relation == relation.id:
+            (started if unit.has_started(event) else dropped).append(event)
+    if any(event.kind == "relation-broken" for event in (*started, *dropped)):
         return
-    started = [event for event in mine if unit.has_started(event)]
-    dropped = [event for event in mine if event not in started]
     unit.events = [event for event in unit.events if event not in dropped]
     if any(event.kind == "relation-created" for event in dropped):
         return
-    joining = [
-        event.remote for event in started if event.kind == "relation-joined" and event.remote
-    ]
-    gone = [event.remote for event in started if event.kind == "relation-departed"]
-    for name in dict.fromkeys([*unit.members.get(relation.id, []), *joining]):
+
+    members = list(unit.members.get(relation.id, []))
+    for event in started:
+        if event.kind == "relation-joined" and event.remote:
+            members.append(event.remote)
+    gone = {event.remote for event in started if event.kind == "relation-departed"}
+    for name in dict.fromkeys(members):
         if name not in gone:
-            enqueue(
-                model,
-                unit,
-                "relation-departed",
-                relation=relation.id,
-                remote=name,
-                departing=departing or name,
-            )
+            known = {"relation": relation.id, "remote": name}
+            enqueue(model, unit, "relation-departed", departing=departing or name, **known)
     enqueue(model, unit, "relation-broken", relation=relation.id)
 
 

@@ -66,6 +66,14 @@ def options(app: Application) -> Json:
     return defaults | app.options
 
 
+def _param(text: str, schema: Json) -> object:
+    """Read a value as YAML; a whole float is an integer (gojsonschema, isFloat64AnInteger)."""
+    found = yaml_values.parse(text)
+    if schema.get("type") != "integer" or not isinstance(found, float):
+        return found
+    return int(found) if abs(found) < 1 << 53 and found.is_integer() else found
+
+
 def action_params(app: Application, action: str, values: collections.abc.Mapping[str, str]) -> Json:
     """Return an action's parameters from text, checked against the charm's schema as the controller does.
 
@@ -88,15 +96,7 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
     params = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
     for name, text in values.items():
         try:
-            params[name] = found = yaml_values.parse(text)
-            if (
-                properties[name].get("type") == "integer"
-                and isinstance(found, float)
-                and abs(found) < 1 << 53
-            ):
-                params[name] = (
-                    int(found) if found.is_integer() else found
-                )  # gojsonschema, isFloat64AnInteger
+            params[name] = _param(text, properties[name])
         except SandboxError as e:
             raise SandboxError(f"{action}: parameter {name!r}: {e}"[:300]) from e
     object_schema: Json = {

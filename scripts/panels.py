@@ -93,33 +93,63 @@ def _panels(
 ) -> collections.abc.Iterator[Panel]:
     """Yield the panels that have data in rows of 24 units, the first row at `y`."""
     left = iter(answers)
-    x = row = 0
+    x = 0
+    row = 0
     for panel in board["panels"]:
-        found = [(target["legendFormat"], one) for target in panel["targets"] for one in next(left)]
+        series: list[tuple[str, Points]] = []
         scale, suffix = _UNITS.get(panel["fieldConfig"]["defaults"]["unit"], (1, ""))
-        series = [one for one in (_series(*one, scale) for one in found) if one[1]]
+        for target in panel["targets"]:
+            series += _series(target["legendFormat"], next(left), scale)
         if not series:
             continue
-        width, height = panel["gridPos"]["w"] * WIDTH // 24, panel["gridPos"]["h"] * ROW
+        width = panel["gridPos"]["w"] * WIDTH // 24
+        height = panel["gridPos"]["h"] * ROW
         if x and (x + width > WIDTH or height != row):
-            x, y = 0, y + row
+            x = 0
+            y += row
         is_stat = panel["type"] == "stat"
-        points = [point for _, points in series for point in points]
-        across = charts.Axis(
-            period.begin, period.end, 6 if is_stat else 74, width - GAP - (6 if is_stat else 32)
-        )
-        up = _y_axis(points, *((height - 16, height - 28) if is_stat else (height - 52, 32)))
-        chart = charts.Chart(panel["title"], across, up, [])
+        chart = _chart(panel["title"], series, period, (width, height), is_stat=is_stat)
         yield Panel(suffix, is_stat, (x + GAP // 2, y), (width - GAP, height - GAP), chart, series)
-        x, row = x + width, height
+        x += width
+        row = height
 
 
-def _series(form: str, answer: Json, scale: float) -> tuple[str, Points]:
-    """Return a series' legend and its finite points."""
-    legend = re.sub(r"\{\{(\w+)\}\}", lambda name: answer["metric"].get(name[1], ""), form)
-    return legend, [
-        (at, scale * float(value)) for at, value in answer["values"] if math.isfinite(float(value))
-    ]
+def _chart(
+    title: str,
+    series: list[tuple[str, Points]],
+    period: Period,
+    size: tuple[int, int],
+    *,
+    is_stat: bool,
+) -> charts.Chart:
+    width, height = size
+    points = [point for _, points in series for point in points]
+    if is_stat:
+        across = charts.Axis(period.begin, period.end, 6, width - GAP - 6)
+        up = _y_axis(points, height - 16, height - 28)
+    else:
+        across = charts.Axis(period.begin, period.end, 74, width - GAP - 32)
+        up = _y_axis(points, height - 52, 32)
+    return charts.Chart(title, across, up, [])
+
+
+def _series(
+    form: str, answers: list[Json], scale: float
+) -> collections.abc.Iterator[tuple[str, Points]]:
+    """Yield legend and finite points of each series that has any."""
+    for answer in answers:
+        labels: dict[str, str] = answer["metric"]
+        points: Points = []
+        for at, text in answer["values"]:
+            value = float(text)
+            if math.isfinite(value):
+                points.append((at, scale * value))
+        if points:
+            yield _legend(form, labels), points
+
+
+def _legend(form: str, labels: dict[str, str]) -> str:
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: labels.get(name[1], ""), form)
 
 
 def _y_axis(points: Points, begin: int, end: int) -> charts.Axis:
