@@ -8,8 +8,8 @@ import zlib
 import numpy as np
 
 from bench import row
-from ddptrain import files
 from ddptrain.data import shards, tokenizers
+from ddptrain.ground import files
 
 
 def corpus(limit_bytes: int) -> list[str]:

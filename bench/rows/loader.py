@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from bench import data, peers, row
-from ddptrain.data import reader, sampler
+from ddptrain.data import batches, sampler
 
 TOKENS = 100_000_000
 BATCH, SEQ_LEN = 12, 1024
@@ -31,10 +31,10 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     get_batch = peers.get_batch(checkout, scratch / "theirs", seq_len=SEQ_LEN, batch=BATCH)
 
     def ours() -> None:
-        with reader.Reader(
+        with batches.Reader(
             dataset, plan, rank=0, size=1, start=0, stop=10**6, device=torch.device("cpu")
-        ) as batches:
-            _take(batches.next, BATCHES)
+        ) as own:
+            _take(own.next, BATCHES)
 
     loaders: dict[str, tuple[collections.abc.Callable[[], None], int]] = {
         "ours": (ours, BATCHES),

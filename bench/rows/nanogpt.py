@@ -11,8 +11,7 @@ import sys
 import time
 
 from bench import data, peers, row
-from ddptrain import prepare
-from ddptrain.data import shards
+from ddptrain.data import prepare, shards
 
 TEXT_BYTES = 24 << 20
 TURNS = 5  # of each program that count

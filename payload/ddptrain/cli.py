@@ -12,7 +12,9 @@ import time
 import traceback
 import typing
 
-from ddptrain import __version__, config, error_file, errors, files, markers
+from ddptrain import __version__
+from ddptrain.ground import error_file, errors, files, log
+from ddptrain.options import config
 
 # How long a rank lingers after an error that all share: the first to leave makes torchrun kill the others, and rank 0,
 # which reports it and may hold the rendezvous store, must have done so by then.
@@ -41,7 +43,7 @@ leaves; the same command continues from there."""
 
 def main(argv: collections.abc.Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0 fine, 1 failed, 2 the user can fix it (one [FATAL] line says how)."""
-    markers.setup(rank=_rank())
+    log.setup(rank=_rank())
     argv = sys.argv[1:] if argv is None else argv
     args = argparse.Namespace()
     try:
@@ -67,7 +69,7 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
         _report(args, e)
         code = 2 if isinstance(e, OSError) else 1
     if "torch" in sys.modules and _rank_count() > 1:
-        from ddptrain import distributed
+        from ddptrain.world import distributed
 
         distributed.leave(code)
     return code
@@ -75,9 +77,9 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
 
 def _run_ranks(module: str, args: argparse.Namespace) -> int:
     """Check the options, join the other ranks and run. An option that one rank rejects ends all of them."""
-    from ddptrain import distributed
+    from ddptrain.world import distributed
 
-    program = _module(args.name)
+    program = _module(_PROGRAMS.get(args.name, args.name))
     options, problem = None, None
     try:
         options = _module(module).check(args)
@@ -128,16 +130,23 @@ def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
 
 # How each command runs, the module that declares and checks its options, and its help.
 _COMMANDS = {
-    "train": (_run_ranks, "config", "train a GPT on a dataset, or fine-tune a local model"),
-    "smoke": (_run_ranks, "smoke_options", "prove in seconds that ranks, network and devices work"),
-    "prepare": (_run_alone, "prepare", "turn text into a dataset of token shards"),
+    "train": (_run_ranks, "options.config", "train a GPT on a dataset, or fine-tune a local model"),
+    "smoke": (
+        _run_ranks,
+        "options.smoke_options",
+        "prove in seconds that ranks, network and devices work",
+    ),
+    "prepare": (_run_alone, "data.prepare", "turn text into a dataset of token shards"),
     "collectives": (
         _run_ranks,
-        "collectives",
+        "world.collectives",
         "measure and check the ranks' network as nccl-tests does",
     ),
     "inspect": (_run_alone, "inspection", "show a run, a checkpoint or a dataset, and verify it"),
 }
+
+
+_PROGRAMS = {"collectives": "world.collectives"}  # of the others the command is the module's name
 
 
 def _report(args: argparse.Namespace, e: Exception) -> None:
@@ -151,9 +160,9 @@ def _report(args: argparse.Namespace, e: Exception) -> None:
         traceback.print_exception(e)
         text, retry = _explain(e, name, getattr(args, "timeout_minutes", None)), True
     error_file.leave(e, text, of_peer=_has_lost_peer(e))
-    markers.fatal(text)
+    log.fatal(text)
     run_dir: pathlib.Path | None = _run_dir(args)
-    from ddptrain import report
+    from ddptrain.records import report
 
     try:
         if not (
@@ -161,7 +170,7 @@ def _report(args: argparse.Namespace, e: Exception) -> None:
         ):  # of a rank that knows the cause
             report.write_outcome(run_dir, "failed", error=text[:500], retry=retry)
     except OSError:
-        markers.warn("ENV", "the outcome file could not be written")
+        log.warn("ENV", "the outcome file could not be written")
 
 
 def _run_dir(args: argparse.Namespace) -> pathlib.Path | None:

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.nn import parallel
 
-from ddptrain import config, distributed, hardware, markers
+from ddptrain.ground import log
+from ddptrain.options import config
+from ddptrain.world import distributed, hardware
 
 
 def seed_all(*parts: int) -> None:
@@ -62,7 +64,7 @@ def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -
     if settings.compile:
         if not (reason := hardware.can_compile()):
             return typing.cast(nn.Module, torch.compile(wrapped))
-        markers.warn("MODEL", f"not compiled: {reason}")
+        log.warn("MODEL", f"not compiled: {reason}")
     return wrapped
 
 

@@ -9,8 +9,10 @@ import typing
 import torch
 from torch import Tensor, nn
 
-from ddptrain import config, errors, files, markers, model, prepare
-from ddptrain.data import shards, tokenizers
+from ddptrain import model
+from ddptrain.data import prepare, shards, tokenizers
+from ddptrain.ground import errors, files, log
+from ddptrain.options import config
 
 _PROBE = "Hello world"
 _PROBE_IDS = {
@@ -65,7 +67,7 @@ def _with_learned_tokens(root: pathlib.Path) -> pathlib.Path:
     learned = sum(
         shards.num_learned(shard, end, masked=masked) for shard in dataset.splits["train"]
     )
-    markers.emit("DATA", learned_tokens=learned, train_tokens=dataset.tokens("train"), dataset=root)
+    log.emit("DATA", learned_tokens=learned, train_tokens=dataset.tokens("train"), dataset=root)
     return root
 
 
@@ -84,7 +86,7 @@ def _check_tokenizer(dataset: shards.Dataset, folder: pathlib.Path) -> None:
         remedy = f"give its text, or prepare it with --tokenizer-local-dir {folder}"
         raise errors.UserError(f"{what}, not as the model in {folder} was; {remedy}")
     if expected is None and theirs["sha256"] != own.identity.sha256:
-        markers.warn(
+        log.warn(
             "DATA",
             f"the tokenizer in {folder} has other files than the one that made {dataset.root}",
         )
@@ -121,7 +123,7 @@ def model_kind(
         return Wrapped(core)
 
     digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
-    markers.emit("MODEL", f"fine-tuning {described.model_type}", folder=folder)
+    log.emit("MODEL", f"fine-tuning {described.model_type}", folder=folder)
     identity = {
         "kind": "finetune",
         "type": described.model_type,
@@ -146,4 +148,4 @@ def export(wrapped: Wrapped, settings: config.Config, output: pathlib.Path) -> N
         shutil.rmtree(draft / "replaced")
     draft.rename(output)
     files.sync_directory(output.parent)
-    markers.emit("MODEL", "the tuned model, for transformers", folder=output)
+    log.emit("MODEL", "the tuned model, for transformers", folder=output)

@@ -7,8 +7,8 @@ import pathlib
 import sys
 import typing
 
-from ddptrain import errors, files, markers
 from ddptrain.data import shards, unread
+from ddptrain.ground import errors, files, log
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr if args.json else sys.stdout
     ):  # a program reads the object
         for text in damage:
-            markers.fatal(text)
+            log.fatal(text)
     if not damage and not args.json:
         print("verified: whole")
     return 1 if damage else 0
@@ -69,10 +69,10 @@ def _dataset(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
 
 def _checkpoints(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
     """Describe a checkpoint, or each of a run's."""
-    from ddptrain import checkpoint
+    from ddptrain.checkpoint import stored
 
-    is_one = (path / checkpoint.MANIFEST).exists() or path.name.startswith("epoch-")
-    found = [path] if is_one else checkpoint.candidates(path)
+    is_one = (path / stored.MANIFEST).exists() or path.name.startswith("epoch-")
+    found = [path] if is_one else stored.candidates(path)
     if not found:
         raise errors.UserError(
             f"{path} holds neither checkpoints nor a dataset; give a folder that does"
@@ -81,8 +81,8 @@ def _checkpoints(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
     listed: dict[str, object] = {}
     for one in found:
         try:
-            meta = checkpoint.verify(one).meta
-        except checkpoint.CheckpointError as e:
+            meta = stored.verify(one).meta
+        except stored.CheckpointError as e:
             damage.append(str(e))
         else:
             listed[one.name] = {

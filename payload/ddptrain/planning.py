@@ -11,21 +11,13 @@ import typing
 
 import torch
 
-from ddptrain import (
-    checkpoint,
-    config,
-    distributed,
-    errors,
-    files,
-    finetune,
-    hardware,
-    markers,
-    model,
-    recipe,
-    report,
-    shapes,
-)
+from ddptrain import finetune, model, shapes
+from ddptrain.checkpoint import stored
 from ddptrain.data import sampler, shards
+from ddptrain.ground import errors, files, log
+from ddptrain.options import config, recipe
+from ddptrain.records import report
+from ddptrain.world import distributed, hardware
 
 _OR_NEVER = ", or start over with --resume never"
 
@@ -77,7 +69,7 @@ class Decided:
     batching: Batching
     schedule: Schedule
     kind: model.Kind
-    found: checkpoint.Checkpoint | None = None  # what it goes on from
+    found: stored.Checkpoint | None = None  # what it goes on from
     changes: tuple[recipe.Change, ...] = ()  # of the settings, that of this attempt last
 
 
@@ -124,7 +116,7 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
         "window_rows": plan.window_rows,
     }
     dropped = index.rows - index.steps_per_pass * plan.global_batch
-    markers.emit("DATA", **text, **tokens, **order, dropped_rows=dropped)
+    log.emit("DATA", **text, **tokens, **order, dropped_rows=dropped)
     return Decided(
         settings, dataset, plan, batching, schedule, kind, found, _changes(origin, settings)
     )
@@ -134,7 +126,7 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
 class Origin:
     """What a training goes on from."""
 
-    found: checkpoint.Checkpoint | None = None
+    found: stored.Checkpoint | None = None
     record: recipe.Record = dataclasses.field(
         default_factory=dict[str, typing.Any]
     )  # of the state's settings
@@ -146,7 +138,7 @@ class Origin:
 def _find_origin(asked: config.Config) -> Origin:
     """Find the checkpoint and the record that a training goes on from; both are absent at a beginning. Rank 0 only."""
     assert asked.run_dir is not None
-    found = checkpoint.choose(asked.run_dir, asked.resume)
+    found = stored.choose(asked.run_dir, asked.resume)
     if asked.resume == "never":
         return Origin()
     if found and not _is_within(found.path, asked.run_dir):
@@ -290,7 +282,7 @@ def _model_kind(settings: config.Config, dataset: shards.Dataset) -> model.Kind:
 
 
 def _same_training(
-    found: checkpoint.Checkpoint,
+    found: stored.Checkpoint,
     identity: dict[str, typing.Any],
     dataset: shards.Dataset,
     plan: sampler.Plan,
@@ -325,7 +317,7 @@ def _choose_precision(settings: config.Config, world: distributed.World) -> conf
         return settings
     able = world.sum([float(hardware.has_bf16(world.device))]) == [world.size]
     precision = "bf16" if able and not settings.deterministic else "fp32"
-    markers.emit(
+    log.emit(
         "ENV", f"precision {precision}", bf16_in_hardware=able, deterministic=settings.deterministic
     )
     return dataclasses.replace(settings, precision=precision)

@@ -7,7 +7,8 @@ import typing
 
 import torch
 
-from ddptrain import config, markers
+from ddptrain.ground import log
+from ddptrain.options import config
 
 
 def recording(settings: config.Config, rank: int, begin: int, path: pathlib.Path) -> typing.Any:
@@ -28,9 +29,9 @@ def recording(settings: config.Config, rank: int, begin: int, path: pathlib.Path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             trace.export_chrome_trace(str(path))
-            markers.every_rank("PROFILE", steps=f"{first}-{last}", trace=path)
+            log.every_rank("PROFILE", steps=f"{first}-{last}", trace=path)
         except (OSError, RuntimeError) as e:  # a training never ends for its profile
-            markers.warn("PROFILE", f"{path} could not be written: {e}")
+            log.warn("PROFILE", f"{path} could not be written: {e}")
 
     before = first - begin
     warmup = min(before, 1)

@@ -14,10 +14,11 @@ import sys
 import time
 import typing
 
-from ddptrain import errors, files, logbook, markers, report
+from ddptrain.ground import errors, files, log
+from ddptrain.records import report, script_log
 
 if typing.TYPE_CHECKING:
-    from ddptrain import distributed
+    from ddptrain.world import distributed
 
 DONE, PREEMPTED = "done", "preempted"  # outcomes
 RUN_DIR, STOP_FILE, ATTEMPT = "RUN_DIR", "STOP_FILE", "RUN_ATTEMPT_ID"  # what the job sets
@@ -88,13 +89,14 @@ class Run:
     """
 
     def __init__(self, *, keep: int = 2) -> None:
-        from ddptrain import checkpoint, distributed
+        from ddptrain.checkpoint import stored
+        from ddptrain.world import distributed
 
         self.folder, self.attempt = folder(), attempt_id()
         self._keep, self._world = keep, distributed.adopted()
         self.rank, self.size = self._world.rank, self._world.size
-        markers.setup(rank=self.rank)
-        found: checkpoint.Checkpoint | None = None
+        log.setup(rank=self.rank)
+        found: stored.Checkpoint | None = None
         with self._world.together():
             if self._world.is_main:
                 if keep < 2:
@@ -102,18 +104,18 @@ class Run:
                         f"keep={keep}: must be at least 2, or a crash while saving could leave none"
                     )
                 files.need_folder(self.folder, RUN_DIR)
-                checkpoint.remove_leftovers(self.folder)
-                found = checkpoint.newest(self.folder, "move them away to start over")
+                stored.remove_leftovers(self.folder)
+                found = stored.newest(self.folder, "move them away to start over")
         found = self._world.broadcast(found)
         self.resumed: pathlib.Path | None = (
             found.path if found else None
         )  # the newest complete checkpoint
         self.step: int = found.step if found else 0  # its step
         if self.resumed:
-            markers.emit("CKPT", resumed=self.resumed, step=self.step, attempt=self.attempt)
+            log.emit("CKPT", resumed=self.resumed, step=self.step, attempt=self.attempt)
         self._saved = str(self.resumed) if self.resumed else None
         self._agreement, self._since = Agreement(self._world), time.perf_counter()
-        self._logbook: logbook.Logbook | None = None
+        self._logbook: script_log.Logbook | None = None
 
     def log(self, step: int, **metrics: object) -> None:
         """Append a line to metrics.jsonl: on rank 0, in the background; nothing is raised, whatever the values are.
@@ -124,7 +126,7 @@ class Run:
             return
         with contextlib.suppress(RuntimeError):  # no further thread can be started
             start = {"step": self.step, "attempt": self.attempt, "world_size": self.size}
-            self._logbook = self._logbook or logbook.Logbook(self.folder / report.METRICS, start)
+            self._logbook = self._logbook or script_log.Logbook(self.folder / report.METRICS, start)
             self._logbook.add(step, metrics)
 
     def log_named(self, step: int, metrics: collections.abc.Mapping[str, object]) -> None:
@@ -150,11 +152,11 @@ class Run:
 
         Every rank enters and leaves the block, also those that write nothing. Raises on all ranks when one fails.
         """
-        from ddptrain import checkpoint
+        from ddptrain.checkpoint import stored
 
-        world, name = self._world, checkpoint.name_of(epoch, step, ends_epoch=False)
+        world, name = self._world, stored.name_of(epoch, step, ends_epoch=False)
         with contextlib.ExitStack() as stack:
-            draft = checkpoint.Draft(self.folder, name, self.attempt)
+            draft = stored.Draft(self.folder, name, self.attempt)
             with world.together():
                 if world.is_main:
                     stack.enter_context(draft)
@@ -168,22 +170,22 @@ class Run:
                 if world.is_main:
                     draft.listed = [entry for entries in listed for entry in entries]
                     path = draft.commit(self._meta(step, epoch))
-                    checkpoint.settle(self.folder, path, is_best=False, keep=self._keep)
+                    stored.settle(self.folder, path, is_best=False, keep=self._keep)
                     self._saved = str(path)
-                    markers.emit("CKPT", saved=name, step=step)
+                    log.emit("CKPT", saved=name, step=step)
         self._since = time.perf_counter()
 
     def seal(self, path: pathlib.Path, step: int) -> None:
         """Make a checkpoint in the run's folder count as complete that a library has written. Every rank calls it."""
-        from ddptrain import checkpoint
+        from ddptrain.checkpoint import stored
 
         self._world.barrier()  # every rank has written
         with self._world.together():
             if self._world.is_main:
-                checkpoint.seal(path, self._meta(step, 0))
-                files.replace_link(self.folder / checkpoint.LATEST, path.name)
+                stored.seal(path, self._meta(step, 0))
+                files.replace_link(self.folder / stored.LATEST, path.name)
                 self._saved = str(path)
-                markers.emit("CKPT", saved=path.name, step=step)
+                log.emit("CKPT", saved=path.name, step=step)
         self._since = time.perf_counter()
 
     def leave(self, *, step: int, loss: float | None = None) -> typing.NoReturn:
@@ -192,9 +194,7 @@ class Run:
         The exit code is 0 as at the end: torchrun makes 1 of any other, and starts the ranks again at once.
         """
         self._report(PREEMPTED, step, loss)
-        markers.emit(
-            "PREEMPT", "asked to stop: saved", step=step, loss=loss, checkpoint=self._saved
-        )
+        log.emit("PREEMPT", "asked to stop: saved", step=step, loss=loss, checkpoint=self._saved)
         self._world.leave(with_script=True)
         sys.exit(0)
 
@@ -202,7 +202,7 @@ class Run:
         """Report the outcome `done`. Every rank calls it, at the very end."""
         self._report(DONE, step, loss)
         self._world.leave(with_script=False)
-        markers.emit("DONE", step=step, loss=loss, checkpoint=self._saved)
+        log.emit("DONE", step=step, loss=loss, checkpoint=self._saved)
 
     def _report(self, outcome: str, step: int, loss: float | None) -> None:
         self._world.barrier()  # no rank has failed

@@ -14,7 +14,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn import parallel
 
-from ddptrain import distributed, errors, files, markers, report, smoke_options
+from ddptrain.ground import errors, files, log
+from ddptrain.options import smoke_options
+from ddptrain.records import report
+from ddptrain.world import distributed
 
 HIDDEN = 256
 IMPROVED_BELOW = 0.7  # the last loss has improved when it is below this share of the first
@@ -23,7 +26,7 @@ IMPROVED_BELOW = 0.7  # the last loss has improved when it is below this share o
 def run(options: smoke_options.Options, world: distributed.World) -> None:
     """Train, print the markers, write the files."""
     began = time.perf_counter()
-    markers.emit("STEP", "1/4 the world")
+    log.emit("STEP", "1/4 the world")
     distributed.report_world(world)
     if options.samples < world.size:
         text = f"--samples {options.samples}: fewer than the {world.size} ranks; give at least one to each"
@@ -32,10 +35,10 @@ def run(options: smoke_options.Options, world: distributed.World) -> None:
         if world.is_main:
             files.need_outputs(options.run_dir, {"--report-json": options.report_json})
 
-    markers.emit("STEP", "2/4 data and model")
+    log.emit("STEP", "2/4 data and model")
     share = options.samples // world.size
     sizes = {"samples": options.samples, "features": options.features, "classes": options.classes}
-    markers.emit("DATA", **sizes, per_rank=share, batch=options.batch)
+    log.emit("DATA", **sizes, per_rank=share, batch=options.batch)
     torch.manual_seed(options.seed)
     model = nn.Sequential(
         nn.Linear(options.features, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, options.classes)
@@ -43,18 +46,18 @@ def run(options: smoke_options.Options, world: distributed.World) -> None:
     model.to(world.device)
     ids = [world.device.index] if world.device.type == "cuda" else None
     ddp = parallel.DistributedDataParallel(model, device_ids=ids)
-    markers.emit(
+    log.emit(
         "MODEL", kind="mlp", hidden=HIDDEN, parameters=sum(p.numel() for p in model.parameters())
     )
 
-    markers.emit("STEP", "3/4 training")
+    log.emit("STEP", "3/4 training")
     steps_per_epoch = -(-share // options.batch)
     plan = {
         "epochs": options.epochs,
         "steps_per_epoch": steps_per_epoch,
         "global_batch": options.batch * world.size,
     }
-    markers.emit("TRAIN", **plan, lr=options.lr)
+    log.emit("TRAIN", **plan, lr=options.lr)
     metrics = None
     if options.run_dir and world.is_main:
         start = {
@@ -66,7 +69,7 @@ def run(options: smoke_options.Options, world: distributed.World) -> None:
     trained = time.perf_counter()
     losses = _train(options, world, ddp, steps_per_epoch, metrics)
 
-    markers.emit("STEP", "4/4 result")
+    log.emit("STEP", "4/4 result")
     if world.is_main:
         now = time.perf_counter()
         _conclude(options, world, metrics, losses, elapsed=now - began, training=now - trained)
@@ -101,9 +104,7 @@ def _train(
             (summed,) = world.sum([loss.item()])
             losses.append(summed / world.size)
             if number in (1, steps_per_epoch) or number % 10 == 0:
-                markers.emit(
-                    "BATCH", epoch=epoch, batch=f"{number}/{steps_per_epoch}", loss=losses[-1]
-                )
+                log.emit("BATCH", epoch=epoch, batch=f"{number}/{steps_per_epoch}", loss=losses[-1])
             if metrics is not None:
                 place = {
                     "step": len(losses),
@@ -120,7 +121,7 @@ def _train(
                     }
                 )
         loss, elapsed_s = _means(losses, steps_per_epoch)[-1], time.perf_counter() - began
-        markers.emit("EPOCH", epoch=f"{epoch}/{options.epochs}", loss=loss, elapsed_s=elapsed_s)
+        log.emit("EPOCH", epoch=f"{epoch}/{options.epochs}", loss=loss, elapsed_s=elapsed_s)
     if any(math.isnan(loss) for loss in losses):
         raise errors.UserError(f"the loss is not a number at --lr {options.lr}; lower it")
     return losses
@@ -172,8 +173,8 @@ def _conclude(
         improved=improved,
     )
     rule = f"last<{IMPROVED_BELOW}*first"
-    markers.emit("RESULT", improved=improved, **figures, rule=rule, samples_per_second=rate)
-    markers.emit(
+    log.emit("RESULT", improved=improved, **figures, rule=rule, samples_per_second=rate)
+    log.emit(
         "DONE",
         workload="smoke",
         ranks=world.size,

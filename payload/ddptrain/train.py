@@ -19,28 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ddptrain import (
-    arithmetic,
-    checkpoint,
-    config,
-    distributed,
-    engine,
-    errors,
-    files,
-    finetune,
-    markers,
-    model,
-    pace,
-    planning,
-    profiling,
-    recipe,
-    report,
-    resume,
-    saver,
-    shapes,
-    tracking,
-)
-from ddptrain.data import reader
+from ddptrain import engine, finetune, model, planning, profiling, resume, shapes
+from ddptrain.checkpoint import arithmetic, saver, stored
+from ddptrain.data import batches
+from ddptrain.ground import errors, files, log
+from ddptrain.options import config, recipe
+from ddptrain.records import report, trackers
+from ddptrain.world import distributed, stragglers
 
 _DIVERGED = "lower --lr, or use --precision fp32, and resume"
 
@@ -97,12 +82,12 @@ class Training:
         self.autocast = self.settings.precision == "bf16"
         self.saver: saver.Saver | None = None
         self.metrics: report.Metrics | None = None
-        self.mask_bit = reader.mask_bit(self.dataset)
-        self.take_val = reader.fixed_rows(
+        self.mask_bit = batches.mask_bit(self.dataset)
+        self.take_val = batches.fixed_rows(
             self.dataset, "val", self.plan.seq_len, self.settings.eval_rows
         )
         self.resumed_from: str | None = None
-        self.pace = pace.Pace(world)
+        self.pace = stragglers.Pace(world)
         self.train_s = 0.0  # time in training steps, the first one of the attempt not counted
         self.train_tokens = 0
         self.step_tokens = self.batching.global_batch * self.plan.seq_len
@@ -120,32 +105,32 @@ class Training:
         if self.saver is not None:
             self.saver.close()
 
-    def resume(self, found: checkpoint.Checkpoint) -> None:
+    def resume(self, found: stored.Checkpoint) -> None:
         """Continue from a checkpoint: rank 0 reads it, the others receive it."""
         world = self.world
         engine.fill_optimizer(self.optimizer)
         with world.together():
             if world.is_main:
-                checkpoint.restore(found, self.core, self.optimizer)
+                stored.restore(found, self.core, self.optimizer)
         if world.size > 1:
-            for tensor in saver.tensors(checkpoint.state_of(self.core, self.optimizer)):
+            for tensor in saver.tensors(stored.state_of(self.core, self.optimizer)):
                 torch.distributed.broadcast(tensor, src=0)
         self.progress = Progress(**found.meta["progress"])
         self.resumed_from = str(found.path)
         if world.is_main:
             self._report_resumed(found)
 
-    def _report_resumed(self, found: checkpoint.Checkpoint) -> None:
+    def _report_resumed(self, found: stored.Checkpoint) -> None:
         for change in self.changed:
-            markers.emit("CKPT", str(change))
+            log.emit("CKPT", str(change))
         differences = self._differences(found)
         ranks = {"saved_by_ranks": found.meta["world_size"], "ranks": self.world.size}
         why = "; ".join(differences) or None
-        markers.emit(
+        log.emit(
             "CKPT", resumed=found.path, step=found.step, **ranks, exact=not differences, why=why
         )
 
-    def _differences(self, found: checkpoint.Checkpoint) -> list[str]:
+    def _differences(self, found: stored.Checkpoint) -> list[str]:
         """Return why the next steps are not those, to the bit, that the training would have had without a break."""
         differences = [str(change) for change in self.changed if change.has_effect]
         before, now = found.meta["world_size"], self.world.size
@@ -166,11 +151,11 @@ class Training:
                 **distributed.describe(world),
             }
             sinks = [
-                tracking.Background(target) for target in tracking.targets(self.run_dir, os.environ)
+                trackers.Background(target) for target in trackers.targets(self.run_dir, os.environ)
             ]
             self.metrics = report.Metrics(self.run_dir, start=start, sinks=sinks)
         about = {"parameters": self.parameters, "mflop_per_token": self._flops_per_token() / 1e6}
-        markers.emit("MODEL", **self.identity, precision=self.settings.precision, **about)
+        log.emit("MODEL", **self.identity, precision=self.settings.precision, **about)
         b = self.batching
         steps = {
             "steps": schedule.steps,
@@ -182,7 +167,7 @@ class Training:
             "micro_batch": b.micro_batch,
             "grad_accum": b.accumulate,
         }
-        markers.emit("TRAIN", **steps, **batch, tokens_per_step=self.step_tokens)
+        log.emit("TRAIN", **steps, **batch, tokens_per_step=self.step_tokens)
         state = resume.DONE if self.progress.step >= schedule.steps else self._loop()
         if self.saver is not None:
             self.saver.wait()
@@ -196,7 +181,7 @@ class Training:
         agreement = resume.Agreement(world, at_most=self.settings.log_every)
         since, last_save = time.perf_counter(), time.monotonic()
         span = {"rank": world.rank, "size": world.size, "start": first, "stop": schedule.steps}
-        data = reader.Reader(self.dataset, self.plan, **span, device=world.device)
+        data = batches.Reader(self.dataset, self.plan, **span, device=world.device)
         self.core.train()
         trace = self.run_dir / "profile" / f"{resume.attempt_id()}.rank-{world.rank}.json.gz"
         with data, profiling.recording(self.settings, world.rank, first + 1, trace) as recorder:
@@ -210,7 +195,7 @@ class Training:
                 if recorder:
                     recorder.step()
                 if step == first + 1 and self.saver is not None:
-                    self.saver.prepare(checkpoint.state_of(self.core, self.optimizer))
+                    self.saver.prepare(stored.state_of(self.core, self.optimizer))
                 at_end = schedule.ends_epoch(step)
                 if not agreement.is_due() and not at_end:
                     continue
@@ -260,7 +245,7 @@ class Training:
         """
         device, parts = self.world.device, self.batching.accumulate
         weights, learned = self._weights(rows_BT1)
-        tokens_BT, targets_BT = reader.split_batch(
+        tokens_BT, targets_BT = batches.split_batch(
             rows_BT1.to(device, non_blocking=True), self.mask_bit
         )
         total = torch.zeros((), device=device)
@@ -295,7 +280,7 @@ class Training:
         parts, size = self.batching.accumulate, self.world.size
         if self.mask_bit is None:
             return [1 / parts] * parts, float(self.step_tokens)
-        counts = reader.num_learned(rows_BT1, self.mask_bit).view(parts, -1).sum(dim=1).tolist()
+        counts = batches.num_learned(rows_BT1, self.mask_bit).view(parts, -1).sum(dim=1).tolist()
         (learned,) = self.world.sum([float(sum(counts))])
         return [count * size / max(1.0, learned) for count in counts], learned
 
@@ -342,7 +327,7 @@ class Training:
                 self.metrics.add({"kind": "step", **place, **figures, "time": time.time(), **more})
             if number in (1, total) or number % self.settings.log_every == 0:
                 use = {"mfu": mfu, "memory_mib": self._memory_mib()}
-                markers.emit("TRAIN", step=f"{number}/{total}", epoch=epoch, **figures, **use)
+                log.emit("TRAIN", step=f"{number}/{total}", epoch=epoch, **figures, **use)
         if self.metrics is not None:
             self.metrics.flush()
 
@@ -374,9 +359,7 @@ class Training:
             self.metrics.flush()
         place = {"epoch": f"{epoch}/{self.schedule.epoch(self.schedule.steps)}", "step": step}
         eval_s = time.perf_counter() - began
-        markers.emit(
-            "EPOCH", **place, train_loss=p.last_loss, **figures, best=is_best, eval_s=eval_s
-        )
+        log.emit("EPOCH", **place, train_loss=p.last_loss, **figures, best=is_best, eval_s=eval_s)
         self._save(step, ends_epoch=True, is_best=is_best)
 
     @torch.no_grad()
@@ -395,7 +378,7 @@ class Training:
         first, last = world.rank * count // world.size, (world.rank + 1) * count // world.size
         for at in range(first, last, self.batching.micro_batch):
             rows = self.take_val(at, min(last, at + self.batching.micro_batch))
-            tokens_BT, targets_BT = reader.split_batch(
+            tokens_BT, targets_BT = batches.split_batch(
                 torch.from_numpy(rows.astype(np.int64)), self.mask_bit
             )
             learned = int((targets_BT != model.IGNORED).sum())
@@ -408,15 +391,15 @@ class Training:
         return total / tokens if tokens else None
 
     def _save(self, step: int, *, ends_epoch: bool, is_best: bool = False) -> None:
-        name = checkpoint.name_of(self.schedule.epoch(step), step, ends_epoch=ends_epoch)
+        name = stored.name_of(self.schedule.epoch(step), step, ends_epoch=ends_epoch)
         if self.saver is not None:
-            state = checkpoint.state_of(self.core, self.optimizer)
+            state = stored.state_of(self.core, self.optimizer)
             self.saver.save(name, state, self._meta(), is_best=is_best)
 
     def _meta(self) -> dict[str, typing.Any]:
         data = self.dataset
         return {
-            "format": checkpoint.DCP,
+            "format": stored.DCP,
             "step": self.progress.step,
             "epoch": self.schedule.epoch(self.progress.step),
             "world_size": self.world.size,
@@ -443,7 +426,7 @@ class Training:
         self.metrics.close()
         if state == resume.PREEMPTED:  # printed before the rest, which may be cut short
             report.write_outcome(self.run_dir, state, **facts)
-            markers.emit("PREEMPT", "asked to stop: saved", **facts)
+            log.emit("PREEMPT", "asked to stop: saved", **facts)
         curve = self._draw_curve(self.metrics.path)
         rate = self.train_tokens / self.train_s if self.train_s else None
         if state == resume.DONE and isinstance(self.core, finetune.Wrapped):
@@ -483,13 +466,13 @@ class Training:
             with contextlib.suppress(Exception):  # the run is over, and its own files are written
                 sink.close(summary)
         if state == resume.DONE:
-            markers.emit("RESULT", **losses, val_loss=p.val_loss, **figures, curve=curve)
+            log.emit("RESULT", **losses, val_loss=p.val_loss, **figures, curve=curve)
             end = {
                 "steps": p.step,
                 "checkpoint": facts["checkpoint"],
                 "elapsed_s": summary["elapsed_s"],
             }
-            markers.emit("DONE", workload=self.identity["kind"], **end)
+            log.emit("DONE", workload=self.identity["kind"], **end)
             report.write_outcome(self.run_dir, state, **facts)
 
     def _draw_curve(self, metrics: pathlib.Path) -> pathlib.Path | None:
@@ -499,7 +482,7 @@ class Training:
         try:
             report.draw_curve(files.read_records(metrics), curve, title)
         except (ImportError, OSError, RuntimeError, ValueError) as e:
-            markers.warn("RESULT", f"no {report.CURVE}: {e}")
+            log.warn("RESULT", f"no {report.CURVE}: {e}")
             return None
         return curve
 

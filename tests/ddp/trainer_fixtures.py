@@ -51,19 +51,16 @@ def charm_dir(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def small_payload(folder: pathlib.Path) -> pathlib.Path:
     """Make a payload of what looks at arguments, and one locked package for each of its folders."""
-    (folder / "ddptrain").mkdir(parents=True)
-    (folder / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
-    for name in (
-        "config",
-        "errors",
-        "files",
-        "markers",
-        "precheck",
-        "recipe",
-        "shapes",
-        "smoke_options",
-    ):
-        shutil.copyfile(PAYLOAD / "ddptrain" / f"{name}.py", folder / "ddptrain" / f"{name}.py")
+    package = folder / "ddptrain"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '0'\n")
+    for room in ("ground", "options"):
+        shutil.copytree(
+            PAYLOAD / "ddptrain" / room,
+            package / room,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    shutil.copyfile(PAYLOAD / "ddptrain" / "shapes.py", package / "shapes.py")
     for below, locked in (
         ("", "numpy==2.0"),
         ("tracking", "mlflow-skinny==3.17"),

@@ -4,7 +4,7 @@
 import dataclasses
 import os
 
-from ddptrain import collectives
+from ddptrain.world import collectives
 
 
 def spoil(call):

@@ -7,9 +7,9 @@ import io
 import os
 import typing
 
-from ddptrain import checkpoint
+from ddptrain.checkpoint import stored
 
-_open, _os_open, _new = io.open, os.open, checkpoint.Counted.__init__
+_open, _os_open, _new = io.open, os.open, stored.Counted.__init__
 
 
 def refuse(path: typing.Any) -> None:
@@ -36,6 +36,6 @@ def counted(self, path, mode):
     _new(self, path, mode)
 
 
-checkpoint.Counted.__init__ = typing.cast(typing.Any, counted)
+stored.Counted.__init__ = typing.cast(typing.Any, counted)
 io.open = builtins.open = opened
 os.open = created

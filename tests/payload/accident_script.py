@@ -8,11 +8,12 @@ import runpy
 import signal
 import sys
 
-from ddptrain import checkpoint, resume
+from ddptrain import resume
+from ddptrain.checkpoint import stored
 
 DO, AT = os.environ["DO"], int(os.environ["AT"])
 HERE = os.environ["RANK"] == os.environ.get("AT_RANK", "0")
-_is_due, _write_manifest = resume.Agreement.is_due, checkpoint._write_manifest
+_is_due, _write_manifest = resume.Agreement.is_due, stored._write_manifest
 _steps, _saves = itertools.count(1), itertools.count(1)
 
 
@@ -25,16 +26,14 @@ def is_due(self: resume.Agreement) -> bool:
     return _is_due(self)
 
 
-def write_manifest(
-    path: pathlib.Path, meta: checkpoint.State, listed: list[checkpoint.State]
-) -> None:
+def write_manifest(path: pathlib.Path, meta: stored.State, listed: list[stored.State]) -> None:
     if next(_saves) == AT:
         os.kill(os.getpid(), signal.SIGKILL)
     _write_manifest(path, meta, listed)
 
 
 if DO == "torn":
-    checkpoint._write_manifest = write_manifest
+    stored._write_manifest = write_manifest
 else:
     resume.Agreement.is_due = is_due
 sys.argv = sys.argv[1:]

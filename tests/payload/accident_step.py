@@ -18,8 +18,9 @@ import time
 import torch.distributed as dist
 from torch import nn
 
-from ddptrain import cli, distributed, pace, train
-from ddptrain.data import reader, shards
+from ddptrain import cli, train
+from ddptrain.data import batches, shards
+from ddptrain.world import distributed, stragglers
 
 DO, AT = os.environ["DO"], int(os.environ.get("AT", "5"))
 IS_IT = os.environ.get("RANK", "0") == os.environ.get("OF", "1")
@@ -30,7 +31,7 @@ ERRORS = {
         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 999 bytes"
     ),
 }
-_step, _next, _clip = train.Training._step, reader.Reader.next, nn.utils.clip_grad_norm_
+_step, _next, _clip = train.Training._step, batches.Reader.next, nn.utils.clip_grad_norm_
 _init, _connect = dist.init_process_group, distributed._connect
 _world, _print = distributed.World.__init__, shards.fingerprint
 _spoilt: list[bool] = []
@@ -134,8 +135,8 @@ elif DO == "hang":
         world, store, timeout / 3
     )  # so that it takes 2 s
 elif DO == "slow":
-    reader.Reader.next = wait_and_take
-    pace.WINDOW_S = 0.5  # so that a short training has several
+    batches.Reader.next = wait_and_take
+    stragglers.WINDOW_S = 0.5  # so that a short training has several
 elif DO == "missing":
     shards.fingerprint = fingerprint
     distributed.World.__init__ = lead_node

@@ -11,8 +11,7 @@ import zipfile
 
 import numpy as np
 
-from ddptrain import prepare
-from ddptrain.data import documents, shards, sources, unread
+from ddptrain.data import documents, prepare, shards, sources, unread
 
 
 def run(*source: object, output: pathlib.Path, **more: object) -> shards.Dataset:

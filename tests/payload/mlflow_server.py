@@ -16,7 +16,7 @@ import ranks
 import test_finetune
 from mlflow import tracking
 
-from ddptrain import files
+from ddptrain.ground import files
 
 MLFLOW = conftest.ROOT / "build" / "venvs" / "mlflow" / "bin" / "python"
 SMALL = "--seq-len 32 --batch 8 --precision fp32 --eval-rows 16 --epoch-steps 50 --steps 100000"

@@ -23,10 +23,11 @@ import typing
 
 import torch
 
-from ddptrain import cli, distributed
+from ddptrain import cli
+from ddptrain.world import distributed
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = """numpy torch ddptrain.cli ddptrain.train ddptrain.smoke ddptrain.collectives torch.distributed.checkpoint
+PRELOADED = """numpy torch ddptrain.cli ddptrain.train ddptrain.smoke ddptrain.world.collectives torch.distributed.checkpoint
 fsspec.core matplotlib.figure matplotlib.backends.backend_agg transformers.models.gpt2.modeling_gpt2
 transformers.trainer"""
 CONTEXT.set_forkserver_preload([str(name) for name in PRELOADED.split()])

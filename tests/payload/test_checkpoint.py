@@ -19,7 +19,8 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import checkpoint, errors, files, saver
+from ddptrain.checkpoint import saver, stored
+from ddptrain.ground import errors, files
 
 SHAPES = ((64, 256), (256,), (512, 64))
 
@@ -36,16 +37,16 @@ def state(step: int) -> dict[str, dict]:
 def holds(path: pathlib.Path, step: int) -> bool:
     """Return whether the tensors of a checkpoint are all those of a step."""
     found = state(0)
-    checkpoint.read_into(path, found)
+    stored.read_into(path, found)
     return all(bool((tensor == step).all()) for tensor in saver.tensors(found))
 
 
 def meta(step: int) -> dict[str, object]:
-    return {"step": step, "epoch": step, "format": checkpoint.DCP, "world_size": 1}
+    return {"step": step, "epoch": step, "format": stored.DCP, "world_size": 1}
 
 
 def save_step(writer: saver.Saver, step: int, *, is_best: bool = False) -> None:
-    name = checkpoint.name_of(step, step, ends_epoch=True)
+    name = stored.name_of(step, step, ends_epoch=True)
     writer.save(name, state(step), meta(step), is_best=is_best)
 
 
@@ -75,8 +76,8 @@ def save(
     return records
 
 
-def newest(run_dir: pathlib.Path) -> checkpoint.Checkpoint:
-    found = checkpoint.choose(run_dir, "auto")
+def newest(run_dir: pathlib.Path) -> stored.Checkpoint:
+    found = stored.choose(run_dir, "auto")
     assert found is not None
     return found
 
@@ -99,7 +100,7 @@ def test_a_save_is_a_folder_with_a_manifest_and_two_links(tmp_path: pathlib.Path
         entry["file"] for entry in files.read_json(tmp_path / "latest" / "manifest.json")["files"]
     }
     assert listed == {"dcp/.metadata", "dcp/__0_0.distcp"}
-    found = checkpoint.verify(tmp_path / "epoch-0002")
+    found = stored.verify(tmp_path / "epoch-0002")
     assert found.step == 2
     assert holds(found.path, 2)
 
@@ -162,12 +163,12 @@ def _kill_often(times: int, run_dir: pathlib.Path, report: pathlib.Path) -> None
             printed += more
         os.close(read)
         known = max([known, *(int(line) for line in printed.split())])
-        amid += any(checkpoint._TMP in name or checkpoint._TRASH in name for name in names(run_dir))
+        amid += any(stored._TMP in name or stored._TRASH in name for name in names(run_dir))
 
-        found = checkpoint.choose(run_dir, "auto")
+        found = stored.choose(run_dir, "auto")
         assert (found.step if found else 0) >= known  # what was reported as saved is there
-        for path in checkpoint.candidates(run_dir):
-            step = checkpoint.verify(path).step  # nothing half-written under a final name
+        for path in stored.candidates(run_dir):
+            step = stored.verify(path).step  # nothing half-written under a final name
             assert path.name == f"epoch-{step:04d}"
             assert holds(path, step)
         known = max(known, found.step if found else 0)
@@ -234,15 +235,15 @@ def test_damage_is_found_and_named_and_the_previous_checkpoint_taken(
         path.unlink()
 
     with pytest.raises(
-        checkpoint.CheckpointError,
+        stored.CheckpointError,
         match=str(path.parent if (name, damage) == ("manifest.json", "remove") else path),
     ):
-        checkpoint.verify(tmp_path / "epoch-0002")
-    found = checkpoint.choose(tmp_path, "auto")
+        stored.verify(tmp_path / "epoch-0002")
+    found = stored.choose(tmp_path, "auto")
     assert found is not None
     assert found.step == 1
-    with pytest.raises(checkpoint.CheckpointError, match="epoch-0002"):
-        checkpoint.choose(
+    with pytest.raises(stored.CheckpointError, match="epoch-0002"):
+        stored.choose(
             tmp_path, str(tmp_path / "epoch-0002")
         )  # asked for by name, it is not replaced by another
 
@@ -250,14 +251,14 @@ def test_damage_is_found_and_named_and_the_previous_checkpoint_taken(
 def test_the_next_save_raises_the_error_of_the_one_before(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def broken(self: checkpoint.Draft, state: checkpoint.State) -> None:
+    def broken(self: stored.Draft, state: stored.State) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(checkpoint.Draft, "add_dcp", broken)
+    monkeypatch.setattr(stored.Draft, "add_dcp", broken)
     writer = saver.Saver(tmp_path, keep=2, attempt="test")
     save_step(writer, 1)
     assert writer._idle.wait(120)
-    with pytest.raises(checkpoint.CheckpointError, match="Input/output error"):
+    with pytest.raises(stored.CheckpointError, match="Input/output error"):
         save_step(writer, 2)
     writer.close()
 
@@ -285,17 +286,17 @@ def test_what_a_network_filesystem_gets_over_is_tried_again(number: int, fails: 
 
 
 def test_when_none_is_whole_it_says_so_instead_of_starting_over(tmp_path: pathlib.Path):
-    assert checkpoint.choose(tmp_path, "auto") is None, "there is none yet"
+    assert stored.choose(tmp_path, "auto") is None, "there is none yet"
     with pytest.raises(errors.UserError, match="no such folder"):
-        checkpoint.choose(tmp_path, str(tmp_path / "elsewhere"))
+        stored.choose(tmp_path, str(tmp_path / "elsewhere"))
     save(tmp_path, 1)
     (tmp_path / "epoch-0001" / "dcp" / "__0_0.distcp").unlink()
     with pytest.raises(
-        checkpoint.CheckpointError,
+        stored.CheckpointError,
         match=r"no checkpoint .* is whole .*distcp is missing.*--resume never",
     ):
-        checkpoint.choose(tmp_path, "auto")
-    assert checkpoint.choose(tmp_path, "never") is None
+        stored.choose(tmp_path, "auto")
+    assert stored.choose(tmp_path, "never") is None
 
 
 def test_the_link_latest_is_a_hint_only(tmp_path: pathlib.Path):
@@ -397,7 +398,7 @@ def parts(core: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch
 
 
 def restored(
-    found: checkpoint.Checkpoint, trained: tuple[torch.nn.Module, torch.optim.Optimizer]
+    found: stored.Checkpoint, trained: tuple[torch.nn.Module, torch.optim.Optimizer]
 ) -> None:
     """A checkpoint read into a copy that trained on gives the weights and moments, and leaves the settings alone."""
     core, optimizer = copy.deepcopy(trained)
@@ -405,7 +406,7 @@ def restored(
     optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.25
     assert not torch.equal(parts(core, optimizer)[0], parts(*trained)[0])
-    checkpoint.restore(found, core, optimizer)
+    stored.restore(found, core, optimizer)
     assert all(
         torch.equal(a, b) for a, b in zip(parts(core, optimizer), parts(*trained), strict=True)
     )
@@ -415,7 +416,7 @@ def restored(
 def test_a_model_and_its_optimiser_come_back_and_tied_weights_are_kept_once(
     tmp_path: pathlib.Path, trained: tuple[torch.nn.Module, torch.optim.Optimizer]
 ):
-    state = checkpoint.state_of(*trained)
+    state = stored.state_of(*trained)
     assert "2.weight" not in state["model"]
     writer = saver.Saver(tmp_path, keep=2, attempt="test")
     writer.save("epoch-0001", state, meta(1))
@@ -431,5 +432,5 @@ def test_a_checkpoint_of_the_old_format_is_read(
     (folder / "rank-0000").mkdir(parents=True)
     for name, part in zip(("model", "optimizer"), trained, strict=True):
         torch.save(part.state_dict(), folder / "rank-0000" / f"{name}.pt")
-    checkpoint.seal(folder, {**meta(1), "format": "torch"})
+    stored.seal(folder, {**meta(1), "format": "torch"})
     restored(newest(tmp_path), trained)

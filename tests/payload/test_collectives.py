@@ -7,7 +7,7 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import collectives
+from ddptrain.world import collectives
 
 QUICK = ("-b", "1K", "-e", "64K", "-f", "8", "-n", "2", "-w", "1")
 

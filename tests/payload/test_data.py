@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddptrain import errors, files
-from ddptrain.data import reader, sampler, shards, tokenizers
+from ddptrain.data import batches, sampler, shards, tokenizers
+from ddptrain.ground import errors, files
 
 
 def make_dataset(
@@ -51,7 +51,7 @@ def read_all(
 ) -> list[list[list[int]]]:
     """Return each step's rows, of all ranks in rank order, as first token of the row."""
     readers = [
-        reader.Reader(
+        batches.Reader(
             dataset, plan, rank=rank, size=size, start=start, stop=stop, device=torch.device("cpu")
         )
         for rank in range(size)
@@ -229,7 +229,7 @@ def test_masked_tokens_are_read_but_not_learned(tmp_path: pathlib.Path):
         top = 1 << (np.dtype(dtype).itemsize * 8 - 1)
         rows = np.array([[1, 2 | top, 3 | top, 4, 5]], dtype=dtype)
         bit = np.dtype(dtype).itemsize * 8 - 1
-        tokens, targets = reader.split_batch(torch.from_numpy(rows.astype(np.int64)), bit)
+        tokens, targets = batches.split_batch(torch.from_numpy(rows.astype(np.int64)), bit)
         assert tokens.tolist() == [[1, 2, 3, 4]]
         assert targets.tolist() == [[-100, -100, 4, 5]]
     assert shards.dtype_for(50257) == "<u2"
@@ -239,7 +239,7 @@ def test_masked_tokens_are_read_but_not_learned(tmp_path: pathlib.Path):
 
 def test_the_reader_passes_on_what_it_meets(dataset: shards.Dataset):
     path = dataset.splits["train"][2].path
-    with reader.Reader(
+    with batches.Reader(
         dataset, small_plan(), rank=0, size=1, start=0, stop=10**6, device=torch.device("cpu")
     ) as one:
         one.next()
@@ -250,17 +250,17 @@ def test_the_reader_passes_on_what_it_meets(dataset: shards.Dataset):
 
 
 def test_the_validation_set_is_fixed_and_within_its_limit(dataset: shards.Dataset):
-    take = reader.fixed_rows(dataset, "val", 16, 10)
+    take = batches.fixed_rows(dataset, "val", 16, 10)
     assert take.count == 10
     whole = take(0, 10)
     assert np.array_equal(np.concatenate([take(0, 3), take(3, 10)]), whole)
     assert len({tuple(row) for row in whole.tolist()}) == 10
-    assert reader.fixed_rows(dataset, "val", 16, 10_000).count == 499 // 16
+    assert batches.fixed_rows(dataset, "val", 16, 10_000).count == 499 // 16
 
 
 def test_the_fixed_rows_go_through_all_shards(tmp_path: pathlib.Path):
     """The last row of one and the first of the next among them; the tokens count on from shard to shard."""
     dataset = make_dataset(tmp_path, [33, 65, 33])
-    take = reader.fixed_rows(dataset, "train", 16, 100)
+    take = batches.fixed_rows(dataset, "train", 16, 100)
     assert take(0, take.count)[:, 0].tolist() == [0, 16, 33, 49, 65, 81, 98, 114]
     assert all(np.array_equal(np.diff(row), np.ones(16)) for row in take(0, 8).astype(int))

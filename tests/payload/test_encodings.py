@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from builders import read, tar
 
-from ddptrain import errors
+from ddptrain.ground import errors
 
 
 def text_in(data: bytes) -> str | None:

@@ -11,7 +11,8 @@ import hypothesis.strategies as st
 import pytest
 import ranks
 
-from ddptrain import cli, errors, files
+from ddptrain import cli
+from ddptrain.ground import errors, files
 
 TINY = "--layers 1 --heads 1 --width 16 --seq-len 16 --batch 2 --precision fp32 --eval-rows 4 --epoch-steps 2"
 

@@ -10,8 +10,12 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import checkpoint, config, errors, finetune, prepare
+from ddptrain import finetune
+from ddptrain.checkpoint import stored
+from ddptrain.data import prepare
 from ddptrain.data import tokenizers as payload_tokenizers
+from ddptrain.ground import errors
+from ddptrain.options import config
 
 tokenizers = pytest.importorskip(
     "tokenizers", reason="the optional extra transformers is not installed"
@@ -104,7 +108,7 @@ def test_the_tuned_model_loads_in_transformers_and_is_the_last_checkpoint(
     before = transformers.AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
     name = "transformer.h.0.attn.c_attn.weight"
     saved = torch.empty_like(loaded.state_dict()[name])
-    checkpoint.read_into(tuned[0] / "latest", {"model": {f"core.{name}": saved}})
+    stored.read_into(tuned[0] / "latest", {"model": {f"core.{name}": saved}})
     assert torch.equal(loaded.state_dict()[name], saved)
     assert not torch.equal(loaded.state_dict()[name], before.state_dict()[name])
     assert transformers.AutoTokenizer.from_pretrained(tuned[0] / "model", local_files_only=True)(

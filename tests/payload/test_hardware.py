@@ -8,7 +8,10 @@ import pytest
 import torch
 import yaml
 
-from ddptrain import config, distributed, errors, hardware, planning, rendezvous, shapes
+from ddptrain import planning, shapes
+from ddptrain.ground import errors
+from ddptrain.options import config
+from ddptrain.world import distributed, hardware, rendezvous
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -16,7 +19,7 @@ CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 def test_the_disk_is_checked_before_anything_is_built(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ddptrain.files.free_bytes", lambda _: 10)
+    monkeypatch.setattr("ddptrain.ground.files.free_bytes", lambda _: 10)
     with pytest.raises(errors.UserError, match=r"too little space in .* make room"):
         hardware.need_disk(tmp_path, 1000)
 

@@ -15,19 +15,11 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import (
-    checkpoint,
-    config,
-    distributed,
-    engine,
-    model,
-    planning,
-    resume,
-    saver,
-    shapes,
-    train,
-)
-from ddptrain.data import reader, sampler, shards
+from ddptrain import engine, model, planning, resume, shapes, train
+from ddptrain.checkpoint import saver, stored
+from ddptrain.data import batches, sampler, shards
+from ddptrain.options import config
+from ddptrain.world import distributed
 
 STEPS = (
     "--layers 2 --heads 2 --width 32 --seq-len 32 --precision fp32 --eval-rows 16 --log-every 1 --warmup "
@@ -132,10 +124,10 @@ def build(
 
 
 def rows(training: train.Training) -> torch.Tensor:
-    with reader.Reader(
+    with batches.Reader(
         training.dataset, training.plan, rank=0, size=1, start=0, stop=1, device=torch.device("cpu")
-    ) as batches:
-        return batches.next()
+    ) as own:
+        return own.next()
 
 
 @pytest.mark.parametrize(("clip", "bound"), [(0.02, 0.02), (0.0, math.inf), (1e6, math.inf)])
@@ -191,7 +183,7 @@ def test_each_step_takes_its_own_rate_and_says_it(
 def test_an_evaluation_changes_nothing(build: collections.abc.Callable[..., train.Training]):
     training = build(dropout=0.5)
     training._step(rows(training), lr=0.01)
-    tensors = saver.tensors(checkpoint.state_of(training.core, training.optimizer))
+    tensors = saver.tensors(stored.state_of(training.core, training.optimizer))
     before = [tensor.clone() for tensor in tensors]
     found = {training.evaluate() for _ in range(3)}
     assert len(found) == 1, "no dropout, and the same rows each time"
@@ -221,7 +213,7 @@ def test_the_last_epoch_may_be_short(
     training = build(steps=7, epoch_steps=3)
     assert training.run(0.0) == resume.DONE
     assert list(conftest.val_losses(tmp_path)) == [3, 6, 7]
-    assert checkpoint.verify(tmp_path / "epoch-0003").step == 7
+    assert stored.verify(tmp_path / "epoch-0003").step == 7
     assert conftest.figures(tmp_path, "epoch") == {1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 2, 7: 3}
 
 

@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 from builders import read, tar, zipped, zstd
 
-from ddptrain import errors
+from ddptrain.ground import errors
 
 TEXTS = ["one\n" * 20, "two, naïve\n", "three", "four"]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()

@@ -10,7 +10,9 @@ import typing
 import pytest
 import ranks
 
-from ddptrain import checkpoint, cli, files
+from ddptrain import cli
+from ddptrain.checkpoint import stored
+from ddptrain.ground import files
 
 TINY = (
     "--layers 1 --heads 1 --width 16 --seq-len 16 --batch 2 --precision fp32 --eval-rows 4 --steps 4 --epoch-steps 2"
@@ -86,7 +88,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(
     one_line(result, "a checkpoint could not be written", "No space left on device; make room")
     assert (tmp_path / "run" / "latest").readlink().name == "epoch-0001"
     assert not list((tmp_path / "run").glob("epoch-0002*"))
-    assert checkpoint.verify(tmp_path / "run" / "epoch-0001").step == 2
+    assert stored.verify(tmp_path / "run" / "epoch-0001").step == 2
     ranks.succeed(2, *run)
 
 

@@ -17,8 +17,8 @@ import pytest
 import ranks
 from builders import decoded, run
 
-from ddptrain import errors, prepare
-from ddptrain.data import parts, shards, tokenizers
+from ddptrain.data import parts, prepare, shards, tokenizers
+from ddptrain.ground import errors
 
 GPT2 = tokenizers.Gpt2Tokenizer()
 

@@ -12,7 +12,7 @@ import ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddptrain import config, precheck, recipe
+from ddptrain.options import command_line, config, recipe
 
 TINY = (
     "--layers 1 --heads 2 --width 32 --seq-len 32 --batch 4 --epoch-steps 5 --precision fp32 --eval-rows 16 "
@@ -166,13 +166,13 @@ def test_a_submission_knows_the_changes_before_the_job(
 ):
     monkeypatch.chdir(tmp_path)
     words = "--run-dir run --data data --lr 0.001 --epochs 60".split()
-    assert precheck.changes(words) == [], "a new run has no record"
+    assert command_line.changes(words) == [], "a new run has no record"
     asked = argparse.Namespace(lr=0.003, steps=218)
     before = config.as_record(
         config.Config(run_dir=pathlib.Path("run"), lr=asked.lr, steps=asked.steps, epoch_steps=9)
     )
     (tmp_path / "config.json").write_text(json.dumps(before))
-    assert precheck.changes(words) == [
+    assert command_line.changes(words) == [
         "steps 218 -> 540 from step 0",
         "lr 0.003 -> 0.001 from step 0",
     ]
@@ -180,8 +180,8 @@ def test_a_submission_knows_the_changes_before_the_job(
     (tmp_path / "latest" / "manifest.json").write_text(
         json.dumps({"meta": {"step": 100, "config": before}})
     )
-    assert precheck.changes(words) == [
+    assert command_line.changes(words) == [
         "steps 218 -> 540 from step 100",
         "lr 0.003 -> 0.001 from step 100",
     ]
-    assert precheck.changes([*words[:4], "--lr", "0.003"]) == []
+    assert command_line.changes([*words[:4], "--lr", "0.003"]) == []

@@ -11,7 +11,7 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import checkpoint
+from ddptrain.checkpoint import stored
 
 TINY = (
     "--layers 2 --heads 2 --width 32 --seq-len 32 --batch 4 --epoch-steps 5 --warmup 3 --precision fp32 "
@@ -26,7 +26,7 @@ def arguments(data: pathlib.Path, run_dir: pathlib.Path, *more: object) -> tuple
 
 def ending(run_dir: pathlib.Path) -> list[dict]:
     """Return names, sizes and CRC-32s of weights and moments of the last checkpoint."""
-    found = checkpoint.verify(run_dir / "epoch-0004")
+    found = stored.verify(run_dir / "epoch-0004")
     assert found.step == 20
     listed = json.loads((found.path / "manifest.json").read_text())["files"]
     return [

@@ -17,7 +17,8 @@ import pytest
 import ranks
 
 from ddp.run import metrics
-from ddptrain import checkpoint, resume
+from ddptrain import resume
+from ddptrain.checkpoint import stored
 
 BLOCKS = re.findall(
     r"^```python\n(.*?)^```$", (conftest.ROOT / "docs/howto/resume.md").read_text(), re.M | re.S
@@ -60,9 +61,9 @@ class Job:
 
     def ending(self) -> list[dict]:
         """Return the files of the last checkpoint: names, sizes and CRC-32s of weights and moments."""
-        found = checkpoint.verify((self.run_dir / "latest").resolve())
+        found = stored.verify((self.run_dir / "latest").resolve())
         assert found.step == STEPS[self.kind]
-        listed = json.loads((found.path / checkpoint.MANIFEST).read_text())["files"]
+        listed = json.loads((found.path / stored.MANIFEST).read_text())["files"]
         return [
             entry
             for entry in listed
@@ -114,7 +115,7 @@ def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     record = job.outcome("7.r0")
     assert record["outcome"] == "preempted"
     assert 5 <= record["step"] < STEPS[kind]
-    assert checkpoint.verify(pathlib.Path(record["checkpoint"])).step == record["step"]
+    assert stored.verify(pathlib.Path(record["checkpoint"])).step == record["step"]
 
     result = job.finish("7.r1")
 

@@ -9,7 +9,7 @@ import pytest
 import ranks
 import torch.distributed as dist
 
-from ddptrain import tree
+from ddptrain.world import tree
 
 TINY = (
     "--layers 1 --heads 2 --width 32 --seq-len 32 --batch 1 --precision fp32 --eval-rows 8 --steps 4 --epoch-steps 2"

@@ -12,7 +12,8 @@ import pytest
 import ranks
 import torch.distributed as dist
 
-from ddptrain import errors, rendezvous
+from ddptrain.ground import errors
+from ddptrain.world import rendezvous
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from builders import add, decoded, folder, not_read, read, run, tar, zipped, zstd
 from builders import records as written
 
-from ddptrain import errors
+from ddptrain.ground import errors
 
 CASES = pathlib.Path(__file__).parent / "cases"
 

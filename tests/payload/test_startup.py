@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-BEGIN = "import ddptrain.startup\n"
+BEGIN = "import ddptrain.world.startup\n"
 
 
 def python(code: str, *folders: pathlib.Path) -> str:
@@ -52,4 +52,6 @@ def test_the_end_waits_until_gloos_threads_are_idle(
 def test_the_end_waits_for_no_thread_that_stays_busy(tmp_path: pathlib.Path):
     place = package(tmp_path, "")
     code = BUSY.format(name="pt_gloo_runloop").replace("hashlib.", "while True: hashlib.")
-    assert python(f"{BEGIN}import torch\nddptrain.startup._LIMIT_S = 0.1\n{code}", place) == ""
+    assert (
+        python(f"{BEGIN}import torch\nddptrain.world.startup._LIMIT_S = 0.1\n{code}", place) == ""
+    )

@@ -12,7 +12,7 @@ import pytest
 from builders import decoded, read, run
 from builders import records as written
 
-from ddptrain import errors
+from ddptrain.ground import errors
 
 pyarrow = pytest.importorskip(
     "pyarrow", reason="pyarrow of payload/requirements.txt is not installed here"

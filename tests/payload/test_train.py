@@ -18,18 +18,11 @@ import torch
 import yaml
 
 from ddp.run import metrics
-from ddptrain import (
-    checkpoint,
-    config,
-    distributed,
-    errors,
-    files,
-    inspection,
-    markers,
-    model,
-    pace,
-    shapes,
-)
+from ddptrain import inspection, model, shapes
+from ddptrain.checkpoint import stored
+from ddptrain.ground import errors, files, log
+from ddptrain.options import config
+from ddptrain.world import distributed, stragglers
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -160,7 +153,7 @@ def test_inspect_shows_a_run_and_a_checkpoint_and_finds_damage(
     assert (facts["checkpoints"]["latest"]["step"], facts["damage"]) == (60, [])
     path = run_dir / "epoch-0001" / "dcp" / "__0_0.distcp"
     path.write_bytes(path.read_bytes()[:-9] + b"corrupted")
-    markers.setup(rank=0)
+    log.setup(rank=0)
     assert inspection.run(argparse.Namespace(path=run_dir, json=True)) == 1
     out, err = capsys.readouterr()
     assert [str(path) in text for text in json.loads(out)["damage"]] == [True]
@@ -315,7 +308,7 @@ def test_weights_that_are_spoilt_are_never_saved(
     }
     assert words[where] in line
     assert "lower --lr" in line
-    assert [path.name for path in checkpoint.candidates(tmp_path / "run")] == ["epoch-0001"]
+    assert [path.name for path in stored.candidates(tmp_path / "run")] == ["epoch-0001"]
     ranks.trained(2, dataset, tmp_path / "run", *TINY, *flags)
     assert list(conftest.losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
 
@@ -425,15 +418,15 @@ def test_a_rank_that_holds_the_others_up_is_named(dataset: pathlib.Path, tmp_pat
 def test_the_slowest_rank_is_compared_with_the_median(seconds: list[float], times: float | None):
     members = [{"host": f"n{rank}"} for rank in range(len(seconds))]
     world = types.SimpleNamespace(size=len(seconds), is_main=True, members=members)
-    measured = pace.Pace(typing.cast("distributed.World", world))
-    measured.add(seconds, pace.WINDOW_S - 1)
+    measured = stragglers.Pace(typing.cast("distributed.World", world))
+    measured.add(seconds, stragglers.WINDOW_S - 1)
     assert measured.slowest == {}
     measured.add(seconds, 1)
     rank = len(seconds) - 1
     assert measured.slowest == ({"rank": rank, "host": f"n{rank}", "times": times} if times else {})
     read = metrics.Metrics()
     read.add({"kind": "step", "step": 1, "slowest": measured.slowest})
-    assert bool(read.straggler) == bool(times and times > pace.TOO_SLOW)
+    assert bool(read.straggler) == bool(times and times > stragglers.TOO_SLOW)
 
 
 def test_a_rank_that_hangs_is_found_by_the_timeout(dataset: pathlib.Path, tmp_path: pathlib.Path):

@@ -61,7 +61,7 @@ def finish_environment(build: str, payload: pathlib.Path) -> int:
     environment = pathlib.Path(build, "env")
     (site,) = environment.glob("lib/python3.*/site-packages")
     _copy_payload(payload, site)
-    (site / "ddptrain.pth").write_text("import ddptrain.startup\n")
+    (site / "ddptrain.pth").write_text("import ddptrain.world.startup\n")
     tests = [
         path
         for path in site.rglob("tests")

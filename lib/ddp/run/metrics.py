@@ -27,7 +27,7 @@ _LARGEST = 1e300  # the difference of two such values is still finite
 _LEAST = 1e-200  # smaller magnitudes count as 0
 _LARGEST_STEP = 2.0**53  # from there on a float does not hold every whole number
 _NOT_CURVES = {"step", "epoch", "time", "tokens", "samples", "perplexity", "total_steps"}
-TOO_SLOW = 1.5  # times the median, as in ddptrain/pace.py
+TOO_SLOW = 1.5  # times the median, as in ddptrain/world/stragglers.py
 _RECENT = 64  # records that give the rate of steps
 
 Point = tuple[float, float]

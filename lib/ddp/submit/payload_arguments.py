@@ -100,7 +100,7 @@ def help_of(payload: pathlib.Path, kind: str, args: Words) -> str | None:
 
 def _ask(payload: pathlib.Path, kind: str, **about: object) -> str:
     request = json.dumps({"command": _COMMANDS[kind][0], "prog": f"ddp submit {kind}", **about})
-    argv = (folders.PYTHON, "-s", "-m", "ddptrain.precheck")
+    argv = (folders.PYTHON, "-s", "-m", "ddptrain.options.command_line")
     try:
         return run(*argv, stdin=request, cwd=payload, timeout=_LIMIT_S).stdout
     except CommandTimeout as e:

@@ -5,13 +5,13 @@ import io
 import pathlib
 import typing
 
-from ddptrain import errors
-from ddptrain.data import encodings, jsonlines, members, names, records, sources, tables, unread
+from ddptrain.data import encodings, jsonlines, members, names, sources, tables, texts, unread
+from ddptrain.ground import errors
 
 _PIECE_CHARS = 32 << 10
 _IN_ARCHIVES = frozenset({"text", "lines", "json"})
 
-Documents = collections.abc.Iterator[records.Document]
+Documents = collections.abc.Iterator[texts.Document]
 
 
 def documents(item: sources.Item, counts: unread.Unread) -> Documents:
@@ -27,7 +27,7 @@ def documents(item: sources.Item, counts: unread.Unread) -> Documents:
         raise errors.UserError(f"{what}; {members.remedy(e)}") from e
 
 
-def pieces(document: records.Document) -> Documents:
+def pieces(document: texts.Document) -> Documents:
     """Yield a long plain text in pieces of some 32 Ki characters, anything else whole.
 
     Each piece is for training or validation by itself, so that a book is not wholly one of them.
@@ -42,7 +42,7 @@ def pieces(document: records.Document) -> Documents:
         line_end = text.find("\n", begin + _PIECE_CHARS)
         is_last = line_end < 0 or len(text) - line_end < _PIECE_CHARS // 2
         end = len(text) if is_last else line_end + 1
-        yield (records.Segment(text[begin:end]),)
+        yield (texts.Segment(text[begin:end]),)
         begin = end
 
 
@@ -63,7 +63,7 @@ def _of_item(item: sources.Item, counts: unread.Unread) -> Documents:
 
 def _of_values(values: jsonlines.Values) -> Documents:
     for place, value in values:
-        yield records.document(value, place)
+        yield texts.document(value, place)
 
 
 def _bytes(file: typing.IO[bytes], item: sources.Item) -> tuple[bytes, int]:
@@ -78,7 +78,7 @@ def _bytes(file: typing.IO[bytes], item: sources.Item) -> tuple[bytes, int]:
 def _of_text(data: bytes, offset: int, where: object, how: str) -> Documents:
     text = encodings.decode(data, where, how, offset)
     if text.strip():
-        yield (records.Segment(text),)
+        yield (texts.Segment(text),)
 
 
 def _of_archive(file: typing.IO[bytes], item: sources.Item, counts: unread.Unread) -> Documents:

@@ -2,7 +2,7 @@
 
 import codecs
 
-from ddptrain import errors
+from ddptrain.ground import errors
 
 _MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 

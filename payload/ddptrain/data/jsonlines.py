@@ -5,8 +5,8 @@ import io
 import json
 import typing
 
-from ddptrain import errors
-from ddptrain.data import encodings, members, records
+from ddptrain.data import encodings, members, texts
+from ddptrain.ground import errors
 
 _BLANK = b"\xef\xbb\xbf \t\r"  # what may stand before an array, a byte order mark included
 _HEAD_BYTES = 1 << 20
@@ -39,7 +39,7 @@ def has_records(file: typing.IO[bytes], where: object) -> bool:
         value, _ = json.JSONDecoder().raw_decode(head.lstrip("[ \t\r\n"))
     except (ValueError, RecursionError):
         return True
-    return records.has_shape(value)
+    return texts.has_shape(value)
 
 
 def _from_start(file: typing.IO[bytes], where: object, how: str, end: int | None) -> Values:

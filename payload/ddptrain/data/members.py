@@ -16,8 +16,8 @@ import typing
 import zipfile
 import zlib
 
-from ddptrain import errors
 from ddptrain.data import encodings, names
+from ddptrain.ground import errors
 
 _CHUNK_BYTES = 64 << 10
 _HEAD_BYTES = 512  # a tar's first header

@@ -15,8 +15,8 @@ import zlib
 
 import numpy as np
 
-from ddptrain import errors, files
-from ddptrain.data import documents, names, records, shards, sources, tokenizers, unread
+from ddptrain.data import documents, names, shards, sources, texts, tokenizers, unread
+from ddptrain.ground import errors, files
 
 CODE_VERSION = 3  # raise it when the same text would become other tokens
 FOLDER = "parts"
@@ -170,7 +170,7 @@ class _Draft:
         self.docs += 1
         self.tokens.append(self._end)
 
-    def add(self, segment: records.Segment) -> None:
+    def add(self, segment: texts.Segment) -> None:
         """Add a segment's tokens to the document."""
         ids = self._tokenizer.encode(segment.text).astype(self._plan.dtype, copy=False)
         if self._plan.masked and not segment.learned:
@@ -182,7 +182,7 @@ class _Draft:
 Drafts = dict[str, _Draft]  # by split
 
 
-def _add(document: records.Document, item: sources.Item, plan: Plan, drafts: Drafts) -> None:
+def _add(document: texts.Document, item: sources.Item, plan: Plan, drafts: Drafts) -> None:
     """Add a document to the drafts; the pieces of a long one may go to both."""
     started: set[str] = set()
     for piece in documents.pieces(document):

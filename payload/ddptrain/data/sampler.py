@@ -15,8 +15,8 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-from ddptrain import errors
 from ddptrain.data import shards
+from ddptrain.ground import errors
 
 MAX_LANES = 64
 ROWS_PER_LANE = (

@@ -14,7 +14,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from ddptrain import errors, files
+from ddptrain.ground import errors, files
 
 FORMAT = 1
 HEADER_BYTES = 1024

@@ -8,8 +8,8 @@ import pathlib
 import sysconfig
 import typing
 
-from ddptrain import errors
 from ddptrain.data import encodings, jsonlines, members, names, unread
+from ddptrain.ground import errors
 
 STDLIB = "python-stdlib"
 Specs = collections.abc.Sequence[str]

@@ -4,8 +4,8 @@ import collections.abc
 import pathlib
 import typing
 
-from ddptrain import errors
-from ddptrain.data import records
+from ddptrain.data import texts
+from ddptrain.ground import errors
 
 _BATCH_ROWS = 1024
 # An Arrow stream ends with these, a file with its magic: Arrow's columnar format, "IPC".
@@ -72,10 +72,10 @@ def _arrow(path: pathlib.Path, share: Share) -> Batches:
 
 
 def _columns(path: pathlib.Path, columns: list[str]) -> list[str]:
-    found = [name for name in columns if name in records.COLUMNS]
+    found = [name for name in columns if name in texts.COLUMNS]
     if not found:
         what = f"{path} has the columns {', '.join(columns) or 'none'}"
-        raise errors.UserError(f"{what}; it needs {records.SHAPES}: rename them")
+        raise errors.UserError(f"{what}; it needs {texts.SHAPES}: rename them")
     return found
 
 
@@ -103,7 +103,7 @@ def _decoded(value: object, where: str, how: str) -> object:
     if isinstance(value, list):
         return [_decoded(one, where, how) for one in typing.cast(list[object], value)]
     if isinstance(value, dict):
-        entries = typing.cast(records.Record, value)
+        entries = typing.cast(texts.Record, value)
         return {name: _decoded(one, where, how) for name, one in entries.items()}
     if not isinstance(value, bytes):
         return value

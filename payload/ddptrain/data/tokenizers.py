@@ -19,8 +19,8 @@ import typing
 
 import numpy as np
 
-from ddptrain import errors
 from ddptrain.data import shards
+from ddptrain.ground import errors
 
 BYTE_END = 256
 AUTO_GPT2_BYTES = 256 << 20  # less text teaches little about 50 257 ids

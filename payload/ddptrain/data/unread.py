@@ -6,8 +6,8 @@ A folder or an archive most of which is not read is refused.
 import collections.abc
 import pathlib
 
-from ddptrain import errors
 from ddptrain.data import names
+from ddptrain.ground import errors
 
 CARD = "dataset card"
 GIT = ".git"

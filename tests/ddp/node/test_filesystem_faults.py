@@ -11,7 +11,7 @@ import pytest
 
 from ddp.node import storage
 from ddp.node.diagnosis import verdicts
-from ddptrain import errors
+from ddptrain.ground import errors
 
 HOSTS = ["gpu-0", "gpu-1"]
 OURS, OTHERS = (
@@ -224,7 +224,7 @@ def test_the_payloads_error_file_counts_whatever_its_text_says(
 # Who tells it: each leaves the words of rank 0 to rank 1, which is all that is left
 REPORTED = {
     "the payload's watch": "rank 1 leaves: rank 0 on gpu-0: {error}",
-    "a script with resume.Run": "ddptrain.errors.SharedError: rank 0 on gpu-0: {error}",
+    "a script with resume.Run": "ddptrain.ground.errors.SharedError: rank 0 on gpu-0: {error}",
 }
 
 

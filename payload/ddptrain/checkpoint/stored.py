@@ -29,7 +29,7 @@ import zlib
 import torch
 from torch import nn
 
-from ddptrain import errors, files, markers
+from ddptrain.ground import errors, files, log
 
 FORMAT = 1
 DCP = "dcp"  # the folder of weights and moments, and the name of their format
@@ -143,7 +143,7 @@ def newest(run_dir: pathlib.Path, remedy: str) -> Checkpoint | None:
             return verify(path)
         except CheckpointError as e:
             refused.append(str(e))
-            markers.warn("CKPT", "skipped a damaged checkpoint", checkpoint=path.name, error=str(e))
+            log.warn("CKPT", "skipped a damaged checkpoint", checkpoint=path.name, error=str(e))
     if refused:
         raise CheckpointError(f"no checkpoint in {run_dir} is whole ({refused[0]}); {remedy}")
     return None

@@ -10,7 +10,7 @@ import sysconfig
 
 import torch
 
-from ddptrain import errors, files
+from ddptrain.ground import errors, files
 
 GIB = 1 << 30
 CPUINFO = pathlib.Path("/proc/cpuinfo")

@@ -13,7 +13,7 @@ import time
 import traceback
 import typing
 
-from ddptrain import errors, markers
+from ddptrain.ground import errors, log
 
 
 def leave(e: Exception, text: str, *, of_peer: bool = False) -> None:
@@ -35,4 +35,4 @@ def leave(e: Exception, text: str, *, of_peer: bool = False) -> None:
         with pathlib.Path(path).open("w", encoding="utf-8") as file:
             json.dump({"message": {"message": text, "extraInfo": more}}, file)
     except OSError:
-        markers.warn("ENV", "the error file could not be written")
+        log.warn("ENV", "the error file could not be written")

@@ -17,7 +17,8 @@ import typing
 import torch
 from torch import Tensor
 
-from ddptrain import checkpoint, files, markers
+from ddptrain.checkpoint import stored
+from ddptrain.ground import files, log
 
 State = dict[str, typing.Any]  # nested; its leaves are tensors
 
@@ -67,7 +68,7 @@ class Saver:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="saver", daemon=True)
         self._thread.start()
-        checkpoint.remove_leftovers(run_dir)
+        stored.remove_leftovers(run_dir)
 
     def prepare(self, state: State) -> None:
         """Allocate the buffer, touched once: a lack of memory shows at the start, and the first save is as quick."""
@@ -85,7 +86,7 @@ class Saver:
         """
         began = time.perf_counter()
         if not self._idle.is_set():
-            markers.emit(
+            log.emit(
                 "CKPT", "waiting: the checkpoint before is still being written", checkpoint=name
             )
         self.wait()
@@ -109,7 +110,7 @@ class Saver:
             reason = (
                 files.explain(self._error) if isinstance(self._error, OSError) else str(self._error)
             )
-            raise checkpoint.CheckpointError(
+            raise stored.CheckpointError(
                 f"a checkpoint could not be written: {reason}"
             ) from self._error
 
@@ -149,10 +150,10 @@ class Saver:
                 self._stream.synchronize()
 
     def _write(self, job: _Job) -> None:
-        with checkpoint.Draft(self.run_dir, job.name, self.attempt) as draft:
+        with stored.Draft(self.run_dir, job.name, self.attempt) as draft:
             draft.add_dcp(_with(job.state, iter(self._buffer)))
             path = draft.commit(job.meta)
-        checkpoint.settle(self.run_dir, path, is_best=job.is_best, keep=self.keep)
+        stored.settle(self.run_dir, path, is_best=job.is_best, keep=self.keep)
         self.last = str(path)
         figures = {
             "step": job.meta["step"],
@@ -160,7 +161,7 @@ class Saver:
             "seconds": time.perf_counter() - job.began,
         }
         self._on_saved({"kind": "checkpoint", "time": time.time(), "name": job.name, **figures})
-        markers.emit(
+        log.emit(
             "CKPT",
             saved=job.name,
             **figures,

@@ -12,7 +12,8 @@ import time
 
 import torch
 
-from ddptrain import distributed, markers
+from ddptrain.ground import log
+from ddptrain.world import distributed
 
 TOO_SLOW = 1.5  # times the ranks' median
 WINDOW_S = 10.0  # over which the times are added up: a single step says little
@@ -69,6 +70,6 @@ class Pace:
             slow = rank if times > TOO_SLOW else None
             if slow not in (None, self._warned_of):
                 text = f"rank {rank} on {host} is slow: its data and forward pass take {times:.1f} times the median"
-                markers.warn("TRAIN", text)
+                log.warn("TRAIN", text)
             self._warned_of = slow
         self._window_s, self._seconds = 0.0, [0.0] * self._world.size

@@ -14,7 +14,7 @@ import typing
 
 import torch.distributed as dist
 
-from ddptrain import errors
+from ddptrain.ground import errors
 
 INIT_TIMEOUT_S = 120
 READ_S = 10  # for the others to read why none enters: without torchrun, the store ends with rank 0's process

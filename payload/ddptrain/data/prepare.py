@@ -18,8 +18,9 @@ import threading
 import time
 import typing
 
-from ddptrain import config, errors, files, markers
-from ddptrain.data import names, parts, records, shards, sources, tokenizers, unread
+from ddptrain.data import names, parts, shards, sources, texts, tokenizers, unread
+from ddptrain.ground import errors, files, log
+from ddptrain.options import config
 
 _STDLIB = f"{sources.STDLIB} (Python's own source code: needs no network)"
 _SOURCES = f"{_STDLIB}, folders or files: {names.READS}"
@@ -123,7 +124,7 @@ def make_plan(
 
 
 def _report_plan(options: Options, plan: parts.Plan) -> None:
-    markers.emit(
+    log.emit(
         "DATA",
         sources=sum(len(part.items) for part in plan.parts),
         bytes=plan.num_bytes,
@@ -135,7 +136,7 @@ def _report_plan(options: Options, plan: parts.Plan) -> None:
 
 
 def _report_dataset(dataset: shards.Dataset, elapsed_s: float) -> None:
-    markers.emit(
+    log.emit(
         "DONE",
         workload="prepare",
         dataset=dataset.root,
@@ -158,7 +159,7 @@ def finalize(options: Options, plan: parts.Plan) -> shards.Dataset:
 
     _check_splits(options, splits)
     if not_read:
-        markers.warn("DATA", f"not read: {not_read}")
+        log.warn("DATA", f"not read: {not_read}")
     if plan.masked:
         _check_conversations(options, notes)
         _check_learned(options, plan, splits["train"])
@@ -218,7 +219,7 @@ def _check_splits(options: Options, splits: dict[str, list[Entry]]) -> None:
         raise errors.UserError(f"{' '.join(options.source)}: {what}")
     if not splits["val"]:
         remedy = "give a file named val.jsonl or val.txt, or raise --val-share"
-        markers.warn("DATA", f"no validation text: {remedy}")
+        log.warn("DATA", f"no validation text: {remedy}")
 
 
 def _check_conversations(options: Options, notes: list[parts.Note]) -> None:
@@ -231,12 +232,12 @@ def _check_conversations(options: Options, notes: list[parts.Note]) -> None:
     found: set[str] = set()
     for roles, count in chats.items():
         found.update(roles.split(", "))
-        if records.ASSISTANT not in roles.split(", "):
+        if texts.ASSISTANT not in roles.split(", "):
             unanswered += count
 
     if 2 * unanswered > chats.total():
         have = f"{unanswered} of {chats.total()} conversations have no message of the role"
-        what = f"{have} {records.ASSISTANT}, which alone is learned"
+        what = f"{have} {texts.ASSISTANT}, which alone is learned"
         roles = f"roles found: {', '.join(sorted(found))}; rename them"
         raise errors.UserError(f"{' '.join(options.source)}: {what}; {roles}")
 
@@ -261,7 +262,7 @@ def _work(
     todo = [part for part in asked if parts.valid_note(options.output, plan, part) is None]
     if len(asked) > len(todo):
         kept = f"{len(asked) - len(todo)} of {len(asked)} parts are done already and kept"
-        markers.emit("DATA", kept)
+        log.emit("DATA", kept)
     if not todo:
         return
 
@@ -327,7 +328,7 @@ def _tokenize_in_worker(output: pathlib.Path, plan: parts.Plan, part: parts.Part
 
 
 def _report_part(part: parts.Part, note: parts.Note, plan: parts.Plan) -> None:
-    markers.emit(
+    log.emit(
         "DATA",
         part=f"{part.number + 1}/{len(plan.parts)}",
         files=len(part.items),

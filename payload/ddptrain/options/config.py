@@ -16,7 +16,7 @@ import os
 import pathlib
 import typing
 
-from ddptrain import errors, files
+from ddptrain.ground import errors, files
 
 MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 

@@ -22,7 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddptrain import config, distributed, errors, files, markers, report
+from ddptrain.ground import errors, files, log
+from ddptrain.options import config
+from ddptrain.records import report
+from ddptrain.world import distributed
 
 PERIOD = 61  # of the values that are reduced
 # The integers from 0 up that the dtype holds without gaps are below 2 to the power of:
@@ -270,7 +273,7 @@ def run(options: Options, world: distributed.World) -> None:
     if wrong:
         fault = "a link, a GPU or its memory is at fault: drain the nodes and test them one by one"
         raise errors.SharedError(f"{wrong} elements arrived wrong; {fault}")
-    markers.emit(
+    log.emit(
         "DONE", workload="collectives", ranks=world.size, elapsed_s=time.perf_counter() - began
     )
     if world.is_main:
@@ -361,9 +364,7 @@ class Bench:
         self._print(
             f"# Avg bus bandwidth    : {average:g}\n#\n# Collective test concluded: {name}_perf"
         )
-        markers.emit(
-            "RESULT", collective=name, ranks=n, avg_busbw=average, max_busbw=most, wrong=wrong
-        )
+        log.emit("RESULT", collective=name, ranks=n, avg_busbw=average, max_busbw=most, wrong=wrong)
         return {
             "collective": name,
             "config": {"iters": options.iters, "warmup_iters": options.warmup_iters},

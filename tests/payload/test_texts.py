@@ -11,8 +11,8 @@ import pytest
 from builders import decoded, not_read, read, run
 from builders import records as written
 
-from ddptrain import errors
 from ddptrain.data import shards
+from ddptrain.ground import errors
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=8)
 ROLES = {"user": False, "human": False, "system": False, "assistant": True, "gpt": True}

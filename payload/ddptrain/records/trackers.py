@@ -15,7 +15,8 @@ import threading
 import time
 import typing
 
-from ddptrain import config, files, markers
+from ddptrain.ground import files, log
+from ddptrain.options import config
 
 Record = dict[str, typing.Any]
 
@@ -112,7 +113,7 @@ class Background:
         """Print a warning, the first one only."""
         if not self._warned or again:
             self._warned = True
-            markers.warn("TRACK", f"{self.name}: {text}")
+            log.warn("TRACK", f"{self.name}: {text}")
 
 
 class MLflow:
@@ -165,7 +166,7 @@ class MLflow:
         self._describe(known.params)
         if job := os.environ.get("SLURM_JOB_ID"):
             client.set_tag(run_id, "slurm_job_id", job)
-        markers.emit("TRACK", mlflow=self.uri, run_id=run_id)
+        log.emit("TRACK", mlflow=self.uri, run_id=run_id)
         records = files.read_records(self.run_dir / METRICS)
         sent = int(known.tags.get(_SENT, 0))
         self.send(
@@ -250,7 +251,7 @@ class WandB:
         self._run.define_metric(
             "*", step_metric="step"
         )  # W&B's own only rises, also over the steps of a resumed run
-        markers.emit("TRACK", wandb=self._run.dir)
+        log.emit("TRACK", wandb=self._run.dir)
 
     def send(self, records: list[Record]) -> None:
         """Log the numbers of the records."""
@@ -276,7 +277,7 @@ class TensorBoard:
         from torch.utils import tensorboard
 
         self._writer = tensorboard.SummaryWriter(str(self.folder))
-        markers.emit("TRACK", tensorboard=self.folder)
+        log.emit("TRACK", tensorboard=self.folder)
 
     def send(self, records: list[Record]) -> None:
         """Write the numbers of the records."""
@@ -332,5 +333,5 @@ def store_uri(uri: str) -> str:
         return uri.rstrip("/")
     store = f"sqlite:///{pathlib.Path(path).absolute() / 'mlflow.db'}"
     why = "MLflow keeps no runs in plain files since 3.13"
-    markers.emit("TRACK", f"{why}: {uri} becomes {store}; for many writers use a server")
+    log.emit("TRACK", f"{why}: {uri} becomes {store}; for many writers use a server")
     return store

@@ -8,7 +8,8 @@ import os
 import pathlib
 import sys
 
-from ddptrain import config, errors, recipe, smoke_options
+from ddptrain.ground import errors
+from ddptrain.options import config, recipe, smoke_options
 
 _COMMANDS = {
     "train": (config.add_arguments, config.check),

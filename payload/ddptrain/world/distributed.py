@@ -23,7 +23,9 @@ import typing
 import torch
 import torch.distributed as dist
 
-from ddptrain import config, error_file, errors, files, hardware, markers, rendezvous, tree
+from ddptrain.ground import error_file, errors, files, log
+from ddptrain.options import config
+from ddptrain.world import hardware, rendezvous, tree
 
 WATCH_S = 1.0
 REPORT_S = 10.0  # how long the first rank that gives up has to report why
@@ -363,17 +365,13 @@ def report_world(world: World) -> None:
     """Print `[DDP]`, `[ENV]` and one `[RANK]` line per rank."""
     meeting = f"{os.environ.get('MASTER_ADDR', '-')}:{os.environ.get('MASTER_PORT', '-')}"
     where = {"master": meeting, "iface": world.interface}
-    markers.emit(
-        "DDP", world_size=world.size, nodes=world.num_nodes, backend=world.backend, **where
-    )
+    log.emit("DDP", world_size=world.size, nodes=world.num_nodes, backend=world.backend, **where)
     versions = {
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
     }
     job = {"job": os.environ.get("SLURM_JOB_ID"), "attempt": os.environ.get("RUN_ATTEMPT_ID")}
-    markers.emit(
-        "ENV", **versions, device=world.device.type, threads=torch.get_num_threads(), **job
-    )
+    log.emit("ENV", **versions, device=world.device.type, threads=torch.get_num_threads(), **job)
     own = {"rank": world.rank, "local_rank": world.place.local_rank, "host": world.host}
-    markers.every_rank("RANK", **own, device=world.device, pid=os.getpid())
+    log.every_rank("RANK", **own, device=world.device, pid=os.getpid())

@@ -10,10 +10,11 @@ import threading
 import time
 import typing
 
-from ddptrain import files, tracking
+from ddptrain.ground import files
+from ddptrain.records import trackers
 
 if typing.TYPE_CHECKING:
-    from ddptrain import distributed
+    from ddptrain.world import distributed
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -34,7 +35,7 @@ class Metrics:
         run_dir: pathlib.Path,
         *,
         start: Record,
-        sinks: collections.abc.Sequence[tracking.Background] = (),
+        sinks: collections.abc.Sequence[trackers.Background] = (),
     ) -> None:
         self.path, self.sinks = run_dir / METRICS, sinks
         self._last_flush = time.monotonic()

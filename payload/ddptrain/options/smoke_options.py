@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import pathlib
 
-from ddptrain import config
+from ddptrain.options import config
 
 
 @dataclasses.dataclass(frozen=True)

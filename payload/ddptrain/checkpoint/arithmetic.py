@@ -7,7 +7,9 @@ with the same torch on the same kind of device. tests/payload/test_earlier.py co
 # pyright: basic, reportPrivateImportUsage=false
 import torch
 
-from ddptrain import checkpoint, config, distributed
+from ddptrain.checkpoint import stored
+from ddptrain.options import config
+from ddptrain.world import distributed
 
 VERSION = 2
 # Version 1, until 28 November 2026: dropout came from a generator whose state was saved, and on CPUs large logits were
@@ -24,7 +26,7 @@ def device_name(world: distributed.World) -> str:
 
 
 def differences(
-    found: checkpoint.Checkpoint,
+    found: stored.Checkpoint,
     settings: config.Config,
     micro_batch: int,
     world: distributed.World,
@@ -45,12 +47,12 @@ def differences(
     return reasons
 
 
-def _has_generator(found: checkpoint.Checkpoint) -> bool:
+def _has_generator(found: stored.Checkpoint) -> bool:
     return (found.path / _GENERATOR).exists() or any(found.path.glob(f"rank-*/{_GENERATOR}"))
 
 
 def _is_as_version_1(
-    found: checkpoint.Checkpoint,
+    found: stored.Checkpoint,
     settings: config.Config,
     micro_batch: int,
     world: distributed.World,

@@ -9,16 +9,16 @@ import pytest
 import ranks
 import yaml
 
-from ddptrain import precheck
+from ddptrain.options import command_line
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
-FOLDER = pathlib.Path(precheck.__file__).parents[1]
+FOLDER = pathlib.Path(command_line.__file__).parents[2]
 
 
 def test_neither_torch_nor_numpy_is_needed():
     code = f"import sys; sys.path[:] = [{str(FOLDER)!r}, *(p for p in sys.path if 'site-packages' not in p)]\n"
-    code += "from ddptrain import precheck; precheck.main()"
+    code += "from ddptrain.options import command_line; command_line.main()"
     request = {
         "folder": "/nowhere",
         "command": "train",
@@ -48,7 +48,7 @@ def test_a_mistake_is_one_line_on_all_ranks_and_known_before_they_start(
     (fatal,) = result.fatal()
     assert words in fatal
     if command != "collectives":  # which no user submits with arguments
-        problem = precheck.check(command, "ddp submit gpt", rest)
+        problem = command_line.check(command, "ddp submit gpt", rest)
         assert problem is not None
         assert fatal.startswith(problem.partition("; see")[0])
 

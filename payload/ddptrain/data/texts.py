@@ -5,7 +5,7 @@ import dataclasses
 import re
 import typing
 
-from ddptrain import errors
+from ddptrain.ground import errors
 
 COLUMNS = (
     "messages",

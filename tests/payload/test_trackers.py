@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from ddptrain import tracking
+from ddptrain.records import trackers
 
 Record = dict[str, typing.Any]
 
@@ -46,7 +46,7 @@ class Tracker:
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_everything_arrives_once_and_in_order_whichever_calls_fail(faults: list[bool]):
     tracker = Tracker(faults)
-    sink = tracking.Background(tracker, flush_s=0.001)
+    sink = trackers.Background(tracker, flush_s=0.001)
     step = 0
     while step < 1200 or tracker.faults:  # it recovers before the end
         sink.record({"step": step})
@@ -60,7 +60,7 @@ def test_everything_arrives_once_and_in_order_whichever_calls_fail(faults: list[
 def test_a_dead_tracker_costs_nothing_and_is_reported_once(caplog: pytest.LogCaptureFixture):
     tracker = Tracker([True] * 100_000)
     with caplog.at_level("INFO"):
-        sink = tracking.Background(tracker, flush_s=0.1)
+        sink = trackers.Background(tracker, flush_s=0.1)
         began = time.monotonic()
         for step in range(1000):
             sink.record({"step": step})
@@ -75,7 +75,7 @@ def test_a_dead_tracker_costs_nothing_and_is_reported_once(caplog: pytest.LogCap
 def test_a_tracker_that_hangs_fills_the_queue_and_is_left_behind_at_the_end():
     tracker = Tracker()
     tracker.gate.clear()
-    sink = tracking.Background(tracker, close_s=0.2, queued=10)
+    sink = trackers.Background(tracker, close_s=0.2, queued=10)
     for step in range(2000):
         sink.record({"step": step})
     assert sink.dropped >= 2000 - 10 - 500
@@ -86,8 +86,8 @@ def test_a_tracker_that_hangs_fills_the_queue_and_is_left_behind_at_the_end():
 
 
 def test_the_environment_decides_what_is_tracked(tmp_path: pathlib.Path):
-    assert tracking.targets(tmp_path, {}) == []
-    found = tracking.targets(
+    assert trackers.targets(tmp_path, {}) == []
+    found = trackers.targets(
         tmp_path,
         {
             "MLFLOW_TRACKING_URI": "http://m:5000/",
@@ -100,15 +100,15 @@ def test_the_environment_decides_what_is_tracked(tmp_path: pathlib.Path):
 
 def test_a_path_becomes_an_sqlite_store_with_the_reason_logged(caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO"):
-        assert tracking.store_uri("/mnt/x/mlruns") == "sqlite:////mnt/x/mlruns/mlflow.db"
-        assert tracking.store_uri("file:///mnt/x") == "sqlite:////mnt/x/mlflow.db"
+        assert trackers.store_uri("/mnt/x/mlruns") == "sqlite:////mnt/x/mlruns/mlflow.db"
+        assert trackers.store_uri("file:///mnt/x") == "sqlite:////mnt/x/mlflow.db"
     assert "MLflow keeps no runs in plain files since 3.13" in caplog.text
-    assert tracking.store_uri("http://m:5000") == "http://m:5000"
+    assert trackers.store_uri("http://m:5000") == "http://m:5000"
 
 
 def read_mlflow(run_dir: pathlib.Path) -> list[int]:
     """Return the steps that MLflow has a loss of."""
-    mlflow = pytest.importorskip("mlflow.tracking").MlflowClient(tracking.store_uri(str(run_dir)))
+    mlflow = pytest.importorskip("mlflow.tracking").MlflowClient(trackers.store_uri(str(run_dir)))
     (run,) = mlflow.search_runs([mlflow.get_experiment_by_name("slurm-ddp").experiment_id])
     assert (run.info.status, run.data.params, run.data.metrics["final_best_loss"]) == (
         "FINISHED",
@@ -153,7 +153,7 @@ def test_a_resumed_run_is_one_run_with_every_step(
     (tmp_path / "config.json").write_text(json.dumps({"lr": 0.1, "model": None}))
     env = {"MLFLOW_TRACKING_URI": str(tmp_path)} if read is read_mlflow else {"DDPTRAIN_WANDB": "1"}
     for attempt, state in enumerate(("preempted", "done")):
-        sink = tracking.Background(*tracking.targets(tmp_path, env), close_s=120)
+        sink = trackers.Background(*trackers.targets(tmp_path, env), close_s=120)
         for step in range(1, 101):
             sink.record(
                 {"kind": "step", "step": step + 100 * attempt, "loss": 1 / step, "note": "text"}

@@ -13,7 +13,7 @@ import time
 import typing
 from multiprocessing import util
 
-from ddptrain import tracking
+from ddptrain.records import trackers
 
 _OURS = ("kind", "time", "step", "best")
 _TAIL_BYTES = 1 << 16
@@ -23,21 +23,21 @@ _FLUSH_S = 0.5  # what a process that is killed may lose
 class Logbook:
     """Lines for a metrics.jsonl; `start` has the facts of this attempt."""
 
-    def __init__(self, path: pathlib.Path, start: tracking.Record) -> None:
+    def __init__(self, path: pathlib.Path, start: trackers.Record) -> None:
         self._path = path
         self._best: dict[
             str, tuple[object, float]
         ] = {}  # of each loss, for readers of the file's end: step and value
-        self._waiting: list[tracking.Record] = [{"kind": "start", "time": time.time(), **start}]
+        self._waiting: list[trackers.Record] = [{"kind": "start", "time": time.time(), **start}]
         self._has_read = False
-        self._background = tracking.Background(self, queued=None, flush_s=_FLUSH_S)
+        self._background = trackers.Background(self, queued=None, flush_s=_FLUSH_S)
         self._at_exit = util.Finalize(
             None, self.end, exitpriority=0
         )  # atexit's are not called in a child of spawn
 
     def add(self, at: object, metrics: dict[str, object]) -> None:
         """Take a line; a value that is no number, text or tensor of one element is left out, with a warning."""
-        record: tracking.Record = {"kind": "step", "time": time.time()}
+        record: trackers.Record = {"kind": "step", "time": time.time()}
         for name, value in (("step", at), *metrics.items()):
             try:
                 record[f"{name}_" if name in _OURS and len(record) > 2 else name] = _plain(value)
@@ -55,7 +55,7 @@ class Logbook:
     def open(self) -> None:
         """Do nothing: a file of a filesystem that failed never works again, so that each `send` opens it."""
 
-    def send(self, records: list[tracking.Record]) -> None:
+    def send(self, records: list[trackers.Record]) -> None:
         """Append records; those that cannot be written wait for the next call."""
         self._waiting += records
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ class Logbook:
             file.write(b"\n")
         self._has_read = True
 
-    def _with_best(self, record: tracking.Record) -> tracking.Record:
+    def _with_best(self, record: trackers.Record) -> trackers.Record:
         for name in ("loss", "val_loss"):
             value = record.get(name)
             if isinstance(value, int | float) and value < self._best.get(name, (0, math.inf))[1]:

@@ -10,7 +10,8 @@ import dataclasses
 import pathlib
 import typing
 
-from ddptrain import config, files, markers
+from ddptrain.ground import files, log
+from ddptrain.options import config
 
 Record = collections.abc.Mapping[str, typing.Any]
 
@@ -55,7 +56,7 @@ def read(run_dir: pathlib.Path) -> dict[str, typing.Any]:
     except FileNotFoundError:
         return {}
     except ValueError as e:
-        markers.warn(
+        log.warn(
             "CKPT", f"{path} cannot be read, so the settings are the checkpoint's", error=str(e)
         )
         return {}

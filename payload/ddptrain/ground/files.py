@@ -15,7 +15,7 @@ import typing
 import uuid
 import zlib
 
-from ddptrain import errors
+from ddptrain.ground import errors
 
 CHUNK_BYTES = 8 << 20
 _TRANSIENT = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR}

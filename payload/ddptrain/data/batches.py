@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddptrain import errors, model
+from ddptrain import model
 from ddptrain.data import sampler, shards
+from ddptrain.ground import errors
 
 # Gathered at once: the cost of a step by itself is then small.
 _BLOCK_STEPS = 32
