@@ -13,8 +13,8 @@ import traceback
 import typing
 
 from ddptrain import __version__
-from ddptrain.ground import error_file, errors, files, log
-from ddptrain.options import config
+from ddptrain.ground import attempt, error_file, errors, files, log
+from ddptrain.options import flags
 
 # How long a rank lingers after an error that all share: the first to leave makes torchrun kill the others, and rank 0,
 # which reports it and may hold the rendezvous store, must have done so by then.
@@ -69,9 +69,9 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
         _report(args, e)
         code = 2 if isinstance(e, OSError) else 1
     if "torch" in sys.modules and _rank_count() > 1:
-        from ddptrain.world import distributed
+        from ddptrain.world import alarm
 
-        distributed.leave(code)
+        alarm.leave(code)
     return code
 
 
@@ -89,7 +89,7 @@ def _run_ranks(module: str, args: argparse.Namespace) -> int:
             raise  # no mistake in the options, and its file says so
         problem = str(e)
     device, minutes = (
-        (options.device, options.timeout_minutes) if options else ("cpu", config.TIMEOUT_MINUTES)
+        (options.device, options.timeout_minutes) if options else ("cpu", flags.TIMEOUT_MINUTES)
     )
     args.timeout_minutes = minutes
     with distributed.joined(
@@ -109,7 +109,7 @@ def _module(name: str) -> typing.Any:
 
 
 def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
-    parser = config.Parser(
+    parser = flags.Parser(
         prog="python -m ddptrain",
         description=__import__("ddptrain").__doc__,
         epilog=EXAMPLES,
@@ -162,13 +162,11 @@ def _report(args: argparse.Namespace, e: Exception) -> None:
     error_file.leave(e, text, of_peer=_has_lost_peer(e))
     log.fatal(text)
     run_dir: pathlib.Path | None = _run_dir(args)
-    from ddptrain.records import report
-
     try:
         if not (
-            isinstance(e, errors.LostError) and report.has_outcome(run_dir)
+            isinstance(e, errors.LostError) and attempt.has_outcome(run_dir)
         ):  # of a rank that knows the cause
-            report.write_outcome(run_dir, "failed", error=text[:500], retry=retry)
+            attempt.write_outcome(run_dir, attempt.FAILED, error=text[:500], retry=retry)
     except OSError:
         log.warn("ENV", "the outcome file could not be written")
 

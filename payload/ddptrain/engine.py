@@ -1,7 +1,10 @@
-"""What surrounds the model in training: seeds, the optimiser, DDP and compilation, one state for all ranks."""
+"""What surrounds the model in training: modes, seeds, the optimiser, DDP and compilation, and the profiler."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import contextlib
 import inspect
+import os
+import pathlib
 import random
 import typing
 
@@ -15,14 +18,22 @@ from ddptrain.options import config
 from ddptrain.world import distributed, hardware
 
 
+def set_modes(settings: config.Config) -> None:
+    """Seed the weights, the same on every rank, and choose deterministic operations if they are asked for."""
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    seed_all(settings.seed)
+
+
 def seed_all(*parts: int) -> None:
     """Seed every random number generator of this process by some numbers: a seed, and the rank, the step."""
     mixed = int(np.random.SeedSequence(parts).generate_state(1)[0])
     random.seed(mixed)
     np.random.seed(mixed)
-    torch.default_generator.manual_seed(
-        mixed
-    )  # torch.manual_seed takes 0.15 ms to look for other kinds of devices
+    # torch.manual_seed takes 0.15 ms to look for other kinds of devices
+    torch.default_generator.manual_seed(mixed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(mixed)
 
@@ -32,14 +43,17 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """Return AdamW, fused, decaying matrices and embeddings but neither biases nor norms."""
     learned = [p for p in module.parameters() if p.requires_grad]
+    matrices = [p for p in learned if p.dim() >= 2]
+    others = [p for p in learned if p.dim() < 2]
     groups = [
-        {"params": [p for p in learned if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in learned if p.dim() < 2], "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
-    assert settings.lr is not None
-    groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(
-        groups, lr=settings.lr, betas=(0.9, settings.beta2), fused=device.type in ("cpu", "cuda")
+        [group for group in groups if group["params"]],
+        lr=settings.lr,
+        betas=(0.9, settings.beta2),
+        fused=device.type in ("cpu", "cuda"),
     )
 
 
@@ -48,24 +62,28 @@ def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -
 
     Compiling what DDP wraps, not wrapping what was compiled, keeps gradients moving while the backward pass runs.
     """
-    wrapped = module
-    if world.size > 1:
-        ids = [world.device.index] if world.device.type == "cuda" else None
-        known = inspect.signature(parallel.DistributedDataParallel).parameters
-        buffers = (
-            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        )  # since torch 2.13
-        more = {
-            "bucket_cap_mb": settings.bucket_mb,
-            "gradient_as_bucket_view": True,
-            buffers: False,
-        }
-        wrapped = parallel.DistributedDataParallel(module, device_ids=ids, **more)
-    if settings.compile:
-        if not (reason := hardware.can_compile()):
-            return typing.cast(nn.Module, torch.compile(wrapped))
+    wrapped = _distributed(module, settings, world) if world.size > 1 else module
+    if not settings.compile:
+        return wrapped
+    reason = hardware.can_compile()
+    if reason:
         log.warn("MODEL", f"not compiled: {reason}")
-    return wrapped
+        return wrapped
+    return typing.cast(nn.Module, torch.compile(wrapped))
+
+
+def _distributed(module: nn.Module, settings: config.Config, world: distributed.World) -> nn.Module:
+    known = inspect.signature(parallel.DistributedDataParallel).parameters
+    buffers = "broadcast_buffers"
+    if "forward_sync_buffers" in known:  # its name since torch 2.13
+        buffers = "forward_sync_buffers"
+    return parallel.DistributedDataParallel(
+        module,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        bucket_cap_mb=settings.bucket_mb,
+        gradient_as_bucket_view=True,
+        **{buffers: False},
+    )
 
 
 def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -79,3 +97,37 @@ def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
     for group, (lr, decay) in zip(optimizer.param_groups, rates, strict=True):
         group["lr"], group["weight_decay"] = lr, decay
+
+
+class _Nothing:
+    """Records no step."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+
+def recording(settings: config.Config, rank: int, begin: int, path: pathlib.Path) -> typing.Any:
+    """Return a context manager whose value records the chosen steps, if the rank has any; call its `step` after each.
+
+    `begin` is the first step of this training: one that is resumed behind the first chosen step records the rest.
+    """
+    first, last = config.profiled_steps(settings.profile_steps)
+    first = max(first, begin)
+    is_chosen = rank in config.profiled_ranks(settings.profile_ranks)
+    if not settings.profile or not is_chosen or first > last:
+        return contextlib.nullcontext(_Nothing())
+
+    def write(trace: torch.profiler.profile) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            trace.export_chrome_trace(str(path))
+            log.every_rank("PROFILE", steps=f"{first}-{last}", trace=path)
+        except (OSError, RuntimeError) as e:  # a training never ends for its profile
+            log.warn("PROFILE", f"{path} could not be written: {e}")
+
+    before = first - begin
+    warmup = min(before, 1)
+    plan = torch.profiler.schedule(
+        wait=before - warmup, warmup=warmup, active=last - first + 1, repeat=1
+    )
+    return torch.profiler.profile(schedule=plan, on_trace_ready=write)

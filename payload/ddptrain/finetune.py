@@ -39,8 +39,6 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
 
     A folder counts as JSON lines when it has no dataset.json; `val.jsonl` in it is the validation set.
     """
-    assert settings.data is not None
-    assert settings.run_dir is not None
     assert settings.model_local_dir is not None
     if not (settings.model_local_dir / "config.json").is_file():
         what = f"--model-local-dir {settings.model_local_dir} holds no model"

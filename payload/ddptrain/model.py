@@ -15,12 +15,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from ddptrain import shapes
+from ddptrain.data import batches
 
 # torch's blockwise attention on a CPU costs more than its products on short sequences: in bf16 some 18 ms a backward
 # pass whatever the size (torch 2.13, AMX), in fp32 through oneDNN 7 ms for 64 tokens of 48 heads. Below so many tokens
 # all scores are computed at once, in fp32.
 _WHOLE_BELOW = 512
-IGNORED = -100  # a target that counts for nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +86,8 @@ class Block(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Return the block's output, shape (B, T, C)."""
         x_BTC = x_BTC + self.dropout(self.attention(self.norm_1(x_BTC)))
-        hidden = F.gelu(
-            self.up(self.norm_2(x_BTC))
-        )  # the exact form: on CPUs far quicker than the tanh one
+        # The exact form: on CPUs far quicker than the tanh one
+        hidden = F.gelu(self.up(self.norm_2(x_BTC)))
         return x_BTC + self.dropout(self.down(hidden))
 
 
@@ -124,8 +123,8 @@ class GPT(nn.Module):
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats over the targets that are not ignored, shape (); 0 where all are."""
     logits_NV, targets_N = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
-    total = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="sum")
-    return total / (targets_N != IGNORED).sum().clamp(min=1)
+    total = F.cross_entropy(logits_NV, targets_N, ignore_index=batches.IGNORED, reduction="sum")
+    return total / (targets_N != batches.IGNORED).sum().clamp(min=1)
 
 
 def num_parameters(model: nn.Module) -> int:

@@ -4,6 +4,7 @@ All of it is a function of the settings, the data, the number of ranks and the c
 """
 
 # pyright: basic, reportPrivateImportUsage=false
+import collections.abc
 import dataclasses
 import math
 import pathlib
@@ -16,7 +17,7 @@ from ddptrain.checkpoint import stored
 from ddptrain.data import sampler, shards
 from ddptrain.ground import errors, files, log
 from ddptrain.options import config, recipe
-from ddptrain.records import report
+from ddptrain.records import metrics
 from ddptrain.world import distributed, hardware
 
 _OR_NEVER = ", or start over with --resume never"
@@ -46,9 +47,8 @@ class Schedule:
         if step < self.warmup:
             return self.peak * (step + 1) / (self.warmup + 1)
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.floor + 0.5 * (self.peak - self.floor) * (
-            1 + math.cos(math.pi * min(1.0, done))
-        )
+        cosine = 1 + math.cos(math.pi * min(1.0, done))
+        return self.floor + 0.5 * (self.peak - self.floor) * cosine
 
     def epoch(self, step: int) -> int:
         """Return the epoch, from 1, in which the `step`-th step (from 1) lies."""
@@ -72,54 +72,11 @@ class Decided:
     found: stored.Checkpoint | None = None  # what it goes on from
     changes: tuple[recipe.Change, ...] = ()  # of the settings, that of this attempt last
 
-
-def decide(asked: config.Config, world: distributed.World) -> Decided:
-    """Complete the configuration that was asked for. Raises SharedError on every rank when it cannot be done."""
-    run_dir = asked.run_dir
-    assert run_dir is not None
-    with world.together():
-        if world.is_main:
-            files.need_outputs(run_dir, {"--report-json": asked.report_json})
-    with world.together():
-        origin = _find_origin(asked) if world.is_main else None
-    origin = typing.cast(Origin, world.broadcast(origin))
-    found = origin.found
-    settings = config.complete(asked, world.device.type, origin.settings)
-    dataset = _open_data(settings, world)
-
-    with world.together():
-        batching = spread(settings, world.size, found.meta if found else None)
-        assert settings.seq_len is not None
-        plan = sampler.make_plan(
-            settings.seed, settings.seq_len, batching.global_batch, dataset.tokens("train")
-        )
-        if found:
-            kept = {name: found.meta["plan"][name] for name in ("lanes", "window_rows")}
-            plan = dataclasses.replace(plan, **kept)
-        index = sampler.Sampler(plan, dataset.splits["train"])
-        settings = with_length(settings, index.steps_per_pass, world.device.type)
-        schedule = make_schedule(settings)
-        kind = _model_kind(settings, dataset)
-        if found:
-            _same_training(found, kind.identity, dataset, plan)
-        if world.is_main:
-            hardware.need_disk(run_dir, kind.parameters)
-    if world.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32
-    hardware.keep_memory(world.device)
-    settings = _choose_precision(settings, world)
-    text = {"dataset": dataset.root, "tokenizer": dataset.tokenizer["kind"], "vocab": dataset.vocab}
-    tokens = {f"{split}_tokens": dataset.tokens(split) for split in shards.SPLITS}
-    order = {
-        "steps_per_pass": index.steps_per_pass,
-        "lanes": plan.lanes,
-        "window_rows": plan.window_rows,
-    }
-    dropped = index.rows - index.steps_per_pass * plan.global_batch
-    log.emit("DATA", **text, **tokens, **order, dropped_rows=dropped)
-    return Decided(
-        settings, dataset, plan, batching, schedule, kind, found, _changes(origin, settings)
-    )
+    def new_changes(self) -> list[recipe.Change]:
+        """Return the changes of the settings since the checkpoint that it goes on from."""
+        if self.found is None:
+            return []
+        return [change for change in self.changes if change.step == self.found.step]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,17 +84,80 @@ class Origin:
     """What a training goes on from."""
 
     found: stored.Checkpoint | None = None
-    record: recipe.Record = dataclasses.field(
-        default_factory=dict[str, typing.Any]
-    )  # of the state's settings
-    settings: recipe.Record = dataclasses.field(
-        default_factory=dict[str, typing.Any]
-    )  # for all that is not given
+    # Of the state's settings
+    record: recipe.Record = dataclasses.field(default_factory=dict[str, typing.Any])
+    # For all that is not given
+    settings: recipe.Record = dataclasses.field(default_factory=dict[str, typing.Any])
+
+
+def decide(asked: config.Config, world: distributed.World) -> Decided:
+    """Complete the configuration that was asked for. Raises SharedError on every rank when it cannot be done."""
+    with world.together():
+        if world.is_main:
+            files.need_outputs(asked.run_dir, {"--report-json": asked.report_json})
+    with world.together():
+        origin = _find_origin(asked) if world.is_main else None
+    origin = typing.cast(Origin, world.broadcast(origin))
+    settings = config.complete(asked, world.device.type, origin.settings)
+    dataset = _open_data(settings, world)
+
+    with world.together():
+        decided = _decide(asked, settings, dataset, origin, world)
+        if world.is_main:
+            hardware.need_disk(asked.run_dir, decided.kind.parameters)
+    if world.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
+    hardware.keep_memory(world.device)
+    settings = _choose_precision(decided.settings, world)
+    _report_data(decided)
+    return dataclasses.replace(decided, settings=settings, changes=_changes(origin, settings))
+
+
+def _decide(
+    asked: config.Config,
+    settings: config.Config,
+    dataset: shards.Dataset,
+    origin: Origin,
+    world: distributed.World,
+) -> Decided:
+    """Return what follows from the settings, the data and the checkpoint, all but the precision."""
+    found = origin.found
+    is_fixed = asked.grad_accum is not None
+    saved = found.meta if found else None
+    batching = spread(settings, world.size, saved, is_fixed=is_fixed)
+    num_tokens = dataset.tokens("train")
+    plan = sampler.make_plan(settings.seed, settings.seq_len, batching.global_batch, num_tokens)
+    if found:
+        before = found.meta["plan"]
+        plan = dataclasses.replace(plan, lanes=before["lanes"], window_rows=before["window_rows"])
+    index = sampler.Sampler(plan, dataset.splits["train"])
+    settings = with_length(settings, index.steps_per_pass, world.device.type)
+    kind = _model_kind(settings, dataset)
+    if found:
+        _same_training(found, kind.identity, dataset, plan)
+    return Decided(settings, dataset, plan, batching, make_schedule(settings), kind, found)
+
+
+def _report_data(decided: Decided) -> None:
+    dataset = decided.dataset
+    plan = decided.plan
+    index = sampler.Sampler(plan, dataset.splits["train"])
+    tokens = {f"{split}_tokens": dataset.tokens(split) for split in shards.SPLITS}
+    log.emit(
+        "DATA",
+        dataset=dataset.root,
+        tokenizer=dataset.tokenizer["kind"],
+        vocab=dataset.vocab,
+        **tokens,
+        steps_per_pass=index.steps_per_pass,
+        lanes=plan.lanes,
+        window_rows=plan.window_rows,
+        dropped_rows=index.rows - index.steps_per_pass * plan.global_batch,
+    )
 
 
 def _find_origin(asked: config.Config) -> Origin:
     """Find the checkpoint and the record that a training goes on from; both are absent at a beginning. Rank 0 only."""
-    assert asked.run_dir is not None
     found = stored.choose(asked.run_dir, asked.resume)
     if asked.resume == "never":
         return Origin()
@@ -163,7 +183,7 @@ def _resolved(record: recipe.Record, run_dir: pathlib.Path) -> dict[str, typing.
     peak = record.get("lr")
     if record.get("warmup") is not None or not peak:
         return {}
-    for line in files.read_records(run_dir / report.METRICS):
+    for line in files.read_records(run_dir / metrics.FILE):
         if line.get("kind") == "step" and line.get("step") == 1 and line.get("lr"):
             return {"warmup": max(0, round(peak / line["lr"]) - 1)}
     return {}
@@ -176,30 +196,40 @@ def _changes(origin: Origin, settings: config.Config) -> tuple[recipe.Change, ..
     return (*recipe.history(origin.record), *new)
 
 
-def spread(settings: config.Config, ranks: int, saved: dict[str, typing.Any] | None) -> Batching:
-    """Return how the batch is spread; a resumed training keeps its global batch. Raises UserError if it cannot."""
-    assert settings.batch is not None
-    assert settings.grad_accum is not None
+def spread(
+    settings: config.Config,
+    ranks: int,
+    saved: dict[str, typing.Any] | None,
+    *,
+    is_fixed: bool,
+) -> Batching:
+    """Return how the batch is spread; a resumed training keeps its global batch. Raises UserError if it cannot.
+
+    With `is_fixed` the number of forward passes per step was asked for, and stays.
+    """
     whole = settings.batch * settings.grad_accum * ranks
     if saved is None:
         return Batching(whole, settings.batch, settings.grad_accum)
     before = int(saved["plan"]["global_batch"])
-    if "grad_accum" in settings.given and whole != before:
-        product = f"--batch {settings.batch} x {ranks} ranks x --grad-accum {settings.grad_accum} is {whole} sequences"
-        raise errors.UserError(
-            f"{product} per step, the checkpoint's training has {before}; omit --grad-accum{_OR_NEVER}"
-        )
+    if is_fixed and whole != before:
+        product = f"--batch {settings.batch} x {ranks} ranks x --grad-accum {settings.grad_accum}"
+        what = f"{product} is {whole} sequences per step, the checkpoint's training has {before}"
+        raise errors.UserError(f"{what}; omit --grad-accum{_OR_NEVER}")
     if before % ranks:
-        fitting = ", ".join(
-            str(n)
-            for n in range(1, before + 1)
-            if before % n == 0 and abs(n - ranks) <= max(8, ranks)
-        )
         what = f"the checkpoint's batch of {before} sequences is not divisible by {ranks} ranks"
-        raise errors.UserError(f"{what}; use one of {fitting} ranks")
+        raise errors.UserError(f"{what}; use one of {_fitting(before, ranks)} ranks")
     share = before // ranks
     micro = max(n for n in range(1, min(settings.batch, share) + 1) if share % n == 0)
     return Batching(before, micro, share // micro)
+
+
+def _fitting(batch: int, ranks: int) -> str:
+    """Name the numbers of ranks near this one that a batch can be spread over."""
+    found: list[str] = []
+    for number in range(1, batch + 1):
+        if batch % number == 0 and abs(number - ranks) <= max(8, ranks):
+            found.append(str(number))
+    return ", ".join(found)
 
 
 def with_length(settings: config.Config, steps_per_pass: int, device: str) -> config.Config:
@@ -208,12 +238,11 @@ def with_length(settings: config.Config, steps_per_pass: int, device: str) -> co
     They go into the record, so that a later release has no other ones for this run.
     """
     on_gpu = device == "cuda"
-    epoch_steps = settings.epoch_steps
-    if epoch_steps is None:
-        epoch_steps = (
-            steps_per_pass if settings.epochs else min(steps_per_pass, 1000 if on_gpu else 50)
-        )
-    settings = dataclasses.replace(settings, epoch_steps=epoch_steps)
+    if settings.epoch_steps is None:
+        epoch_steps = steps_per_pass
+        if not settings.epochs:
+            epoch_steps = min(steps_per_pass, 1000 if on_gpu else 50)
+        settings = dataclasses.replace(settings, epoch_steps=epoch_steps)
     if settings.epochs is None and settings.steps is None:
         settings = dataclasses.replace(settings, steps=steps_per_pass if on_gpu else 200)
     if settings.warmup is not None:
@@ -227,9 +256,6 @@ def make_schedule(settings: config.Config) -> Schedule:
     """Return the schedule of settings without gaps."""
     steps = recipe.num_steps(config.as_record(settings))
     assert steps is not None
-    assert settings.epoch_steps is not None
-    assert settings.lr is not None
-    assert settings.warmup is not None
     floor = settings.lr * settings.min_lr_ratio
     epoch_steps, warmup = min(settings.epoch_steps, steps), min(settings.warmup, steps - 1)
     return Schedule(steps, epoch_steps, settings.lr, floor, warmup)
@@ -237,7 +263,6 @@ def make_schedule(settings: config.Config) -> Schedule:
 
 def _open_data(settings: config.Config, world: distributed.World) -> shards.Dataset:
     """Return the dataset, which rank 0 reads for all, and one rank of each other node compares."""
-    assert settings.data is not None
     root = settings.data
     if settings.model_local_dir is not None:
         with world.together():
@@ -247,37 +272,26 @@ def _open_data(settings: config.Config, world: distributed.World) -> shards.Data
         dataset = shards.open_dataset(root) if world.is_main else None
     dataset = typing.cast(shards.Dataset, world.broadcast(dataset))
     with world.together():
-        if (
-            world.leads_node
-            and not world.is_main
-            and shards.fingerprint(root) != dataset.fingerprint
-        ):
-            raise errors.UserError(
-                f"--data {root} is not rank 0's; is it on the shared filesystem?"
-            )
+        is_other_node = world.leads_node and not world.is_main
+        if is_other_node and shards.fingerprint(root) != dataset.fingerprint:
+            what = f"--data {root} is not rank 0's"
+            raise errors.UserError(f"{what}; is it on the shared filesystem?")
     return dataset
 
 
 def _model_kind(settings: config.Config, dataset: shards.Dataset) -> model.Kind:
     if settings.model_local_dir is not None:
         return finetune.model_kind(settings.model_local_dir, dataset, settings)
-    assert settings.model is not None
-    assert settings.seq_len is not None
     layers, heads, width = shapes.SIZES[settings.model]
-    layers, heads, width = (
-        settings.layers or layers,
-        settings.heads or heads,
-        settings.width or width,
-    )
+    layers = settings.layers or layers
+    heads = settings.heads or heads
+    width = settings.width or width
     if width % heads:
         raise errors.UserError(f"--width {width} is not divisible by --heads {heads}")
-    shape = shapes.Shape(
-        layers, heads, width, settings.seq_len, shapes.padded(dataset.vocab), settings.dropout
-    )
-    identity = {
-        "kind": "gpt",
-        **{k: v for k, v in dataclasses.asdict(shape).items() if k != "dropout"},
-    }
+    vocab = shapes.padded(dataset.vocab)
+    shape = shapes.Shape(layers, heads, width, settings.seq_len, vocab, settings.dropout)
+    identity = {"kind": "gpt", **dataclasses.asdict(shape)}
+    del identity["dropout"]
     return model.Kind(identity, shapes.count(shape), lambda: model.GPT(shape))
 
 
@@ -288,27 +302,44 @@ def _same_training(
     plan: sampler.Plan,
 ) -> None:
     """Raise UserError when the checkpoint belongs to another model, dataset or order."""
-    before, data, order = found.meta["model"], found.meta["data"], dataclasses.asdict(plan)
-    problem = ""
-    if before != identity:
-        names = sorted(
-            k for k in before.keys() | identity.keys() if before.get(k) != identity.get(k)
-        )
-        unlike = ", ".join(f"{k} {before.get(k)} there, {identity.get(k)} here" for k in names)
-        problem = f"is a checkpoint of another model ({unlike}); give its settings"
-    elif data["tokenizer"] != dataset.tokenizer:
-        there, here = (
-            f"{t['kind']} tokens (vocabulary {t['vocab']})"
-            for t in (data["tokenizer"], dataset.tokenizer)
-        )
-        problem = f"was trained with {there}, --data has {here}; use a dataset prepared alike"
-    elif data["fingerprint"] != dataset.fingerprint:
-        problem = f"was trained on dataset {data['name']} with other contents than --data; use that"
-    elif found.meta["plan"] != order:
-        names = [k for k, v in order.items() if found.meta["plan"].get(k) != v]
-        problem = f"took the data in another order ({', '.join(names)} differ); give its settings"
+    problem = _unlike(found.meta, identity, dataset, dataclasses.asdict(plan))
     if problem:
         raise errors.UserError(f"{found.path} {problem}{_OR_NEVER}")
+
+
+def _unlike(
+    meta: dict[str, typing.Any],
+    identity: dict[str, typing.Any],
+    dataset: shards.Dataset,
+    order: dict[str, typing.Any],
+) -> str:
+    """Return in which way a checkpoint's training was another one, with the remedy, or an empty text."""
+    model_before = meta["model"]
+    if model_before != identity:
+        names = sorted(
+            name
+            for name in model_before.keys() | identity.keys()
+            if model_before.get(name) != identity.get(name)
+        )
+        each = [f"{n} {model_before.get(n)} there, {identity.get(n)} here" for n in names]
+        return f"is a checkpoint of another model ({', '.join(each)}); give its settings"
+    data = meta["data"]
+    if data["tokenizer"] != dataset.tokenizer:
+        there = _tokens(data["tokenizer"])
+        here = _tokens(dataset.tokenizer)
+        remedy = "use a dataset prepared alike"
+        return f"was trained with {there}, --data has {here}; {remedy}"
+    if data["fingerprint"] != dataset.fingerprint:
+        what = f"was trained on dataset {data['name']} with other contents than --data"
+        return f"{what}; use that"
+    if meta["plan"] != order:
+        names = [name for name, value in order.items() if meta["plan"].get(name) != value]
+        return f"took the data in another order ({', '.join(names)} differ); give its settings"
+    return ""
+
+
+def _tokens(tokenizer: collections.abc.Mapping[str, typing.Any]) -> str:
+    return f"{tokenizer['kind']} tokens (vocabulary {tokenizer['vocab']})"
 
 
 def _choose_precision(settings: config.Config, world: distributed.World) -> config.Config:
@@ -317,7 +348,6 @@ def _choose_precision(settings: config.Config, world: distributed.World) -> conf
         return settings
     able = world.sum([float(hardware.has_bf16(world.device))]) == [world.size]
     precision = "bf16" if able and not settings.deterministic else "fp32"
-    log.emit(
-        "ENV", f"precision {precision}", bf16_in_hardware=able, deterministic=settings.deterministic
-    )
+    what = f"precision {precision}"
+    log.emit("ENV", what, bf16_in_hardware=able, deterministic=settings.deterministic)
     return dataclasses.replace(settings, precision=precision)

@@ -8,22 +8,21 @@ checkpoint in `$RUN_DIR`. docs/howto/resume.md has a whole script. Needs torch w
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import contextlib
+import itertools
 import os
 import pathlib
 import sys
 import time
 import typing
 
-from ddptrain.ground import errors, files, log
-from ddptrain.records import report, script_log
+from ddptrain.checkpoint import stored
+from ddptrain.ground import attempt, errors, files, log
+from ddptrain.records import metrics as metrics_file
+from ddptrain.records import script_log
 
-if typing.TYPE_CHECKING:
-    from ddptrain.world import distributed
-
-DONE, PREEMPTED = "done", "preempted"  # outcomes
-RUN_DIR, STOP_FILE, ATTEMPT = "RUN_DIR", "STOP_FILE", "RUN_ATTEMPT_ID"  # what the job sets
+RUN_DIR, STOP_FILE, ATTEMPT = attempt.RUN_DIR, attempt.STOP_FILE, attempt.ATTEMPT
+DONE, PREEMPTED = attempt.DONE, attempt.PREEMPTED
 SCRIPT = "script"  # the format of a script's checkpoints: only it knows what the files mean
-TARGET_S = 1.0  # how long a request to stop may go unnoticed
 _NAMES = {  # what libraries call the quantities that every view of a run knows
     **dict.fromkeys(("train_loss", "train/loss", "train_loss_step", "loss_step"), "loss"),
     **dict.fromkeys(
@@ -31,9 +30,6 @@ _NAMES = {  # what libraries call the quantities that every view of a run knows
     ),
     "learning_rate": "lr",
 }
-_AT_MOST = (
-    50  # steps between two agreements: steps may become slower, and the ranks do not know before
-)
 
 
 def folder() -> pathlib.Path:
@@ -43,42 +39,7 @@ def folder() -> pathlib.Path:
 
 def attempt_id() -> str:
     """Return the name of this attempt at the run, `local` outside of a job."""
-    return os.environ.get(ATTEMPT) or "local"
-
-
-class Agreement:
-    """Whether to stop, decided by all ranks at the same step. Any rank's signal counts, and rank 0's look at the file.
-
-    The ranks agree about each TARGET_S, at a step that all of them know; every other step costs one comparison.
-    """
-
-    def __init__(self, world: "distributed.World", *, at_most: int = _AT_MOST) -> None:
-        self._world, self._at_most = world, at_most
-        self._stop_file = pathlib.Path(path) if (path := os.environ.get(STOP_FILE)) else None
-        self._steps, self._interval = 0, 1
-
-    def is_due(self) -> bool:
-        """Count a step, and return whether the ranks agree after it."""
-        self._steps += 1
-        return self._steps >= self._interval
-
-    def reach(
-        self, elapsed_s: float, values: collections.abc.Sequence[float] = ()
-    ) -> tuple[bool, list[float]]:
-        """Return whether to stop, and the sums of `values` over the ranks, which cost nothing more. All ranks call it.
-
-        `elapsed_s` is the time of the steps since the last agreement.
-        """
-        wanted = min(self._at_most, max(1, round(TARGET_S * self._steps / max(elapsed_s, 1e-6))))
-        interval = float(wanted) if self._world.is_main else 0.0
-        *sums, stop, interval = self._world.sum([*values, float(self._is_asked()), interval])
-        self._steps, self._interval = 0, int(interval)
-        return stop > 0, sums
-
-    def _is_asked(self) -> bool:
-        if self._world.stop_requested.is_set():
-            return True
-        return self._world.is_main and self._stop_file is not None and self._stop_file.exists()
+    return attempt.name()
 
 
 class Run:
@@ -89,33 +50,37 @@ class Run:
     """
 
     def __init__(self, *, keep: int = 2) -> None:
-        from ddptrain.checkpoint import stored
-        from ddptrain.world import distributed
+        from ddptrain.checkpoint import draft
+        from ddptrain.world import agreement, distributed
 
-        self.folder, self.attempt = folder(), attempt_id()
-        self._keep, self._world = keep, distributed.adopted()
-        self.rank, self.size = self._world.rank, self._world.size
+        self.folder = folder()
+        self.attempt = attempt_id()
+        self._keep = keep
+        self._world = distributed.adopted()
+        self.rank = self._world.rank
+        self.size = self._world.size
         log.setup(rank=self.rank)
         found: stored.Checkpoint | None = None
         with self._world.together():
             if self._world.is_main:
                 if keep < 2:
-                    raise errors.UserError(
-                        f"keep={keep}: must be at least 2, or a crash while saving could leave none"
-                    )
+                    why = "must be at least 2, or a crash while saving could leave none"
+                    raise errors.UserError(f"keep={keep}: {why}")
                 files.need_folder(self.folder, RUN_DIR)
-                stored.remove_leftovers(self.folder)
+                draft.remove_leftovers(self.folder)
                 found = stored.newest(self.folder, "move them away to start over")
         found = self._world.broadcast(found)
-        self.resumed: pathlib.Path | None = (
-            found.path if found else None
-        )  # the newest complete checkpoint
-        self.step: int = found.step if found else 0  # its step
-        if self.resumed:
+        self.resumed: pathlib.Path | None = None  # the newest complete checkpoint
+        self.step = 0  # its step
+        self._saved: str | None = None
+        if found:
+            self.resumed = found.path
+            self.step = found.step
+            self._saved = str(found.path)
             log.emit("CKPT", resumed=self.resumed, step=self.step, attempt=self.attempt)
-        self._saved = str(self.resumed) if self.resumed else None
-        self._agreement, self._since = Agreement(self._world), time.perf_counter()
-        self._logbook: script_log.Logbook | None = None
+        self._agreement = agreement.Agreement(self._world)
+        self._since = time.perf_counter()
+        self._log: script_log.ScriptLog | None = None
 
     def log(self, step: int, **metrics: object) -> None:
         """Append a line to metrics.jsonl: on rank 0, in the background; nothing is raised, whatever the values are.
@@ -126,25 +91,25 @@ class Run:
             return
         with contextlib.suppress(RuntimeError):  # no further thread can be started
             start = {"step": self.step, "attempt": self.attempt, "world_size": self.size}
-            self._logbook = self._logbook or script_log.Logbook(self.folder / report.METRICS, start)
-            self._logbook.add(step, metrics)
+            if self._log is None:
+                self._log = script_log.ScriptLog(self.folder / metrics_file.FILE, start)
+            self._log.add(step, metrics)
 
     def log_named(self, step: int, metrics: collections.abc.Mapping[str, object]) -> None:
         """Log what a library measured, with its names for losses and the learning rate replaced by ours."""
-        named = {
-            _NAMES.get(name, name): value
-            for name, value in metrics.items()
-            if name not in ("step", "self")
-        }
+        named: dict[str, object] = {}
+        for name, value in metrics.items():
+            if name not in ("step", "self"):
+                named[_NAMES.get(name, name)] = value
         self.log(step, **named)
 
     def should_stop(self) -> bool:
         """Return whether to save and leave now: the same on every rank. Every rank calls it once after each step."""
         if not self._agreement.is_due():
             return False
-        stop, _ = self._agreement.reach(time.perf_counter() - self._since)
+        agreed = self._agreement.reach(time.perf_counter() - self._since)
         self._since = time.perf_counter()
-        return stop
+        return agreed.stop
 
     @contextlib.contextmanager
     def saving(self, step: int, *, epoch: int = 0) -> collections.abc.Iterator[pathlib.Path]:
@@ -152,37 +117,38 @@ class Run:
 
         Every rank enters and leaves the block, also those that write nothing. Raises on all ranks when one fails.
         """
-        from ddptrain.checkpoint import stored
+        from ddptrain.checkpoint import draft
 
-        world, name = self._world, stored.name_of(epoch, step, ends_epoch=False)
+        world = self._world
+        name = stored.name_of(epoch, step, ends_epoch=False)
         with contextlib.ExitStack() as stack:
-            draft = stored.Draft(self.folder, name, self.attempt)
+            made = draft.Draft(self.folder, name, self.attempt)
             with world.together():
                 if world.is_main:
-                    stack.enter_context(draft)
+                    stack.enter_context(made)
             with world.together():
-                own = draft.path / f"rank-{self.rank:04d}"
+                own = made.path / f"rank-{self.rank:04d}"
                 own.mkdir()
                 yield own
-                draft.adopt(own)
-            listed = world.collect(draft.listed)
+                made.adopt(own)
+            listed = world.collect(made.listed)
             with world.together():
                 if world.is_main:
-                    draft.listed = [entry for entries in listed for entry in entries]
-                    path = draft.commit(self._meta(step, epoch))
-                    stored.settle(self.folder, path, is_best=False, keep=self._keep)
+                    made.listed = list(itertools.chain.from_iterable(listed))
+                    path = made.commit(self._meta(step, epoch))
+                    draft.settle(self.folder, path, is_best=False, keep=self._keep)
                     self._saved = str(path)
                     log.emit("CKPT", saved=name, step=step)
         self._since = time.perf_counter()
 
     def seal(self, path: pathlib.Path, step: int) -> None:
         """Make a checkpoint in the run's folder count as complete that a library has written. Every rank calls it."""
-        from ddptrain.checkpoint import stored
+        from ddptrain.checkpoint import draft
 
         self._world.barrier()  # every rank has written
         with self._world.together():
             if self._world.is_main:
-                stored.seal(path, self._meta(step, 0))
+                draft.seal(path, self._meta(step, 0))
                 files.replace_link(self.folder / stored.LATEST, path.name)
                 self._saved = str(path)
                 log.emit("CKPT", saved=path.name, step=step)
@@ -206,21 +172,22 @@ class Run:
 
     def _report(self, outcome: str, step: int, loss: float | None) -> None:
         self._world.barrier()  # no rank has failed
-        if self._logbook is not None:
-            self._logbook.end()
-            self._logbook = None
+        if self._log is not None:
+            self._log.end()
+            self._log = None
         if self._world.is_main:
-            report.write_outcome(self.folder, outcome, step=step, loss=loss, checkpoint=self._saved)
+            facts = {"step": step, "loss": loss, "checkpoint": self._saved}
+            attempt.write_outcome(self.folder, outcome, **facts)
 
     def _meta(self, step: int, epoch: int) -> dict[str, object]:
-        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        known = {
+        return {
+            "step": step,
+            "epoch": epoch,
             "format": SCRIPT,
             "world_size": self.size,
             "attempt": self.attempt,
-            "created": created,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        return {"step": step, "epoch": epoch, **known}
 
 
 def trainer_callback(run: Run) -> typing.Any:

@@ -14,9 +14,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn import parallel
 
-from ddptrain.ground import errors, files, log
+from ddptrain.ground import attempt, errors, files, log
 from ddptrain.options import smoke_options
-from ddptrain.records import report
+from ddptrain.records import curve, metrics, summary
 from ddptrain.world import distributed
 
 HIDDEN = 256
@@ -58,21 +58,21 @@ def run(options: smoke_options.Options, world: distributed.World) -> None:
         "global_batch": options.batch * world.size,
     }
     log.emit("TRAIN", **plan, lr=options.lr)
-    metrics = None
+    recorded = None
     if options.run_dir and world.is_main:
         start = {
             "step": 0,
             "total_steps": options.epochs * steps_per_epoch,
             **distributed.describe(world),
         }
-        metrics = report.Metrics(options.run_dir, start=start)
+        recorded = metrics.Metrics(options.run_dir, start=start)
     trained = time.perf_counter()
-    losses = _train(options, world, ddp, steps_per_epoch, metrics)
+    losses = _train(options, world, ddp, steps_per_epoch, recorded)
 
     log.emit("STEP", "4/4 result")
     if world.is_main:
         now = time.perf_counter()
-        _conclude(options, world, metrics, losses, elapsed=now - began, training=now - trained)
+        _conclude(options, world, recorded, losses, elapsed=now - began, training=now - trained)
 
 
 def _train(
@@ -80,7 +80,7 @@ def _train(
     world: distributed.World,
     ddp: nn.Module,
     steps_per_epoch: int,
-    metrics: report.Metrics | None,
+    recorded: metrics.Metrics | None,
 ) -> list[float]:
     """Return the loss of each step. Raises UserError when one is not a number."""
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=options.lr)
@@ -105,13 +105,13 @@ def _train(
             losses.append(summed / world.size)
             if number in (1, steps_per_epoch) or number % 10 == 0:
                 log.emit("BATCH", epoch=epoch, batch=f"{number}/{steps_per_epoch}", loss=losses[-1])
-            if metrics is not None:
+            if recorded is not None:
                 place = {
                     "step": len(losses),
                     "total_steps": options.epochs * steps_per_epoch,
                     "epoch": epoch,
                 }
-                metrics.add(
+                recorded.add(
                     {
                         "kind": "step",
                         **place,
@@ -142,22 +142,20 @@ def _make_data(options: smoke_options.Options) -> tuple[Tensor, Tensor]:
 def _conclude(
     options: smoke_options.Options,
     world: distributed.World,
-    metrics: report.Metrics | None,
+    recorded: metrics.Metrics | None,
     losses: list[float],
     **seconds: float,
 ) -> None:
     samples = options.epochs * (options.samples // world.size) * world.size
     improved = losses[-1] < IMPROVED_BELOW * losses[0]
-    curve = None
-    if metrics is not None and options.run_dir is not None:
-        metrics.close()
-        curve = options.run_dir / report.CURVE
-        report.draw_curve(
-            files.read_records(metrics.path), curve, f"smoke test on {world.size} ranks"
-        )
+    drawn = None
+    if recorded is not None and options.run_dir is not None:
+        recorded.close()
+        drawn = options.run_dir / curve.FILE
+        curve.draw(files.read_records(recorded.path), drawn, f"smoke test on {world.size} ranks")
     rate = samples / seconds["training"]
     figures: dict[str, typing.Any] = {"first_loss": losses[0], "last_loss": losses[-1]}
-    report.write_summary(
+    summary.write(
         world,
         options.run_dir,
         options.report_json,
@@ -169,7 +167,7 @@ def _conclude(
         samples=samples,
         samples_per_second=rate,
         elapsed_s=seconds["elapsed"],
-        loss_png=str(curve) if curve else None,
+        loss_png=str(drawn) if drawn else None,
         improved=improved,
     )
     rule = f"last<{IMPROVED_BELOW}*first"
@@ -181,4 +179,4 @@ def _conclude(
         nodes=world.num_nodes,
         elapsed_s=seconds["elapsed"],
     )
-    report.write_outcome(options.run_dir, "done", step=len(losses))
+    attempt.write_outcome(options.run_dir, attempt.DONE, step=len(losses))

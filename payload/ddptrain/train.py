@@ -1,17 +1,15 @@
 """The training: a GPT on a prepared dataset, or a local model fine-tuned, over any number of ranks.
 
-Read it from `run` downwards; what was decided before is in planning.py, what surrounds the model in engine.py. All
-decisions that every rank must take alike (which checkpoint, whether to stop, whether this is the best) are taken by
-rank 0 or from a sum over the ranks, never by each rank for itself.
+Read it from `run` downwards; what was decided before is in planning.py, what surrounds the model in engine.py, what is
+told about it in journal.py. All decisions that every rank must take alike (which checkpoint, whether to stop, whether
+this is the best) are taken by rank 0 or from a sum over the ranks, never by each rank for itself.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
 import contextlib
 import dataclasses
 import math
-import os
 import pathlib
-import resource
 import time
 import typing
 
@@ -19,28 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ddptrain import engine, finetune, model, planning, profiling, resume, shapes
-from ddptrain.checkpoint import arithmetic, saver, stored
+from ddptrain import engine, finetune, journal, model, planning, shapes
+from ddptrain.checkpoint import arithmetic, progress, saver, stored, tensors
 from ddptrain.data import batches
-from ddptrain.ground import errors, files, log
+from ddptrain.ground import attempt, errors, log
 from ddptrain.options import config, recipe
-from ddptrain.records import report, trackers
-from ddptrain.world import distributed, stragglers
+from ddptrain.world import agreement, distributed, stragglers
 
 _DIVERGED = "lower --lr, or use --precision fp32, and resume"
-
-
-@dataclasses.dataclass
-class Progress:
-    """How far the training is; part of every checkpoint."""
-
-    step: int = 0
-    tokens: int = 0
-    first_loss: float | None = None
-    last_loss: float | None = None
-    val_loss: float | None = None
-    best_loss: float | None = None
-    best_step: int | None = None
 
 
 def run(asked: config.Config, world: distributed.World) -> str:
@@ -54,50 +38,68 @@ def run(asked: config.Config, world: distributed.World) -> str:
         return training.run(began)
 
 
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """A step as this rank took it; the tensors are still on the device."""
+
+    loss: Tensor  # this rank's share: the step's is the mean of all
+    norm: Tensor  # of the gradients
+    has_targets: bool  # on any rank
+
+
 class Training:
     """The model, its optimiser and everything around the loop; a context manager."""
 
     def __init__(self, decided: planning.Decided, world: distributed.World) -> None:
-        self.settings, self.dataset, self.plan = decided.settings, decided.dataset, decided.plan
-        self.batching, self.schedule, self.identity = (
-            decided.batching,
-            decided.schedule,
-            decided.kind.identity,
-        )
-        self.record = recipe.as_record(decided.settings, decided.changes)
-        self.changed = [
-            change
-            for change in decided.changes
-            if decided.found and change.step == decided.found.step
-        ]
         self.world = world
-        assert self.settings.run_dir is not None
-        self.run_dir: pathlib.Path = self.settings.run_dir
-        self.progress = Progress()
-        self._set_modes()
+        self.settings = decided.settings
+        self.dataset = decided.dataset
+        self.plan = decided.plan
+        self.batching = decided.batching
+        self.schedule = decided.schedule
+        self.identity = decided.kind.identity
+        self.record = recipe.as_record(decided.settings, decided.changes)
+        self.changed = decided.new_changes()
+        self.run_dir = pathlib.Path(self.settings.run_dir)
+
+        engine.set_modes(self.settings)
         self.core = decided.kind.build().to(world.device)
-        self.parameters = model.num_parameters(self.core)
         self.optimizer = engine.make_optimizer(self.core, self.settings, world.device)
         self.ddp = engine.wrap(self.core, self.settings, world)
         self.autocast = self.settings.precision == "bf16"
-        self.saver: saver.Saver | None = None
-        self.metrics: report.Metrics | None = None
+
         self.mask_bit = batches.mask_bit(self.dataset)
         self.take_val = batches.fixed_rows(
             self.dataset, "val", self.plan.seq_len, self.settings.eval_rows
         )
-        self.resumed_from: str | None = None
-        self.pace = stragglers.Pace(world)
-        self.train_s = 0.0  # time in training steps, the first one of the attempt not counted
-        self.train_tokens = 0
         self.step_tokens = self.batching.global_batch * self.plan.seq_len
+        self.progress = progress.Progress()
+        self.journal = journal.Journal(decided, world, self.progress, self._size())
+        self.agreement = agreement.Agreement(world, at_most=self.settings.log_every)
+        self.pace = stragglers.Pace(world)
+        self.saver: saver.Saver | None = None
+        self.resumed_from: str | None = None
+
+        self._first = 1  # the attempt's first step
+        self._pending: list[Taken] = []  # since the ranks last agreed
+        self._agreed_at = time.perf_counter()
+        self._saved_at = time.monotonic()
+
+    def _size(self) -> journal.Size:
+        parameters = model.num_parameters(self.core)
+        flops_per_token = 6.0 * parameters
+        if isinstance(self.core, model.GPT):
+            flops_per_token = shapes.flops_per_token(self.core.shape, parameters)
+        return journal.Size(parameters, flops_per_token, self.step_tokens)
 
     def __enter__(self) -> "Training":
         if self.world.is_main:
-            kept = {"keep": self.settings.keep_checkpoints, "pin": self.world.device.type == "cuda"}
-            attempt = resume.attempt_id()
             self.saver = saver.Saver(
-                self.run_dir, attempt=attempt, on_saved=self._record_saved, **kept
+                self.run_dir,
+                keep=self.settings.keep_checkpoints,
+                attempt=attempt.name(),
+                pin=self.world.device.type == "cuda",
+                on_saved=self.journal.saved,
             )
         return self
 
@@ -107,160 +109,149 @@ class Training:
 
     def resume(self, found: stored.Checkpoint) -> None:
         """Continue from a checkpoint: rank 0 reads it, the others receive it."""
-        world = self.world
         engine.fill_optimizer(self.optimizer)
-        with world.together():
-            if world.is_main:
-                stored.restore(found, self.core, self.optimizer)
-        if world.size > 1:
-            for tensor in saver.tensors(stored.state_of(self.core, self.optimizer)):
+        with self.world.together():
+            if self.world.is_main:
+                tensors.restore(found, self.core, self.optimizer)
+        if self.world.size > 1:
+            for tensor in tensors.leaves(self._state()):
                 torch.distributed.broadcast(tensor, src=0)
-        self.progress = Progress(**found.meta["progress"])
+        for name, value in found.meta["progress"].items():
+            setattr(self.progress, name, value)
         self.resumed_from = str(found.path)
-        if world.is_main:
+        if self.world.is_main:
             self._report_resumed(found)
 
     def _report_resumed(self, found: stored.Checkpoint) -> None:
         for change in self.changed:
             log.emit("CKPT", str(change))
         differences = self._differences(found)
-        ranks = {"saved_by_ranks": found.meta["world_size"], "ranks": self.world.size}
-        why = "; ".join(differences) or None
         log.emit(
-            "CKPT", resumed=found.path, step=found.step, **ranks, exact=not differences, why=why
+            "CKPT",
+            resumed=found.path,
+            step=found.step,
+            saved_by_ranks=found.meta["world_size"],
+            ranks=self.world.size,
+            exact=not differences,
+            why="; ".join(differences) or None,
         )
 
     def _differences(self, found: stored.Checkpoint) -> list[str]:
         """Return why the next steps are not those, to the bit, that the training would have had without a break."""
         differences = [str(change) for change in self.changed if change.has_effect]
-        before, now = found.meta["world_size"], self.world.size
-        if before != now:
-            differences.append(f"{before} ranks there, {now} here")
+        before = found.meta["world_size"]
+        if before != self.world.size:
+            differences.append(f"{before} ranks there, {self.world.size} here")
         micro = self.batching.micro_batch
         return differences + arithmetic.differences(found, self.settings, micro, self.world)
 
     def run(self, began: float) -> str:
-        """Run the steps that are left; write the files that people and the batch script read."""
-        world, schedule = self.world, self.schedule
-        if world.is_main:
-            (self.run_dir / report.SUMMARY).unlink(missing_ok=True)  # of an earlier attempt
-            files.write_json(self.run_dir / config.FILE, self.record)
-            start = {
-                "step": self.progress.step,
-                "total_steps": schedule.steps,
-                **distributed.describe(world),
-            }
-            sinks = [
-                trackers.Background(target) for target in trackers.targets(self.run_dir, os.environ)
-            ]
-            self.metrics = report.Metrics(self.run_dir, start=start, sinks=sinks)
-        about = {"parameters": self.parameters, "mflop_per_token": self._flops_per_token() / 1e6}
-        log.emit("MODEL", **self.identity, precision=self.settings.precision, **about)
-        b = self.batching
-        steps = {
-            "steps": schedule.steps,
-            "epoch_steps": schedule.epoch_steps,
-            "from_step": self.progress.step,
-        }
-        batch = {
-            "global_batch": b.global_batch,
-            "micro_batch": b.micro_batch,
-            "grad_accum": b.accumulate,
-        }
-        log.emit("TRAIN", **steps, **batch, tokens_per_step=self.step_tokens)
-        state = resume.DONE if self.progress.step >= schedule.steps else self._loop()
+        """Take the steps that are left, and write what people and the batch script read."""
+        self.journal.begin(self.record)
+        outcome = attempt.DONE
+        if self.progress.step < self.schedule.steps:
+            outcome = self._loop()
         if self.saver is not None:
             self.saver.wait()
-            self._conclude(state, began, self.saver)
-        return state
+            if outcome == attempt.DONE and isinstance(self.core, finetune.Wrapped):
+                finetune.export(self.core, self.settings, self.run_dir / "model")
+            self.journal.finish(
+                outcome,
+                checkpoint=self.saver.last or self.resumed_from,
+                resumed_from=self.resumed_from,
+                stall_s=max(self.saver.stall_s, default=None),
+                elapsed_s=time.perf_counter() - began,
+            )
+        return outcome
 
     def _loop(self) -> str:
-        world, schedule = self.world, self.schedule
-        first = self.progress.step
-        pending: list[tuple[Tensor, Tensor, bool]] = []  # of each step since the ranks last agreed
-        agreement = resume.Agreement(world, at_most=self.settings.log_every)
-        since, last_save = time.perf_counter(), time.monotonic()
-        span = {"rank": world.rank, "size": world.size, "start": first, "stop": schedule.steps}
-        data = batches.Reader(self.dataset, self.plan, **span, device=world.device)
+        """Train to the last step, or until the ranks agree to stop; return the outcome."""
+        self._first = self.progress.step + 1
+        self._agreed_at = time.perf_counter()
+        self._saved_at = time.monotonic()
         self.core.train()
-        trace = self.run_dir / "profile" / f"{resume.attempt_id()}.rank-{world.rank}.json.gz"
-        with data, profiling.recording(self.settings, world.rank, first + 1, trace) as recorder:
-            for step in range(first + 1, schedule.steps + 1):
-                with self.pace.own():
-                    rows_BT1 = data.next()
-                engine.seed_all(
-                    self.settings.seed, world.rank, step
-                )  # dropout has no state that a resume would need
-                pending.append(self._step(rows_BT1, lr=schedule.lr(step - 1)))
-                if recorder:
-                    recorder.step()
-                if step == first + 1 and self.saver is not None:
-                    self.saver.prepare(stored.state_of(self.core, self.optimizer))
-                at_end = schedule.ends_epoch(step)
-                if not agreement.is_due() and not at_end:
+        with self._reader() as data, self._recorder() as recorder:
+            for step in range(self._first, self.schedule.steps + 1):
+                self._pending.append(self._next_step(step, data))
+                recorder.step()
+                if step == self._first:
+                    self._prepare_saver()
+                ends_epoch = self.schedule.ends_epoch(step)
+                if not self.agreement.is_due() and not ends_epoch:
                     continue
 
-                losses, norms, learned = zip(*pending, strict=True)
-                own = torch.stack(losses).double().tolist()  # on a GPU, here the CPU waits for it
-                norms = torch.stack(norms).tolist()
-                # Such a gradient has spoilt the weights already, though the loss before it was fine.
-                own = [
-                    loss if math.isfinite(norm) else math.nan
-                    for loss, norm in zip(own, norms, strict=True)
-                ]
-                now = time.perf_counter()
-                elapsed, since = now - since, now
-                save_s = 60 * self.settings.save_minutes
-                save_due = world.is_main and 0 < save_s < time.monotonic() - last_save
-                stop, (save, *sums) = agreement.reach(
-                    elapsed, [float(save_due), *own, *self.pace.share()]
-                )
-                sums, seconds = sums[: len(own)], sums[len(own) :]
-                means = [
-                    v / world.size if counts else None
-                    for v, counts in zip(sums, learned, strict=True)
-                ]
-                if step - len(pending) > first:
-                    self.pace.add(seconds, elapsed)
-                self._record(step, means, norms, elapsed, counted=step - len(pending) > first)
-                pending.clear()
-
-                if at_end:
+                stop, save = self._agree(step)
+                if ends_epoch:
                     self._end_epoch(step)
                 elif stop or save:
                     self._save(step, ends_epoch=False)
-                if at_end or stop or save:
-                    last_save, since = time.monotonic(), time.perf_counter()
                 if self.saver is not None:
                     self.saver.check()
-                if stop and step < schedule.steps:
-                    return resume.PREEMPTED
-        return resume.DONE
+                if stop and step < self.schedule.steps:
+                    return attempt.PREEMPTED
+        return attempt.DONE
 
-    def _step(self, rows_BT1: Tensor, *, lr: float) -> tuple[Tensor, Tensor, bool]:
-        """Do one optimiser step.
-
-        Return this rank's share of the loss (the step's is their mean) and the gradients' norm, both still on the
-        device, and whether any target of the step counted.
-        """
-        device, parts = self.world.device, self.batching.accumulate
-        weights, learned = self._weights(rows_BT1)
-        tokens_BT, targets_BT = batches.split_batch(
-            rows_BT1.to(device, non_blocking=True), self.mask_bit
+    def _reader(self) -> batches.Reader:
+        return batches.Reader(
+            self.dataset,
+            self.plan,
+            rank=self.world.rank,
+            size=self.world.size,
+            start=self.progress.step,
+            stop=self.schedule.steps,
+            device=self.world.device,
         )
-        total = torch.zeros((), device=device)
+
+    def _recorder(self) -> contextlib.AbstractContextManager[typing.Any]:
+        name = f"{attempt.name()}.rank-{self.world.rank}.json.gz"
+        path = self.run_dir / "profile" / name
+        return engine.recording(self.settings, self.world.rank, self._first, path)
+
+    def _prepare_saver(self) -> None:
+        """Allocate the saver's memory, now that the optimiser has its state."""
+        if self.saver is not None:
+            self.saver.prepare(self._state())
+
+    def _next_step(self, step: int, data: batches.Reader) -> Taken:
+        with self.pace.own():
+            rows_BT1 = data.next()
+        # Dropout has no state that a resume would need
+        engine.seed_all(self.settings.seed, self.world.rank, step)
+        return self.step(rows_BT1, lr=self.schedule.lr(step - 1))
+
+    def step(self, rows_BT1: Tensor, *, lr: float) -> Taken:
+        """Do one optimiser step."""
+        weights, num_targets = self._weights(rows_BT1)
+        rows_BT1 = rows_BT1.to(self.world.device, non_blocking=True)
+        tokens_BT, targets_BT = batches.split_batch(rows_BT1, self.mask_bit)
+        total = torch.zeros((), device=self.world.device)
         size = self.batching.micro_batch
-        for part in range(parts):
-            last = part == parts - 1
+        for part, weight in enumerate(weights):
             rows = slice(part * size, (part + 1) * size)
-            with contextlib.nullcontext() if last or self.world.size == 1 else self.ddp.no_sync():  # type: ignore[operator]
-                with (
-                    torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.autocast),
-                    self.pace.own(),
-                ):
-                    loss = self.ddp(tokens_BT[rows], targets_BT[rows])
-                (loss * weights[part]).backward()
-            total += loss.detach() * weights[part]
+            is_last = part == len(weights) - 1
+            with self._gradients(is_last=is_last):
+                loss = self._forward(tokens_BT[rows], targets_BT[rows])
+                (loss * weight).backward()
+            total += loss.detach() * weight
+        norm = self._update(lr)
+        return Taken(total, norm, num_targets > 0)
+
+    def _gradients(self, *, is_last: bool) -> contextlib.AbstractContextManager[typing.Any]:
+        """Return the context of a backward pass: only the step's last one sums over the ranks."""
+        if is_last or self.world.size == 1:
+            return contextlib.nullcontext()
+        return self.ddp.no_sync()  # type: ignore[operator]
+
+    def _forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        with self._precision(), self.pace.own():
+            return self.ddp(tokens_BT, targets_BT)
+
+    def _precision(self) -> torch.autocast:
+        device = self.world.device.type
+        return torch.autocast(device, dtype=torch.bfloat16, enabled=self.autocast)
+
+    def _update(self, lr: float) -> Tensor:
+        """Change the weights by their gradients, and return the norm that these had."""
         limit = self.settings.clip or math.inf
         norm = nn.utils.clip_grad_norm_(self.core.parameters(), limit)
         for group in self.optimizer.param_groups:
@@ -269,7 +260,7 @@ class Training:
             self.saver.before_update()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return total, norm, learned > 0
+        return norm
 
     def _weights(self, rows_BT1: Tensor) -> tuple[list[float], float]:
         """Compute the weight of each of this rank's forward passes in the step, and the step's number of targets.
@@ -277,89 +268,59 @@ class Training:
         DDP takes the mean of the ranks' gradients. With prompts masked the passes have unlike numbers of targets: each
         then counts for as many as it has, so that the step's loss is the mean over its tokens, however it is spread.
         """
-        parts, size = self.batching.accumulate, self.world.size
+        parts = self.batching.accumulate
         if self.mask_bit is None:
             return [1 / parts] * parts, float(self.step_tokens)
-        counts = batches.num_learned(rows_BT1, self.mask_bit).view(parts, -1).sum(dim=1).tolist()
-        (learned,) = self.world.sum([float(sum(counts))])
-        return [count * size / max(1.0, learned) for count in counts], learned
+        learned = batches.num_learned(rows_BT1, self.mask_bit)
+        counts = learned.view(parts, -1).sum(dim=1).tolist()
+        (total,) = self.world.sum([float(sum(counts))])
+        return [count * self.world.size / max(1.0, total) for count in counts], total
 
-    def _record(
-        self,
-        step: int,
-        losses: list[float | None],
-        norms: list[float],
-        elapsed: float,
-        *,
-        counted: bool,
-    ) -> None:
-        """Record the steps up to `step`, one for each loss; a step that had nothing to learn has none."""
-        p, tokens, total = self.progress, self.step_tokens, self.schedule.steps
-        begin = step - len(losses) + 1
-        for number, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=begin):
-            if loss is not None and not math.isfinite(loss):
-                what = f"the loss is {loss}, the gradients' norm {norm} at step {number}"
-                raise errors.SharedError(f"{what}; {_DIVERGED}")
-        rate = len(losses) * tokens / elapsed
-        mfu = self._mfu(rate)
-        if counted:
-            self.train_s += elapsed
-            self.train_tokens += len(losses) * tokens
-        for number, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=begin):
-            p.first_loss = loss if p.first_loss is None else p.first_loss
-            p.last_loss = p.last_loss if loss is None else loss
-            p.step, p.tokens = number, p.tokens + tokens
-            epoch = self.schedule.epoch(number)
-            figures = {
-                "loss": loss,
-                "lr": self.schedule.lr(number - 1),
-                "grad_norm": norm,
-                "tokens_per_second": rate,
-            }
-            if self.metrics is not None:
-                more: dict[str, object] = {} if mfu is None else {"mfu": mfu}
-                if number == step:
-                    more |= {
-                        "memory_mib": self._memory_mib(),
-                        **({"slowest": s} if (s := self.pace.slowest) else {}),
-                    }
-                place = {"step": number, "total_steps": total, "epoch": epoch, "tokens": p.tokens}
-                self.metrics.add({"kind": "step", **place, **figures, "time": time.time(), **more})
-            if number in (1, total) or number % self.settings.log_every == 0:
-                use = {"mfu": mfu, "memory_mib": self._memory_mib()}
-                log.emit("TRAIN", step=f"{number}/{total}", epoch=epoch, **figures, **use)
-        if self.metrics is not None:
-            self.metrics.flush()
+    def _agree(self, step: int) -> tuple[bool, bool]:
+        """Exchange the pending steps with the other ranks, and return whether to stop and whether to save."""
+        own, norms = _read(self._pending)  # on a GPU, here the CPU waits for it
+        elapsed_s = time.perf_counter() - self._agreed_at
+        self._agreed_at = time.perf_counter()
+        save_due = float(self._is_save_due())
+        agreed = self.agreement.reach(elapsed_s, [save_due, *own], self.pace.take())
+        save, *totals = agreed.sums
 
-    def _record_saved(self, record: dict[str, typing.Any]) -> None:
-        if self.metrics is not None:
-            self.metrics.add(record)
-            self.metrics.flush()
+        steps = self._known_to_all(step, totals, norms)
+        is_measured = step - len(steps) >= self._first
+        if is_measured and self.world.is_main:
+            self.pace.add(agreed.own, elapsed_s)
+        self._pending.clear()
+        _raise_if_diverged(steps)
+        slowest = self.pace.slowest
+        self.journal.steps(steps, elapsed_s, is_measured=is_measured, slowest=slowest)
+        return agreed.stop, save > 0
+
+    def _known_to_all(
+        self, last: int, totals: list[float], norms: list[float]
+    ) -> list[journal.Step]:
+        """Return the pending steps, of which `last` is the last one, with the means of the ranks' losses."""
+        found: list[journal.Step] = []
+        number = last - len(totals)
+        for taken, total, norm in zip(self._pending, totals, norms, strict=True):
+            number += 1
+            loss = total / self.world.size if taken.has_targets else None
+            found.append(journal.Step(number, loss, norm))
+        return found
+
+    def _is_save_due(self) -> bool:
+        every_s = 60 * self.settings.save_minutes
+        waited_s = time.monotonic() - self._saved_at
+        return self.world.is_main and 0 < every_s < waited_s
 
     def _end_epoch(self, step: int) -> None:
-        p, epoch = self.progress, self.schedule.epoch(step)
         began = time.perf_counter()
-        p.val_loss = self.evaluate()
-        if p.val_loss is not None and not math.isfinite(
-            p.val_loss
-        ):  # such weights are of no use to go on from
-            raise errors.SharedError(
-                f"the validation loss is {p.val_loss} at step {step}; {_DIVERGED}"
-            )
-        is_best = p.val_loss is not None and (p.best_loss is None or p.val_loss < p.best_loss)
-        if is_best:
-            p.best_loss, p.best_step = p.val_loss, step
-        figures = {
-            "val_loss": p.val_loss,
-            "perplexity": None if p.val_loss is None else perplexity(p.val_loss),
-        }
-        if self.metrics is not None and p.val_loss is not None:
-            place = {"step": step, "epoch": epoch, "tokens": p.tokens}
-            self.metrics.add({"kind": "eval", **place, **figures, "time": time.time()})
-            self.metrics.flush()
-        place = {"epoch": f"{epoch}/{self.schedule.epoch(self.schedule.steps)}", "step": step}
-        eval_s = time.perf_counter() - began
-        log.emit("EPOCH", **place, train_loss=p.last_loss, **figures, best=is_best, eval_s=eval_s)
+        val_loss = self.evaluate()
+        if val_loss is not None and not math.isfinite(val_loss):
+            # Such weights are of no use to go on from
+            what = f"the validation loss is {val_loss} at step {step}"
+            raise errors.SharedError(f"{what}; {_DIVERGED}")
+        is_best = self.progress.evaluate(step, val_loss)
+        self.journal.evaluation(step, is_best=is_best, seconds=time.perf_counter() - began)
         self._save(step, ends_epoch=True, is_best=is_best)
 
     @torch.no_grad()
@@ -370,36 +331,48 @@ class Training:
         would be compiled again, for a few passes only. Which is quicker was not measured on a GPU.
         """
         world = self.world
-        count: int = self.take_val.count  # type: ignore[attr-defined]
+        count = self.take_val.count
         if not count:
             return None
         self.core.eval()
-        total, tokens = 0.0, 0.0
-        first, last = world.rank * count // world.size, (world.rank + 1) * count // world.size
+        total = 0.0
+        tokens = 0.0
+        first = world.rank * count // world.size
+        last = (world.rank + 1) * count // world.size
         for at in range(first, last, self.batching.micro_batch):
             rows = self.take_val(at, min(last, at + self.batching.micro_batch))
-            tokens_BT, targets_BT = batches.split_batch(
-                torch.from_numpy(rows.astype(np.int64)), self.mask_bit
-            )
-            learned = int((targets_BT != model.IGNORED).sum())
-            if learned:
-                with torch.autocast(world.device.type, dtype=torch.bfloat16, enabled=self.autocast):
-                    loss = self.core(tokens_BT.to(world.device), targets_BT.to(world.device))
-                total, tokens = total + loss.item() * learned, tokens + learned
+            loss, learned = self._evaluate_rows(torch.from_numpy(rows.astype(np.int64)))
+            total += loss * learned
+            tokens += learned
         self.core.train()
         total, tokens = world.sum([total, tokens])
         return total / tokens if tokens else None
 
+    def _evaluate_rows(self, rows_BT1: Tensor) -> tuple[float, int]:
+        """Return the mean loss of some rows, and over how many targets."""
+        device = self.world.device
+        tokens_BT, targets_BT = batches.split_batch(rows_BT1, self.mask_bit)
+        learned = int((targets_BT != batches.IGNORED).sum())
+        if not learned:
+            return 0.0, 0
+        with self._precision():
+            loss = self.core(tokens_BT.to(device), targets_BT.to(device))
+        return loss.item(), learned
+
     def _save(self, step: int, *, ends_epoch: bool, is_best: bool = False) -> None:
         name = stored.name_of(self.schedule.epoch(step), step, ends_epoch=ends_epoch)
         if self.saver is not None:
-            state = stored.state_of(self.core, self.optimizer)
-            self.saver.save(name, state, self._meta(), is_best=is_best)
+            self.saver.save(name, self._state(), self._meta(), is_best=is_best)
+        self._saved_at = time.monotonic()
+        self._agreed_at = time.perf_counter()
+
+    def _state(self) -> tensors.State:
+        return tensors.state_of(self.core, self.optimizer)
 
     def _meta(self) -> dict[str, typing.Any]:
         data = self.dataset
         return {
-            "format": stored.DCP,
+            "format": tensors.DCP,
             "step": self.progress.step,
             "epoch": self.schedule.epoch(self.progress.step),
             "world_size": self.world.size,
@@ -418,102 +391,19 @@ class Training:
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
 
-    def _conclude(self, state: str, began: float, saved: saver.Saver) -> None:
-        """Write summary, curve and outcome. Rank 0 only."""
-        assert self.metrics is not None
-        p = self.progress
-        facts = {"step": p.step, "loss": p.last_loss, "checkpoint": saved.last or self.resumed_from}
-        self.metrics.close()
-        if state == resume.PREEMPTED:  # printed before the rest, which may be cut short
-            report.write_outcome(self.run_dir, state, **facts)
-            log.emit("PREEMPT", "asked to stop: saved", **facts)
-        curve = self._draw_curve(self.metrics.path)
-        rate = self.train_tokens / self.train_s if self.train_s else None
-        if state == resume.DONE and isinstance(self.core, finetune.Wrapped):
-            finetune.export(self.core, self.settings, self.run_dir / "model")
-        losses: dict[str, typing.Any] = {
-            "first_loss": p.first_loss,
-            "last_loss": p.last_loss,
-            "best_loss": p.best_loss,
-        }
-        figures = {
-            "tokens": p.tokens,
-            "tokens_per_second": rate,
-            "mfu": self._mfu(rate) if rate else None,
-        }
-        summary = report.write_summary(
-            self.world,
-            self.run_dir,
-            self.settings.report_json,
-            workload=self.identity["kind"],
-            state=state,
-            steps=p.step,
-            **losses,
-            **figures,
-            elapsed_s=time.perf_counter() - began,
-            checkpoint=facts["checkpoint"],
-            loss_png=str(curve) if curve else None,
-            val_loss=p.val_loss,
-            best_step=p.best_step,
-            parameters=self.parameters,
-            precision=self.settings.precision,
-            flops_per_token=self._flops_per_token(),
-            resumed_from=self.resumed_from,
-            checkpoint_stall_s=max(saved.stall_s, default=None),
-            data=str(self.dataset.root),
-        )
-        for sink in self.metrics.sinks:
-            with contextlib.suppress(Exception):  # the run is over, and its own files are written
-                sink.close(summary)
-        if state == resume.DONE:
-            log.emit("RESULT", **losses, val_loss=p.val_loss, **figures, curve=curve)
-            end = {
-                "steps": p.step,
-                "checkpoint": facts["checkpoint"],
-                "elapsed_s": summary["elapsed_s"],
-            }
-            log.emit("DONE", workload=self.identity["kind"], **end)
-            report.write_outcome(self.run_dir, state, **facts)
 
-    def _draw_curve(self, metrics: pathlib.Path) -> pathlib.Path | None:
-        """Write loss.png; a training never fails for its picture."""
-        curve = self.run_dir / report.CURVE
-        title = f"{self.run_dir.name}: {self.identity['kind']} on {self.world.size} ranks"
-        try:
-            report.draw_curve(files.read_records(metrics), curve, title)
-        except (ImportError, OSError, RuntimeError, ValueError) as e:
-            log.warn("RESULT", f"no {report.CURVE}: {e}")
-            return None
-        return curve
-
-    def _set_modes(self) -> None:
-        if self.settings.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
-            torch.backends.cudnn.benchmark = False
-        engine.seed_all(self.settings.seed)  # of the weights, the same on every rank
-
-    def _flops_per_token(self) -> float:
-        if isinstance(self.core, model.GPT):
-            return shapes.flops_per_token(self.core.shape, self.parameters)
-        return 6.0 * self.parameters
-
-    def _mfu(self, tokens_per_second: float) -> float | None:
-        """Return model FLOP/s (see shapes.flops_per_token) over the sum of the devices' dense bf16 peaks."""
-        device = self.world.device
-        peak = (
-            shapes.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        )
-        return (
-            tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
-        )
-
-    def _memory_mib(self) -> float:
-        if self.world.device.type == "cuda":
-            return torch.cuda.max_memory_allocated() / 2**20
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def _read(pending: list[Taken]) -> tuple[list[float], list[float]]:
+    """Return this rank's losses and the norms. A loss with a bad gradient is nan: it has spoilt the weights already."""
+    losses = torch.stack([taken.loss for taken in pending]).double().tolist()
+    norms = torch.stack([taken.norm for taken in pending]).tolist()
+    for at, norm in enumerate(norms):
+        if not math.isfinite(norm):
+            losses[at] = math.nan
+    return losses, norms
 
 
-def perplexity(loss: float) -> float:
-    """Return e to the loss, infinite where it would overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
+def _raise_if_diverged(steps: list[journal.Step]) -> None:
+    for step in steps:
+        if not step.is_finite:
+            norm = f"the gradients' norm {step.norm} at step {step.number}"
+            raise errors.SharedError(f"the loss is {step.loss}, {norm}; {_DIVERGED}")

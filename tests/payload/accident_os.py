@@ -7,9 +7,9 @@ import io
 import os
 import typing
 
-from ddptrain.checkpoint import stored
+from ddptrain.checkpoint import draft
 
-_open, _os_open, _new = io.open, os.open, stored.Counted.__init__
+_open, _os_open, _new = io.open, os.open, draft.Counted.__init__
 
 
 def refuse(path: typing.Any) -> None:
@@ -36,6 +36,6 @@ def counted(self, path, mode):
     _new(self, path, mode)
 
 
-stored.Counted.__init__ = typing.cast(typing.Any, counted)
+draft.Counted.__init__ = typing.cast(typing.Any, counted)
 io.open = builtins.open = opened
 os.open = created

@@ -8,16 +8,16 @@ import runpy
 import signal
 import sys
 
-from ddptrain import resume
-from ddptrain.checkpoint import stored
+from ddptrain.checkpoint import draft
+from ddptrain.world import agreement
 
 DO, AT = os.environ["DO"], int(os.environ["AT"])
 HERE = os.environ["RANK"] == os.environ.get("AT_RANK", "0")
-_is_due, _write_manifest = resume.Agreement.is_due, stored._write_manifest
+_is_due, _write_manifest = agreement.Agreement.is_due, draft._write_manifest
 _steps, _saves = itertools.count(1), itertools.count(1)
 
 
-def is_due(self: resume.Agreement) -> bool:
+def is_due(self: agreement.Agreement) -> bool:
     if next(_steps) == AT and HERE:
         if DO == "stop":
             pathlib.Path(os.environ["STOP_FILE"]).touch()
@@ -26,15 +26,15 @@ def is_due(self: resume.Agreement) -> bool:
     return _is_due(self)
 
 
-def write_manifest(path: pathlib.Path, meta: stored.State, listed: list[stored.State]) -> None:
+def write_manifest(path: pathlib.Path, meta: draft.State, listed: list[draft.State]) -> None:
     if next(_saves) == AT:
         os.kill(os.getpid(), signal.SIGKILL)
     _write_manifest(path, meta, listed)
 
 
 if DO == "torn":
-    stored._write_manifest = write_manifest
+    draft._write_manifest = write_manifest
 else:
-    resume.Agreement.is_due = is_due
+    agreement.Agreement.is_due = is_due
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

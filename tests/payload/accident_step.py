@@ -20,7 +20,7 @@ from torch import nn
 
 from ddptrain import cli, train
 from ddptrain.data import batches, shards
-from ddptrain.world import distributed, stragglers
+from ddptrain.world import alarm, distributed, stragglers
 
 DO, AT = os.environ["DO"], int(os.environ.get("AT", "5"))
 IS_IT = os.environ.get("RANK", "0") == os.environ.get("OF", "1")
@@ -31,7 +31,7 @@ ERRORS = {
         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 999 bytes"
     ),
 }
-_step, _next, _clip = train.Training._step, batches.Reader.next, nn.utils.clip_grad_norm_
+_step, _next, _clip = train.Training.step, batches.Reader.next, nn.utils.clip_grad_norm_
 _init, _connect = dist.init_process_group, distributed._connect
 _world, _print = distributed.World.__init__, shards.fingerprint
 _spoilt: list[bool] = []
@@ -125,11 +125,11 @@ def lead_node(self, *args, **kwargs):
     self.leads_node = True
 
 
-train.Training._step = step
+train.Training.step = step
 nn.utils.clip_grad_norm_ = clip_grad_norm_
 dist.init_process_group = init
 if DO == "stuck":
-    distributed.STUCK_S = 1.0
+    alarm.STUCK_S = 1.0
 elif DO == "hang":
     distributed._connect = lambda world, store, timeout: _connect(
         world, store, timeout / 3

@@ -24,7 +24,7 @@ import typing
 import torch
 
 from ddptrain import cli
-from ddptrain.world import distributed
+from ddptrain.world import alarm
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = """numpy torch ddptrain.cli ddptrain.train ddptrain.smoke ddptrain.world.collectives torch.distributed.checkpoint
@@ -167,7 +167,7 @@ def _rank(argv: list[str], env: dict[str, str], log: str, accident: str | None) 
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     torch.set_num_threads(1)
-    cli._GRACE_S, distributed.WATCH_S = 0.1, 0.2  # nobody ends a rank for another's sake here
+    cli._GRACE_S, alarm.WATCH_S = 0.1, 0.2  # nobody ends a rank for another's sake here
     sys.argv = ["ddptrain", *argv]
     code = 0
     try:

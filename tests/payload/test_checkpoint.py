@@ -19,7 +19,7 @@ import pytest
 import ranks
 import torch
 
-from ddptrain.checkpoint import saver, stored
+from ddptrain.checkpoint import draft, saver, stored, tensors
 from ddptrain.ground import errors, files
 
 SHAPES = ((64, 256), (256,), (512, 64))
@@ -37,12 +37,12 @@ def state(step: int) -> dict[str, dict]:
 def holds(path: pathlib.Path, step: int) -> bool:
     """Return whether the tensors of a checkpoint are all those of a step."""
     found = state(0)
-    stored.read_into(path, found)
-    return all(bool((tensor == step).all()) for tensor in saver.tensors(found))
+    tensors.read_into(path, found)
+    return all(bool((tensor == step).all()) for tensor in tensors.leaves(found))
 
 
 def meta(step: int) -> dict[str, object]:
-    return {"step": step, "epoch": step, "format": stored.DCP, "world_size": 1}
+    return {"step": step, "epoch": step, "format": tensors.DCP, "world_size": 1}
 
 
 def save_step(writer: saver.Saver, step: int, *, is_best: bool = False) -> None:
@@ -163,7 +163,7 @@ def _kill_often(times: int, run_dir: pathlib.Path, report: pathlib.Path) -> None
             printed += more
         os.close(read)
         known = max([known, *(int(line) for line in printed.split())])
-        amid += any(stored._TMP in name or stored._TRASH in name for name in names(run_dir))
+        amid += any(stored.TMP in name or stored.TRASH in name for name in names(run_dir))
 
         found = stored.choose(run_dir, "auto")
         assert (found.step if found else 0) >= known  # what was reported as saved is there
@@ -196,19 +196,17 @@ def test_everything_is_durable_before_it_gets_its_name(
     for name in ("rename", "replace"):
         monkeypatch.setattr(pathlib.Path, name, noting(getattr(pathlib.Path, name)))
     save(tmp_path, 1)
-    draft, final = tmp_path / "epoch-0001.tmp-test", tmp_path / "epoch-0001"
+    made, final = tmp_path / "epoch-0001.tmp-test", tmp_path / "epoch-0001"
     committed = done.index(("name", final))
     held = [path.relative_to(final) for path in final.rglob("*") if path.name != "manifest.json"]
     assert len(held) == 3  # tensors, their index and a folder
     for path in (*held, pathlib.Path()):
-        assert ("sync", draft / path) in done[:committed], (
-            f"{path} was not synced before the commit"
-        )
-    manifest = done.index(("name", draft / "manifest.json"))
+        assert ("sync", made / path) in done[:committed], f"{path} was not synced before the commit"
+    manifest = done.index(("name", made / "manifest.json"))
     assert any(
         what == "sync" and path.name.startswith(".manifest.json") for what, path in done[:manifest]
     )
-    assert all(done.index(("sync", draft / path)) < manifest for path in held if path.suffix), (
+    assert all(done.index(("sync", made / path)) < manifest for path in held if path.suffix), (
         "the manifest is last"
     )
     linked = done.index(("name", tmp_path / "latest"))
@@ -251,10 +249,10 @@ def test_damage_is_found_and_named_and_the_previous_checkpoint_taken(
 def test_the_next_save_raises_the_error_of_the_one_before(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def broken(self: stored.Draft, state: stored.State) -> None:
+    def broken(self: draft.Draft, state: stored.State) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(stored.Draft, "add_dcp", broken)
+    monkeypatch.setattr(draft.Draft, "add_dcp", broken)
     writer = saver.Saver(tmp_path, keep=2, attempt="test")
     save_step(writer, 1)
     assert writer._idle.wait(120)
@@ -336,13 +334,13 @@ def test_the_copy_is_of_the_moment_of_the_call(
     live = state(0)
 
     def change_and_save(step: int) -> None:
-        for tensor in saver.tensors(live):
+        for tensor in tensors.leaves(live):
             tensor.fill_(step)
         writer.save(f"epoch-{step:04d}", live, meta(step))
         writer.before_update()
 
     change_and_save(1)  # which comes back although nothing can be written yet
-    for tensor in saver.tensors(live):
+    for tensor in tensors.leaves(live):
         tensor.fill_(99.0)
     second = threading.Thread(target=change_and_save, args=(2,))
     second.start()
@@ -406,7 +404,7 @@ def restored(
     optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.25
     assert not torch.equal(parts(core, optimizer)[0], parts(*trained)[0])
-    stored.restore(found, core, optimizer)
+    tensors.restore(found, core, optimizer)
     assert all(
         torch.equal(a, b) for a, b in zip(parts(core, optimizer), parts(*trained), strict=True)
     )
@@ -416,7 +414,7 @@ def restored(
 def test_a_model_and_its_optimiser_come_back_and_tied_weights_are_kept_once(
     tmp_path: pathlib.Path, trained: tuple[torch.nn.Module, torch.optim.Optimizer]
 ):
-    state = stored.state_of(*trained)
+    state = tensors.state_of(*trained)
     assert "2.weight" not in state["model"]
     writer = saver.Saver(tmp_path, keep=2, attempt="test")
     writer.save("epoch-0001", state, meta(1))
@@ -432,5 +430,5 @@ def test_a_checkpoint_of_the_old_format_is_read(
     (folder / "rank-0000").mkdir(parents=True)
     for name, part in zip(("model", "optimizer"), trained, strict=True):
         torch.save(part.state_dict(), folder / "rank-0000" / f"{name}.pt")
-    stored.seal(folder, {**meta(1), "format": "torch"})
+    draft.seal(folder, {**meta(1), "format": "torch"})
     restored(newest(tmp_path), trained)

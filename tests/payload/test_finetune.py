@@ -11,7 +11,7 @@ import ranks
 import torch
 
 from ddptrain import finetune
-from ddptrain.checkpoint import stored
+from ddptrain.checkpoint import tensors
 from ddptrain.data import prepare
 from ddptrain.data import tokenizers as payload_tokenizers
 from ddptrain.ground import errors
@@ -108,7 +108,7 @@ def test_the_tuned_model_loads_in_transformers_and_is_the_last_checkpoint(
     before = transformers.AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
     name = "transformer.h.0.attn.c_attn.weight"
     saved = torch.empty_like(loaded.state_dict()[name])
-    stored.read_into(tuned[0] / "latest", {"model": {f"core.{name}": saved}})
+    tensors.read_into(tuned[0] / "latest", {"model": {f"core.{name}": saved}})
     assert torch.equal(loaded.state_dict()[name], saved)
     assert not torch.equal(loaded.state_dict()[name], before.state_dict()[name])
     assert transformers.AutoTokenizer.from_pretrained(tuned[0] / "model", local_files_only=True)(

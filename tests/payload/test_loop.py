@@ -15,9 +15,10 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import engine, model, planning, resume, shapes, train
-from ddptrain.checkpoint import saver, stored
+from ddptrain import engine, model, planning, shapes, train
+from ddptrain.checkpoint import stored, tensors
 from ddptrain.data import batches, sampler, shards
+from ddptrain.ground import attempt
 from ddptrain.options import config
 from ddptrain.world import distributed
 
@@ -143,7 +144,7 @@ def test_clipping_bounds_what_the_optimiser_gets(
             )
         )
     )
-    _, norm, _ = training._step(rows(training), lr=0.0)
+    norm = training.step(rows(training), lr=0.0).norm
     assert norm.item() > 0.02
     assert got == [pytest.approx(min(norm.item(), bound), rel=1e-4)]
 
@@ -153,7 +154,7 @@ def test_the_rate_of_the_step_is_the_schedules(
 ):
     training = build()
     before = [p.detach().clone() for p in training.core.parameters()]
-    training._step(rows(training), lr=0.5)
+    training.step(rows(training), lr=0.5)
     moved = max(
         (a - b).abs().max().item() for a, b in zip(before, training.core.parameters(), strict=True)
     )
@@ -169,10 +170,10 @@ def test_each_step_takes_its_own_rate_and_says_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
     training = build(steps=5, epoch_steps=5)
-    step, taken = train.Training._step, list[float]()
+    step, taken = train.Training.step, list[float]()
     monkeypatch.setattr(
         train.Training,
-        "_step",
+        "step",
         lambda self, rows, *, lr: (taken.append(lr), step(self, rows, lr=lr))[1],
     )
     training.run(0.0)
@@ -182,13 +183,13 @@ def test_each_step_takes_its_own_rate_and_says_it(
 
 def test_an_evaluation_changes_nothing(build: collections.abc.Callable[..., train.Training]):
     training = build(dropout=0.5)
-    training._step(rows(training), lr=0.01)
-    tensors = saver.tensors(stored.state_of(training.core, training.optimizer))
-    before = [tensor.clone() for tensor in tensors]
+    training.step(rows(training), lr=0.01)
+    live = tensors.leaves(tensors.state_of(training.core, training.optimizer))
+    before = [tensor.clone() for tensor in live]
     found = {training.evaluate() for _ in range(3)}
     assert len(found) == 1, "no dropout, and the same rows each time"
     assert training.core.training
-    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, live, strict=True))
     assert all(p.grad is None for p in training.core.parameters())
 
 
@@ -200,7 +201,7 @@ def test_only_an_improvement_is_the_best(
     training = build(steps=6, epoch_steps=1)
     losses = iter([3.0, 2.5, 2.5, 2.75, 2.25, 9.0])
     monkeypatch.setattr(train.Training, "evaluate", lambda _: next(losses))
-    assert training.run(0.0) == resume.DONE
+    assert training.run(0.0) == attempt.DONE
     assert (tmp_path / "best").readlink().name == "epoch-0005"
     assert (tmp_path / "latest").readlink().name == "epoch-0006"
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -211,7 +212,7 @@ def test_the_last_epoch_may_be_short(
     build: collections.abc.Callable[..., train.Training], tmp_path: pathlib.Path
 ):
     training = build(steps=7, epoch_steps=3)
-    assert training.run(0.0) == resume.DONE
+    assert training.run(0.0) == attempt.DONE
     assert list(conftest.val_losses(tmp_path)) == [3, 6, 7]
     assert stored.verify(tmp_path / "epoch-0003").step == 7
     assert conftest.figures(tmp_path, "epoch") == {1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 2, 7: 3}

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from ddptrain import model
+from ddptrain.data import batches
 
 
 def test_a_batch_with_nothing_to_learn_has_no_loss_and_no_gradient():
     logits_BTV = torch.randn(2, 3, 5, requires_grad=True)
-    loss = model.token_loss(logits_BTV, torch.full((2, 3), model.IGNORED))
+    loss = model.token_loss(logits_BTV, torch.full((2, 3), batches.IGNORED))
     loss.backward()
     assert loss == 0
     assert logits_BTV.grad is not None

@@ -12,7 +12,7 @@ import ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddptrain.options import command_line, config, recipe
+from ddptrain.options import command_line, config, flags, recipe
 
 TINY = (
     "--layers 1 --heads 2 --width 32 --seq-len 32 --batch 4 --epoch-steps 5 --precision fp32 --eval-rows 16 "
@@ -113,7 +113,7 @@ def test_more_steps_are_named_and_the_warm_up_stays(dataset: pathlib.Path, tmp_p
 
 
 def parse(words: str) -> config.Config:
-    parser = config.Parser()
+    parser = flags.Parser()
     config.add_arguments(parser)
     return config.check(parser.parse_args(f"--run-dir run --data data {words}".split()))
 

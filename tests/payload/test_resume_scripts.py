@@ -19,6 +19,7 @@ import ranks
 from ddp.run import metrics
 from ddptrain import resume
 from ddptrain.checkpoint import stored
+from ddptrain.world import agreement
 
 BLOCKS = re.findall(
     r"^```python\n(.*?)^```$", (conftest.ROOT / "docs/howto/resume.md").read_text(), re.M | re.S
@@ -229,13 +230,18 @@ def test_quick_steps_agree_seldom_and_slow_ones_each_time(
     step_s: float, agreements: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv(resume.STOP_FILE, raising=False)
-    sums: list[object] = []
+    gathered: list[object] = []
     world = types.SimpleNamespace(
-        is_main=True, stop_requested=threading.Event(), sum=lambda v: sums.append(v) or v
+        is_main=True,
+        stop_requested=threading.Event(),
+        gather=lambda values: gathered.append(values) or [values],
+        share=lambda values: values,
     )
-    agreement, since = resume.Agreement(world), 0  # pyright: ignore[reportArgumentType]
+    ranks_agree = agreement.Agreement(world)  # pyright: ignore[reportArgumentType]
+    since = 0
     for step in range(1, 102):
-        if agreement.is_due():
-            assert agreement.reach((step - since) * step_s, [5.0]) == (False, [5.0])
+        if ranks_agree.is_due():
+            agreed = ranks_agree.reach((step - since) * step_s, [5.0], own=0.5)
+            assert agreed == agreement.Agreed(stop=False, sums=[5.0], own=[0.5])
             since = step
-    assert len(sums) == agreements
+    assert len(gathered) == agreements

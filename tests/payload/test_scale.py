@@ -3,13 +3,15 @@
 # pyright: basic, reportPrivateImportUsage=false
 import collections
 import json
+import os
 import pathlib
+import time
 
 import pytest
 import ranks
 import torch.distributed as dist
 
-from ddptrain.world import tree
+from ddptrain.world import agreement
 
 TINY = (
     "--layers 1 --heads 2 --width 32 --seq-len 32 --batch 1 --precision fp32 --eval-rows 8 --steps 4 --epoch-steps 2"
@@ -65,29 +67,23 @@ def test_a_checkpoint_has_as_many_files_on_any_number_of_ranks(
     assert found == ["dcp/.metadata", "dcp/__0_0.distcp", "manifest.json"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100, 8000])
-def test_the_tree_holds_each_rank_once_and_is_low(size: int):
-    assert max(len(tree.children(rank, size)) for rank in range(size)) <= size.bit_length()
-    for rank in range(size):
-        for below in tree.children(rank, size):
-            assert tree.parent(below[0]) == rank
-            assert len(below) > 0
-    assert sorted(below[0] for rank in range(size) for below in tree.children(rank, size)) == list(
-        range(1, size)
-    )
-
-
 def _agree(rank: int, size: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    one = tree.Tree(rank, size, dist.group.WORLD)
-    found = [one.sum([rank, 0.5]), one.collect(f"rank {rank}"), one.broadcast(rank + 7)]
+    one = agreement.Peers(rank, size, dist.group.WORLD, timeout_s=60)
+    found = [
+        one.sum([rank, 0.5]),
+        one.gather([rank]),
+        one.share([rank + 3]),
+        one.collect(f"rank {rank}"),
+        one.broadcast(rank + 7),
+    ]
     pathlib.Path(folder, str(rank)).write_text(json.dumps(found))
     dist.barrier()
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_ranks_agree_along_the_tree(size: int, tmp_path: pathlib.Path):
+def test_ranks_agree_on_sums_and_objects(size: int, tmp_path: pathlib.Path):
     processes = [
         ranks.CONTEXT.Process(target=_agree, args=(rank, size, str(tmp_path)))
         for rank in range(size)
@@ -98,5 +94,32 @@ def test_ranks_agree_along_the_tree(size: int, tmp_path: pathlib.Path):
         process.join(60)
     for rank in range(size):
         total = [sum(range(size)), 0.5 * size]
+        shares = [[one] for one in range(size)] if rank == 0 else []
         gathered = [f"rank {one}" for one in range(size)] if rank == 0 else []
-        assert json.loads((tmp_path / str(rank)).read_text()) == [total, gathered, 7]
+        found = json.loads((tmp_path / str(rank)).read_text())
+        assert found == [total, shares, [3], gathered, 7]
+
+
+def _be_late(rank: int, size: int, folder: str) -> None:
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    dist.barrier()
+    if rank == 0:
+        with pytest.raises(RuntimeError) as refused:
+            agreement.Peers(rank, size, dist.group.WORLD, timeout_s=1).barrier()
+        pathlib.Path(folder, "refused").write_text(str(refused.value))
+    else:
+        pathlib.Path(folder, "late").touch()
+        time.sleep(5)
+    os._exit(0)
+
+
+def test_a_barrier_names_the_rank_that_does_not_come(tmp_path: pathlib.Path):
+    processes = [
+        ranks.CONTEXT.Process(target=_be_late, args=(rank, 2, str(tmp_path))) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert "Ranks 1 failed to pass monitoredBarrier" in (tmp_path / "refused").read_text()

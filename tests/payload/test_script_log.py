@@ -72,7 +72,7 @@ def test_whatever_is_logged_each_line_is_a_record_and_none_is_raised(
     lines: list[tuple[object, dict[str, object]]], tmp_path_factory: pytest.TempPathFactory
 ):
     path = tmp_path_factory.mktemp("any") / "metrics.jsonl"
-    book = script_log.Logbook(path, {"step": 0})
+    book = script_log.ScriptLog(path, {"step": 0})
     for step, values in lines:
         book.add(step, values)
     book.end()
@@ -93,7 +93,7 @@ def test_a_number_is_the_same_in_whatever_it_comes(
     value: float, wrap, tmp_path_factory: pytest.TempPathFactory
 ):
     path = tmp_path_factory.mktemp("number") / "metrics.jsonl"
-    book = script_log.Logbook(path, {"step": 0})
+    book = script_log.ScriptLog(path, {"step": 0})
     book.add(np.int64(3), {"loss": wrap(value)})
     book.end()
     found = metrics.Reader(path).read()
@@ -109,7 +109,7 @@ def test_a_restart_goes_on_behind_a_torn_line_and_the_lowest_loss_stays_known(
 ):
     path = tmp_path / "metrics.jsonl"
     for attempt, (first, last) in enumerate(((1, 2000), (1001, 3000))):
-        book = script_log.Logbook(path, {"step": first - 1, "attempt": f"7.r{attempt}"})
+        book = script_log.ScriptLog(path, {"step": first - 1, "attempt": f"7.r{attempt}"})
         for step in range(first, last + 1):
             book.add(step, {"loss": 1 + abs(step - 500) / 1000, "total_steps": 3000})
             if step % 500 == 0:
@@ -123,12 +123,9 @@ def test_a_restart_goes_on_behind_a_torn_line_and_the_lowest_loss_stays_known(
     assert (end.step, end.total_steps, whole.bad_lines) == (3000, 3000, 1)
 
 
-def test_a_filesystem_that_fails_holds_nothing_up_and_gets_all_lines_later(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("ddptrain.records.script_log._FLUSH_S", 0.01)
+def test_a_filesystem_that_fails_holds_nothing_up_and_gets_all_lines_later(tmp_path: pathlib.Path):
     path = tmp_path / "gone" / "metrics.jsonl"
-    book = script_log.Logbook(path, {"step": 0})
+    book = script_log.ScriptLog(path, {"step": 0}, flush_s=0.01)
     for step in range(1, 50_001):  # more than the trackers would queue
         book.add(step, {"loss": 0.5})
     path.parent.mkdir()

@@ -6,7 +6,6 @@ meanwhile; the training loop only waits, before it changes the tensors, until th
 
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc
-import contextlib
 import dataclasses
 import pathlib
 import queue
@@ -17,10 +16,10 @@ import typing
 import torch
 from torch import Tensor
 
-from ddptrain.checkpoint import stored
+from ddptrain.checkpoint import draft, stored, tensors
 from ddptrain.ground import files, log
 
-State = dict[str, typing.Any]  # nested; its leaves are tensors
+State = dict[str, typing.Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,37 +47,35 @@ class Saver:
         pin: bool = False,
         on_saved: collections.abc.Callable[[State], None] = lambda _: None,
     ) -> None:
-        self.run_dir, self.keep, self.attempt, self._pin, self._on_saved = (
-            run_dir,
-            keep,
-            attempt,
-            pin,
-            on_saved,
-        )
+        self.run_dir = run_dir
+        self.keep = keep
+        self.attempt = attempt
         self.last: str | None = None  # the newest checkpoint on disk
-        self.stall_s: list[
-            float
-        ] = []  # how long each save held up the caller, in `save` and in `before_update`
+        # How long each save held up the caller, in `save` and in `before_update`
+        self.stall_s: list[float] = []
+        self._pin = pin
+        self._on_saved = on_saved
         self._buffer: list[Tensor] = []
-        self._copied, self._idle = threading.Event(), threading.Event()
+        self._copied = threading.Event()
         self._copied.set()
+        self._idle = threading.Event()
         self._idle.set()
         self._stream = torch.cuda.Stream() if pin else None
         self._error: Exception | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="saver", daemon=True)
         self._thread.start()
-        stored.remove_leftovers(run_dir)
+        draft.remove_leftovers(run_dir)
 
-    def prepare(self, state: State) -> None:
+    def prepare(self, live: State) -> None:
         """Allocate the buffer, touched once: a lack of memory shows at the start, and the first save is as quick."""
-        shapes = [(t.shape, t.dtype) for t in tensors(state)]
+        shapes = [(t.shape, t.dtype) for t in tensors.leaves(live)]
         if [(t.shape, t.dtype) for t in self._buffer] != shapes:
             self._buffer = [
                 torch.zeros(shape, dtype=dtype, pin_memory=self._pin) for shape, dtype in shapes
             ]
 
-    def save(self, name: str, state: State, meta: State, *, is_best: bool = False) -> None:
+    def save(self, name: str, live: State, meta: State, *, is_best: bool = False) -> None:
         """Begin to copy the state and return; the checkpoint `name` appears some time later.
 
         The state must stay as it is until `before_update` returns: forward and backward passes may go on meanwhile.
@@ -86,16 +83,15 @@ class Saver:
         """
         began = time.perf_counter()
         if not self._idle.is_set():
-            log.emit(
-                "CKPT", "waiting: the checkpoint before is still being written", checkpoint=name
-            )
+            what = "waiting: the checkpoint before is still being written"
+            log.emit("CKPT", what, checkpoint=name)
         self.wait()
-        self.prepare(state)
+        self.prepare(live)
         self._idle.clear()
         self._copied.clear()
         computed = torch.cuda.current_stream().record_event() if self._stream else None
         self.stall_s.append(time.perf_counter() - began)  # before the writing thread may ask for it
-        self._jobs.put(_Job(name, state, meta, is_best, began, computed))
+        self._jobs.put(_Job(name, live, meta, is_best, began, computed))
 
     def before_update(self) -> None:
         """Return when the last save has its copy. Call it before each update."""
@@ -106,13 +102,13 @@ class Saver:
 
     def check(self) -> None:
         """Raise the error that the writing thread met."""
-        if self._error is not None:
-            reason = (
-                files.explain(self._error) if isinstance(self._error, OSError) else str(self._error)
-            )
-            raise stored.CheckpointError(
-                f"a checkpoint could not be written: {reason}"
-            ) from self._error
+        if self._error is None:
+            return
+        reason = str(self._error)
+        if isinstance(self._error, OSError):
+            reason = files.explain(self._error)
+        what = f"a checkpoint could not be written: {reason}"
+        raise stored.CheckpointError(what) from self._error
 
     def wait(self) -> None:
         """Return when everything is on disk. Raises the error that the writing thread met."""
@@ -126,9 +122,8 @@ class Saver:
 
     def _work(self) -> None:
         if self._stream is not None:
-            torch.cuda.set_device(
-                self._stream.device
-            )  # waiting in a new thread would otherwise wake GPU 0
+            # Waiting in a new thread would otherwise wake GPU 0
+            torch.cuda.set_device(self._stream.device)
         while (job := self._jobs.get()) is not None:
             try:
                 self._copy(job)
@@ -141,19 +136,22 @@ class Saver:
                 self._idle.set()
 
     def _copy(self, job: _Job) -> None:
-        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
-            if self._stream:
-                self._stream.wait_event(job.computed)
-            for target, source in zip(self._buffer, tensors(job.state), strict=True):
+        pairs = zip(self._buffer, tensors.leaves(job.state), strict=True)
+        if self._stream is None:
+            for target, source in pairs:
+                target.copy_(source)
+            return
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(job.computed)
+            for target, source in pairs:
                 target.copy_(source, non_blocking=True)
-            if self._stream:
-                self._stream.synchronize()
+            self._stream.synchronize()
 
     def _write(self, job: _Job) -> None:
-        with stored.Draft(self.run_dir, job.name, self.attempt) as draft:
-            draft.add_dcp(_with(job.state, iter(self._buffer)))
-            path = draft.commit(job.meta)
-        stored.settle(self.run_dir, path, is_best=job.is_best, keep=self.keep)
+        with draft.Draft(self.run_dir, job.name, self.attempt) as made:
+            made.add_dcp(tensors.replaced(job.state, iter(self._buffer)))
+            path = made.commit(job.meta)
+        draft.settle(self.run_dir, path, is_best=job.is_best, keep=self.keep)
         self.last = str(path)
         figures = {
             "step": job.meta["step"],
@@ -165,22 +163,6 @@ class Saver:
             "CKPT",
             saved=job.name,
             **figures,
-            mib=draft.size_bytes / 2**20,
+            mib=made.size_bytes / 2**20,
             best=job.is_best or None,
         )
-
-
-def tensors(tree: State) -> list[Tensor]:
-    """Return the tensors of nested dictionaries, in order."""
-    return [
-        t
-        for value in tree.values()
-        for t in (tensors(value) if isinstance(value, dict) else [value.detach()])
-    ]
-
-
-def _with(tree: State, copies: collections.abc.Iterator[Tensor]) -> State:
-    return {
-        key: _with(value, copies) if isinstance(value, dict) else next(copies)
-        for key, value in tree.items()
-    }

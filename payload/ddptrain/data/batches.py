@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddptrain import model
 from ddptrain.data import sampler, shards
 from ddptrain.ground import errors
 
+IGNORED = -100  # a target that counts for nothing
 # Gathered at once: the cost of a step by itself is then small.
 _BLOCK_STEPS = 32
 _BLOCK_BYTES = 8 << 20
@@ -103,7 +103,7 @@ def split_batch(rows_BT1: Tensor, mask_bit: int | None) -> tuple[Tensor, Tensor]
         return rows_BT1[:, :-1], rows_BT1[:, 1:]
     ids = rows_BT1 & ((1 << mask_bit) - 1)
     is_masked = rows_BT1[:, 1:] >> mask_bit == 1
-    return ids[:, :-1], ids[:, 1:].masked_fill(is_masked, model.IGNORED)
+    return ids[:, :-1], ids[:, 1:].masked_fill(is_masked, IGNORED)
 
 
 def num_learned(rows_BT1: Tensor, mask_bit: int) -> Tensor:

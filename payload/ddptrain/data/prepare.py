@@ -4,7 +4,7 @@ The sources are cut into parts. Workers, on one machine or as elements of a Slur
 number and need no locks. `dataset.json` comes last.
 """
 
-# ruff: noqa: RUF009 - config.option returns a dataclasses.field
+# ruff: noqa: RUF009 - flags.option returns a dataclasses.field
 import collections
 import concurrent.futures
 import contextlib
@@ -20,7 +20,7 @@ import typing
 
 from ddptrain.data import names, parts, shards, sources, texts, tokenizers, unread
 from ddptrain.ground import errors, files, log
-from ddptrain.options import config
+from ddptrain.options import flags
 
 _STDLIB = f"{sources.STDLIB} (Python's own source code: needs no network)"
 _SOURCES = f"{_STDLIB}, folders or files: {names.READS}"
@@ -38,48 +38,48 @@ Entry = dict[str, typing.Any]  # of a shard, in a note and in dataset.json
 class Options:
     """The command line."""
 
-    source: tuple[str, ...] = config.option(
+    source: tuple[str, ...] = flags.option(
         dataclasses.MISSING, _SOURCES, str, nargs="+", metavar="SRC", required=True
     )
-    output: pathlib.Path = config.option(
+    output: pathlib.Path = flags.option(
         dataclasses.MISSING, "folder of the dataset", pathlib.Path, required=True
     )
-    tokenizer: str = config.option(
+    tokenizer: str = flags.option(
         "auto", "auto: gpt2 from 256 MiB of text, otherwise byte", choices=("auto", "byte", "gpt2")
     )
-    tokenizer_local_dir: pathlib.Path | None = config.option(
+    tokenizer_local_dir: pathlib.Path | None = flags.option(
         None, "folder of a tokenizer that transformers or tokenizers saved", pathlib.Path
     )
-    workers: int = config.option(0, "processes [default: one per core]", least=0)
-    task: str | None = config.option(
+    workers: int = flags.option(0, "processes [default: one per core]", least=0)
+    task: str | None = flags.option(
         None,
         "do only the parts of element K of N (from 0), or of this Slurm array element",
         str,
         metavar="K/N|slurm",
     )
-    finalize: bool = config.option(False, "only check the parts and write dataset.json")
-    mask_prompts: bool = config.option(False, "learn only completions and the assistant's messages")
-    val_share: float | None = config.option(
+    finalize: bool = flags.option(False, "only check the parts and write dataset.json")
+    mask_prompts: bool = flags.option(False, "learn only completions and the assistant's messages")
+    val_share: float | None = flags.option(
         None,
         "share of the text held out [default: 0.01, above 1 GiB 0.0005]",
         float,
         least=0,
         below=1,
     )
-    part_mib: float | None = config.option(
+    part_mib: float | None = flags.option(
         None,
         "text per part [default: depends on the amount, at most 64]",
         float,
         least=0.01,
         most=4096,
     )
-    errors: str = config.option(
+    errors: str = flags.option(
         "strict", "how to treat bytes that are not text", choices=("strict", "replace")
     )
 
 
-add_arguments = functools.partial(config.declare, options=Options)
-check = functools.partial(config.given, options=Options)
+add_arguments = functools.partial(flags.declare, options=Options)
+check = functools.partial(flags.given, options=Options)
 
 
 def run(options: Options) -> None:

@@ -9,7 +9,7 @@ import pathlib
 import sys
 
 from ddptrain.ground import errors
-from ddptrain.options import config, recipe, smoke_options
+from ddptrain.options import config, flags, recipe, smoke_options
 
 _COMMANDS = {
     "train": (config.add_arguments, config.check),
@@ -17,9 +17,9 @@ _COMMANDS = {
 }
 
 
-def parser_of(command: str, prog: str, hidden: tuple[str, ...] = ()) -> config.Parser:
+def parser_of(command: str, prog: str, hidden: tuple[str, ...] = ()) -> flags.Parser:
     """Return the parser of a command, which names itself as the user types it; its help leaves out `hidden`."""
-    parser = config.Parser(prog=prog, allow_abbrev=False)
+    parser = flags.Parser(prog=prog, allow_abbrev=False)
     _COMMANDS[command][0](parser, hidden=hidden)
     return parser
 

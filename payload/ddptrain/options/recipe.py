@@ -15,11 +15,6 @@ from ddptrain.options import config
 
 Record = collections.abc.Mapping[str, typing.Any]
 
-# Of an attempt, not of the run: where things lie, and what is watched. They may change at each submission.
-OF_ATTEMPT = frozenset(
-    "run_dir data resume device timeout_minutes report_json local_files_only profile profile_ranks "
-    "profile_steps".split()
-)
 # A training with others of these has the same losses to the bit
 WITHOUT_EFFECT = frozenset(
     "keep_checkpoints save_minutes log_every model_local_dir tokenizer_local_dir".split()
@@ -67,7 +62,7 @@ def settings_of(record: Record, *, is_own: bool) -> dict[str, typing.Any]:
     """Return the settings that a run takes from its own record, or from that of the run that it begins from."""
     known = config.from_record(record)
     if is_own:
-        return {name: value for name, value in known.items() if name not in OF_ATTEMPT}
+        return {name: value for name, value in known.items() if name not in config.OF_ATTEMPT}
     return {name: value for name, value in known.items() if name in INHERITED}
 
 
@@ -78,7 +73,7 @@ def changes(before: Record, after: Record, step: int) -> list[Change]:
     """
     found: list[Change] = []
     for name in config.names():
-        if name in OF_ATTEMPT or name == "epochs":
+        if name in config.OF_ATTEMPT or name == "epochs":
             continue
         old, new = before.get(name), after.get(name)
         if name == "steps":
@@ -100,9 +95,13 @@ def history(record: Record) -> list[Change]:
     """Return the changes in a record; lines of it that are none are left out."""
     names = {field.name for field in dataclasses.fields(Change)}
     listed = record.get(config.CHANGES)
-    lines = typing.cast(list[typing.Any], listed) if isinstance(listed, list) else []
-    objects = [typing.cast(dict[str, typing.Any], line) for line in lines if isinstance(line, dict)]
-    return [Change(**line) for line in objects if line.keys() == names]
+    if not isinstance(listed, list):
+        return []
+    found: list[Change] = []
+    for line in typing.cast(list[typing.Any], listed):
+        if isinstance(line, dict) and line.keys() == names:
+            found.append(Change(**line))
+    return found
 
 
 def as_record(
@@ -126,17 +125,15 @@ def announced(run_dir: pathlib.Path, asked: config.Config) -> list[Change]:
         meta = files.read_json(run_dir / "latest" / "manifest.json")["meta"]
         before, step = meta["config"], int(meta["step"])
     own = config.complete(asked, "cpu", settings_of(record or before, is_own=True))
-    return [
-        change
-        for change in changes(before, config.as_record(own), step)
-        if _is_given(change, asked)
-    ]
+    found = changes(before, config.as_record(own), step)
+    return [change for change in found if _is_given(change, asked)]
 
 
 def _is_given(change: Change, asked: config.Config) -> bool:
+    names = [change.setting]
     if change.setting == "steps":
-        return not asked.given.isdisjoint((*config.LENGTH, "epoch_steps"))
-    return change.setting in asked.given
+        names = [*config.LENGTH, "epoch_steps"]
+    return any(getattr(asked, name) is not None for name in names)
 
 
 def _text(value: object) -> str:

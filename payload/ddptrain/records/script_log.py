@@ -4,77 +4,99 @@ Lines of earlier attempts stay; of two lines with a step, readers take the later
 """
 
 # pyright: basic
+import collections
 import contextlib
 import json
 import math
 import os
 import pathlib
+import threading
 import time
 import typing
 from multiprocessing import util
 
-from ddptrain.records import trackers
+from ddptrain.ground import log
+
+Record = dict[str, typing.Any]
 
 _OURS = ("kind", "time", "step", "best")
 _TAIL_BYTES = 1 << 16
 _FLUSH_S = 0.5  # what a process that is killed may lose
+_CLOSE_S = 30.0  # how long the end of a script waits for the last lines
 
 
-class Logbook:
+class ScriptLog:
     """Lines for a metrics.jsonl; `start` has the facts of this attempt."""
 
-    def __init__(self, path: pathlib.Path, start: trackers.Record) -> None:
+    def __init__(self, path: pathlib.Path, start: Record, *, flush_s: float = _FLUSH_S) -> None:
         self._path = path
-        self._best: dict[
-            str, tuple[object, float]
-        ] = {}  # of each loss, for readers of the file's end: step and value
-        self._waiting: list[trackers.Record] = [{"kind": "start", "time": time.time(), **start}]
+        self._flush_s = flush_s
+        # Of each loss, for readers of the file's end: step and value
+        self._best: dict[str, tuple[object, float]] = {}
+        self._taken: collections.deque[Record] = collections.deque()
+        self._unwritten: list[Record] = [{"kind": "start", "time": time.time(), **start}]
         self._has_read = False
-        self._background = trackers.Background(self, queued=None, flush_s=_FLUSH_S)
-        self._at_exit = util.Finalize(
-            None, self.end, exitpriority=0
-        )  # atexit's are not called in a child of spawn
+        self._has_warned = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="script-log", daemon=True)
+        self._thread.start()
+        # Not atexit, which is not called in a child of spawn
+        self._at_exit = util.Finalize(None, self.end, exitpriority=0)
 
     def add(self, at: object, metrics: dict[str, object]) -> None:
         """Take a line; a value that is no number, text or tensor of one element is left out, with a warning."""
-        record: trackers.Record = {"kind": "step", "time": time.time()}
-        for name, value in (("step", at), *metrics.items()):
-            try:
-                record[f"{name}_" if name in _OURS and len(record) > 2 else name] = _plain(value)
-            except Exception as e:  # whatever a value's own methods may raise
-                self._background.warn(f"{name} is left out: {type(e).__name__}: {e}")
+        record: Record = {"kind": "step", "time": time.time()}
+        self._put(record, "step", at)
+        for name, value in metrics.items():
+            self._put(record, f"{name}_" if name in _OURS else name, value)
         step = record.get("step")
-        if isinstance(step, int | float) and not isinstance(step, bool) and abs(step) < 1 << 53:
-            self._background.record(record)
+        is_number = isinstance(step, int | float) and not isinstance(step, bool)
+        if is_number and abs(step) < 1 << 53:
+            self._taken.append(record)
 
     def end(self) -> None:
         """Write what is left."""
         self._at_exit.cancel()
-        self._background.close({})
+        self._ending.set()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            self._warn(f"{self._path} could not be written within {_CLOSE_S:g} s")
+        elif self._unwritten:
+            self._warn(f"{len(self._unwritten)} lines could not be written to {self._path}")
 
-    def open(self) -> None:
-        """Do nothing: a file of a filesystem that failed never works again, so that each `send` opens it."""
+    def _put(self, record: Record, name: str, value: object) -> None:
+        try:
+            record[name] = _plain(value)
+        except Exception as e:  # whatever a value's own methods may raise
+            if not self._has_warned:
+                self._has_warned = True
+                self._warn(f"{name} is left out: {type(e).__name__}: {e}")
 
-    def send(self, records: list[trackers.Record]) -> None:
-        """Append records; those that cannot be written wait for the next call."""
-        self._waiting += records
+    def _warn(self, text: str) -> None:
+        log.warn("TRACK", f"metrics.jsonl: {text}")
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._flush_s):
+            self._append()
+        self._append()
+        if self._unwritten:  # a filesystem that comes back gets a second chance
+            time.sleep(2 * self._flush_s)
+            self._append()
+
+    def _append(self) -> None:
+        """Append what was taken; lines that cannot be written wait for the next call."""
+        while self._taken:
+            self._unwritten.append(self._taken.popleft())
+        if not self._unwritten:
+            return
+        # A file of a filesystem that failed never works again, so each call opens it
         with contextlib.suppress(OSError):
             with self._path.open("a+b") as file:
                 if not self._has_read:
                     self._begin(file)
-                file.write(
-                    b"".join(
-                        json.dumps(self._with_best(record)).encode() + b"\n"
-                        for record in self._waiting
-                    )
-                )
-            self._waiting.clear()  # closed, which reports the errors of delayed writes
-
-    def close(self, _: object) -> None:
-        """Try a last time to write what waits. Raises OSError."""
-        self.send([])
-        if self._waiting:
-            raise OSError(f"{len(self._waiting)} lines could not be written to {self._path}")
+                lines = [json.dumps(self._with_best(record)) for record in self._unwritten]
+                file.write("".join(f"{line}\n" for line in lines).encode())
+            self._unwritten.clear()  # closed, which reports the errors of delayed writes
 
     def _begin(self, file: typing.BinaryIO) -> None:
         """Read the lowest losses up to now; end a line that a crash cut short."""
@@ -87,12 +109,15 @@ class Logbook:
             file.write(b"\n")
         self._has_read = True
 
-    def _with_best(self, record: trackers.Record) -> trackers.Record:
+    def _with_best(self, record: Record) -> Record:
         for name in ("loss", "val_loss"):
             value = record.get(name)
-            if isinstance(value, int | float) and value < self._best.get(name, (0, math.inf))[1]:
+            _, lowest = self._best.get(name, (0, math.inf))
+            if isinstance(value, int | float) and value < lowest:
                 self._best[name] = (record["step"], value)
-        return record | ({"best": self._best} if self._best else {})
+        if not self._best:
+            return record
+        return record | {"best": self._best}
 
 
 def _plain(value: typing.Any) -> object:
@@ -101,8 +126,7 @@ def _plain(value: typing.Any) -> object:
         value = value.item()
     if isinstance(value, str):
         return value[:1000]
-    return (
-        value
-        if value is None or (isinstance(value, int) and abs(value) < 1 << 63)
-        else float(value)
-    )
+    is_small = isinstance(value, int) and abs(value) < 1 << 63
+    if value is None or is_small:
+        return value
+    return float(value)

@@ -1,14 +1,15 @@
 """MLflow, W&B and TensorBoard, beside metrics.jsonl, which is the record. None may stop or slow a training.
 
-Each has a thread with a bounded queue, in which records wait for a dead or slow server; the oldest beyond the bound are
-dropped and counted. The end of a training waits for it only some seconds. Rank 0 alone tracks. A run has one MLflow
-run: its id is kept in the run's `tracking.json`, so that a resumed training continues it, and sends what it lacks.
+Each library hands records over by means of its own: MLflow's asynchronous logging, W&B's process, TensorBoard's thread.
+What MLflow's server did not take is sent from metrics.jsonl at the end, or by the next attempt. Rank 0 alone tracks. A
+run has one MLflow run: its id is kept in the run's `tracking.json`.
 """
 
 # pyright: basic
-import collections
 import collections.abc
 import contextlib
+import functools
+import logging
 import os
 import pathlib
 import threading
@@ -25,238 +26,310 @@ URI, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
 TENSORBOARD, WANDB = "DDPTRAIN_TENSORBOARD", "DDPTRAIN_WANDB"
 ARTIFACTS = ("config.json", "summary.json", "loss.png")
 CLOSE_S = 30.0  # how long the end of a training waits for the last records
-_QUEUED = 20_000
-_BATCH = 500  # MLflow takes up to 1000 metrics in one call (its REST API, log-batch)
-_FLUSH_S = 2.0
-_SENT = "sent_step"  # the tag of an MLflow run with the step of the last record that the server has
+_RETRY_S = 4.0
+_SEND_S = 10.0  # between two batches of records
+_MOST_WAITING = 20_000  # records that wait until the server has a run
+_BATCH = 1000  # metrics in one call, at most (MLflow's REST API, log-batch)
+_SENT = "sent_step"  # the tag of an MLflow run: the server has all records up to this step
 _FIGURES = ("best_loss", "tokens_per_second", "samples_per_second", "mfu")  # of the summary
 _STATES = {"done": "FINISHED", "failed": "FAILED", "preempted": "SCHEDULED"}
-# One try of some seconds for each call: a server that does not respond must not hold the thread for minutes.
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+_MLFLOW = {
+    # One try of some seconds for each call: a server that does not respond must not hold a thread for minutes
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_ASYNC_LOGGING_THREADPOOL_SIZE": "1",
+}
 
 
-class Background:
-    """Hands records to a tracker from a thread, in order; a batch that fails is sent again, after another `open`."""
+class Trackers:
+    """Those that the environment asks for. Whatever they raise is a warning, once for each."""
 
     def __init__(
         self,
-        target: typing.Any,
+        run_dir: pathlib.Path,
+        env: collections.abc.Mapping[str, str],
         *,
         close_s: float = CLOSE_S,
-        queued: int | None = _QUEUED,
-        flush_s: float = _FLUSH_S,
     ) -> None:
-        self.name = type(target).__name__
-        self.dropped = 0
-        self._target, self._close_s, self._flush_s = target, close_s, flush_s
-        self._retry_s = 2 * flush_s
-        self._queue: collections.deque[Record] = collections.deque(
-            maxlen=queued
-        )  # None: without a limit
-        self._summary: Record = {}
-        self._ending = threading.Event()
-        self._warned = False
-        self._thread = threading.Thread(target=self._run, name=f"track-{self.name}", daemon=True)
-        self._thread.start()
+        self._close_s = close_s
+        self._open: list[typing.Any] = []
+        for kind, make in targets(run_dir, env).items():
+            with _surviving(kind):
+                self._open.append(make())
 
     def record(self, record: Record) -> None:
-        """Take one metrics record, at once."""
-        self.dropped += len(self._queue) == self._queue.maxlen
-        self._queue.append(record)
+        """Hand a record of metrics.jsonl to each; one that fails gets no more."""
+        for tracker in list(self._open):
+            with _surviving(type(tracker).__name__):
+                tracker.record(record)
+                continue
+            self._open.remove(tracker)
 
     def close(self, summary: Record) -> None:
-        """Take the run's summary, and wait a little for what is still to be sent."""
-        self._summary = summary
-        self._ending.set()
-        self._thread.join(self._close_s)
-        if self._thread.is_alive():
-            self.warn(f"gave no answer within {self._close_s:g} s; it lacks the last records")
-        elif self.dropped:
-            self.warn(
-                f"{self.dropped} records were not sent; metrics.jsonl has them all", again=True
-            )
+        """Note how the run ended, and wait a little for what is still to be sent."""
+        for tracker in self._open:
+            end = threading.Thread(target=self._end, args=(tracker, summary), daemon=True)
+            end.start()
+            end.join(self._close_s)
+            if end.is_alive():
+                what = f"gave no answer within {self._close_s:g} s; it lacks the last records"
+                _warn(type(tracker).__name__, what)
+        self._open = []
 
-    def _run(self) -> None:
-        opened, is_last, retry_at, waiting = False, False, 0.0, list[Record]()
-        while True:
-            if not (ending := self._ending.is_set()):
-                self._ending.wait(self._flush_s)
-            if not opened and (ending or time.monotonic() >= retry_at):
-                opened = self._try(self._target.open)
-                retry_at = time.monotonic() + self._retry_s
-                if opened and isinstance(self._target, MLflow):  # which got them from metrics.jsonl
-                    self.dropped = 0
-            while opened and (waiting or self._queue):
-                with contextlib.suppress(IndexError):
-                    while len(waiting) < _BATCH:
-                        waiting.append(self._queue.popleft())
-                opened = self._try(self._target.send, waiting)
-                waiting = [] if opened else waiting
-            if ending and opened and self._try(self._target.close, self._summary):
-                return
-            if is_last:
-                self.dropped += len(waiting) + len(self._queue)
-                return
-            if ending:  # a server that is restarted gets a second chance
-                opened, is_last = False, True
-                time.sleep(self._retry_s)
+    def _end(self, tracker: typing.Any, summary: Record) -> None:
+        with _surviving(type(tracker).__name__):
+            tracker.close(summary)
 
-    def _try(self, work: collections.abc.Callable[..., None], *args: object) -> bool:
-        try:
-            work(*args)
-        except Exception as e:  # whatever a client may raise: tracking never stops a training
-            self.warn(f"{type(e).__name__}: {' '.join(str(e).split())[:300]}")
-            return False
-        return True
 
-    def warn(self, text: str, *, again: bool = False) -> None:
-        """Print a warning, the first one only."""
-        if not self._warned or again:
-            self._warned = True
-            log.warn("TRACK", f"{self.name}: {text}")
+@contextlib.contextmanager
+def _surviving(name: str) -> collections.abc.Iterator[None]:
+    """Turn whatever a client may raise into a warning."""
+    try:
+        yield
+    except Exception as e:  # tracking never stops a training
+        _warn(name, _text(e))
+
+
+def _text(e: Exception) -> str:
+    return f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
+
+
+def _warn(name: str, text: str) -> None:
+    log.warn("TRACK", f"{name}: {text}")
 
 
 class MLflow:
-    """One MLflow run for the whole training, also after it was resumed."""
+    """One MLflow run for the whole training, also after it was resumed.
 
-    def __init__(self, run_dir: pathlib.Path, uri: str) -> None:
-        self.run_dir, self.uri = run_dir, uri
+    A record that is sent twice counts once: a metric has its record's time.
+    """
+
+    def __init__(
+        self, run_dir: pathlib.Path, uri: str, *, retry_s: float = _RETRY_S, send_s: float = _SEND_S
+    ) -> None:
+        self.run_dir = run_dir
+        self.uri = uri
+        self._retry_s = retry_s
+        self._send_s = send_s
         self._client: typing.Any = None
         self._entities: typing.Any = None  # the module
         self._run_id = ""
+        self._waiting: list[Record] = []
+        self._last_send = time.monotonic()
+        self._batches: list[tuple[int, typing.Any]] = []  # first step, MLflow's operation
+        self._lacks_from: int | None = None  # the first step that the server may lack
+        self._ending = threading.Event()
+        # MLflow makes a run while its caller waits, so a thread calls it until the server answers
+        self._opening = threading.Thread(target=self._open_patiently, name="mlflow", daemon=True)
+        self._opening.start()
 
-    def open(self) -> None:
-        """Find the run's MLflow run, or make it."""
-        for name, value in _PATIENCE.items():
-            os.environ.setdefault(name, value)
-        artifacts = None  # a server knows where they go
-        if self.uri.startswith("sqlite:///"):
-            folder = pathlib.Path(self.uri.removeprefix("sqlite:///")).parent
-            folder.mkdir(parents=True, exist_ok=True)
-            artifacts = str(folder / "artifacts")
-        from mlflow import entities, tracking  # pyright: ignore[reportMissingImports] - only where tracking is asked for
-
-        client = tracking.MlflowClient(tracking_uri=self.uri)
-        note: Record = {}
-        with contextlib.suppress(OSError, ValueError):
-            note = files.read_json(self.run_dir / NOTE)
-        if note.get("uri") == self.uri and note.get("run_id"):
-            run_id = str(note["run_id"])
-        else:
-            name = os.environ.get(EXPERIMENT) or "slurm-ddp"
-            experiment = client.get_experiment_by_name(name)
-            number = (
-                experiment.experiment_id
-                if experiment
-                else client.create_experiment(name, artifacts)
-            )
-            run_id = client.create_run(number, run_name=self.run_dir.name).info.run_id
-            url = (
-                f"{self.uri}/#/experiments/{number}/runs/{run_id}"
-                if self.uri.startswith("http")
-                else self.uri
-            )
-            files.write_json(
-                self.run_dir / NOTE,
-                {"uri": self.uri, "run_id": run_id, "experiment": name, "url": url},
-            )
-        known = client.get_run(run_id).data
-        client.update_run(run_id, status="RUNNING")
-        self._client, self._entities, self._run_id = client, entities, run_id
-        self._describe(known.params)
-        if job := os.environ.get("SLURM_JOB_ID"):
-            client.set_tag(run_id, "slurm_job_id", job)
-        log.emit("TRACK", mlflow=self.uri, run_id=run_id)
-        records = files.read_records(self.run_dir / METRICS)
-        sent = int(known.tags.get(_SENT, 0))
-        self.send(
-            [
-                record
-                for record in records
-                if record.get("kind") != "start" and record.get("step", 0) >= sent
-            ]
-        )
-
-    def send(self, records: list[Record]) -> None:
-        """Log the numbers of the records. A record that is sent twice counts once: a metric has its record's time."""
-        metrics = [
-            (step, self._entities.Metric(name, value, int(1000 * time_s), step))
-            for step, time_s, figures in _numbers(records)
-            for name, value in figures.items()
-        ]
-        for at in range(0, len(metrics), 1000):
-            part = metrics[at : at + 1000]
-            tag = self._entities.RunTag(
-                _SENT, str(part[-1][0])
-            )  # stored after the metrics of the same call
-            self._client.log_batch(self._run_id, metrics=[metric for _, metric in part], tags=[tag])
+    def record(self, record: Record) -> None:
+        """Take one metrics record, at once."""
+        self._waiting.append(record)
+        if self._opening.is_alive():
+            if len(self._waiting) > _MOST_WAITING:
+                self._miss(_figures(self._waiting[0]).step)
+                self._waiting.clear()
+        elif time.monotonic() - self._last_send > self._send_s:
+            self._send_waiting()
 
     def close(self, summary: Record) -> None:
-        """Log the summary's figures, how the training ended, and the run's small files as artifacts."""
-        self.send(
-            [
-                {
-                    "step": summary.get("steps", 0),
-                    **{f"final_{name}": summary.get(name) for name in _FIGURES},
-                }
-            ]
-        )
-        self._client.set_terminated(
-            self._run_id, status=_STATES.get(str(summary.get("state")), "FINISHED")
-        )
-        for path in (self.run_dir / name for name in ARTIFACTS):
-            if path.exists():
-                self._client.log_artifact(self._run_id, str(path))
+        """Send what the server lacks, the summary's figures, how the training ended, and the run's small files."""
+        self._ending.set()
+        self._opening.join()
+        for is_last in (False, True):  # a server that is restarted gets a second chance
+            try:
+                self._finish(summary)
+            except Exception as e:  # whatever a client may raise
+                if not is_last:
+                    time.sleep(self._retry_s)
+                    continue
+                missing = len(self._records_from(self._lacks_from or 0))
+                what = f"{missing} records were not sent; metrics.jsonl has them all"
+                _warn("MLflow", f"{what}: {_text(e)}")
+            else:
+                return
 
-    def _describe(self, known: Record) -> None:
+    def _open_patiently(self) -> None:
+        """Open the run, again and again until the server answers or the training ends."""
+        has_warned = False
+        while not self._ending.is_set():
+            try:
+                self._open()
+            except Exception as e:  # whatever a client may raise
+                if not has_warned:
+                    _warn("MLflow", _text(e))
+                has_warned = True
+                self._ending.wait(self._retry_s)
+            else:
+                return
+
+    def _open(self) -> None:
+        """Find the run's MLflow run, or make it, and send what it lacks of earlier attempts."""
+        for name, value in _MLFLOW.items():
+            os.environ.setdefault(name, value)
+        from mlflow import entities, tracking  # pyright: ignore[reportMissingImports] - only where tracking is asked for
+
+        _say_once("mlflow.utils.async_logging.async_logging_queue")
+        client = tracking.MlflowClient(tracking_uri=self.uri)
+        run_id = self._known_run() or self._make_run(client)
+        known = client.get_run(run_id).data
+        client.update_run(run_id, status="RUNNING")
+        self._client = client
+        self._entities = entities
+        self._describe(run_id, known.params)
+        self._send_now(run_id, self._records_from(int(known.tags.get(_SENT, 0))))
+        self._run_id = run_id
+        log.emit("TRACK", mlflow=self.uri, run_id=run_id)
+
+    def _known_run(self) -> str:
+        """Return the id of the MLflow run of an earlier attempt, or an empty text."""
+        with contextlib.suppress(OSError, ValueError):
+            note = files.read_json(self.run_dir / NOTE)
+            if note.get("uri") == self.uri:
+                return str(note.get("run_id") or "")
+        return ""
+
+    def _make_run(self, client: typing.Any) -> str:
+        name = os.environ.get(EXPERIMENT) or "slurm-ddp"
+        experiment = client.get_experiment_by_name(name)
+        if experiment is not None:
+            number = experiment.experiment_id
+        else:
+            number = client.create_experiment(name, self._artifacts())
+        run_id: str = client.create_run(number, run_name=self.run_dir.name).info.run_id
+        note = {"uri": self.uri, "run_id": run_id, "experiment": name, "url": self.uri}
+        if self.uri.startswith("http"):
+            note["url"] = f"{self.uri}/#/experiments/{number}/runs/{run_id}"
+        files.write_json(self.run_dir / NOTE, note)
+        return run_id
+
+    def _artifacts(self) -> str | None:
+        """Return where files go beside an SQLite store; a server knows by itself."""
+        if not self.uri.startswith("sqlite:///"):
+            return None
+        folder = pathlib.Path(self.uri.removeprefix("sqlite:///")).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder / "artifacts")
+
+    def _describe(self, run_id: str, known: Record) -> None:
         """Log the options that MLflow does not know yet: it refuses another value of one that it does."""
-        config = _config(self.run_dir)
-        params = [
-            self._entities.Param(name, str(value)[:500])
-            for name, value in config.items()
-            if name not in known
-        ]
-        self._client.log_batch(self._run_id, params=params[:100])
-        self._client.set_tag(self._run_id, "run_dir", str(self.run_dir))
+        params: list[typing.Any] = []
+        for name, value in _config(self.run_dir).items():
+            if name not in known:
+                params.append(self._entities.Param(name, str(value)[:500]))
+        self._client.log_batch(run_id, params=params[:100])
+        self._client.set_tag(run_id, "run_dir", str(self.run_dir))
+        job = os.environ.get("SLURM_JOB_ID")
+        if job:
+            self._client.set_tag(run_id, "slurm_job_id", job)
+
+    def _send_waiting(self) -> None:
+        """Hand what was taken to MLflow's own queue."""
+        records = self._waiting
+        self._waiting = []
+        self._last_send = time.monotonic()
+        for metrics in self._metrics(records):
+            operation = self._client.log_batch(self._run_id, metrics=metrics, synchronous=False)
+            self._batches.append((metrics[0].step, operation))
+
+    def _send_now(self, run_id: str, records: list[Record]) -> None:
+        """Send records, and note on the server that it has them."""
+        for metrics in self._metrics(records):
+            self._client.log_batch(run_id, metrics=metrics)
+        if records:
+            self._client.set_tag(run_id, _SENT, str(_figures(records[-1]).step))
+
+    def _finish(self, summary: Record) -> None:
+        if not self._run_id:
+            self._open()
+        self._send_waiting()
+        for step, operation in self._batches:
+            try:
+                operation.wait()
+            except Exception:  # whatever made MLflow give up
+                self._miss(step)
+        self._batches = []
+        if self._lacks_from is not None:
+            self._send_now(self._run_id, self._records_from(self._lacks_from))
+
+        final: Record = {"step": summary.get("steps", 0)}
+        for name in _FIGURES:
+            final[f"final_{name}"] = summary.get(name)
+        self._send_now(self._run_id, [final])
+        status = _STATES.get(str(summary.get("state")), "FINISHED")
+        self._client.set_terminated(self._run_id, status=status)
+        for name in ARTIFACTS:
+            if (self.run_dir / name).exists():
+                self._client.log_artifact(self._run_id, str(self.run_dir / name))
+
+    def _miss(self, step: int) -> None:
+        """Note that the server may lack the records from a step on."""
+        if self._lacks_from is None or step < self._lacks_from:
+            self._lacks_from = step
+
+    def _records_from(self, step: int) -> list[Record]:
+        """Return the run's records of a step and later ones."""
+        found: list[Record] = []
+        for record in files.read_records(self.run_dir / METRICS):
+            if record.get("kind") != "start" and record.get("step", 0) >= step:
+                found.append(record)
+        return found
+
+    def _metrics(self, records: list[Record]) -> collections.abc.Iterator[list[typing.Any]]:
+        """Yield the numbers of records as MLflow's metrics, as many as one call takes."""
+        part: list[typing.Any] = []
+        for record in records:
+            found = _figures(record)
+            time_ms = int(1000 * found.time_s)
+            for name, value in found.by_name.items():
+                part.append(self._entities.Metric(name, value, time_ms, found.step))
+            if len(part) > _BATCH - 50:
+                yield part
+                part = []
+        if part:
+            yield part
+
+
+def _say_once(name: str) -> None:
+    """Let a library's logger report its first failure only: a dead server gives one every few seconds."""
+    logger = logging.getLogger(name)
+    if not logger.filters:
+        first = iter([True])
+        logger.addFilter(lambda _: next(first, False))
 
 
 class WandB:
     """Offline runs of Weights & Biases in the run's folder `wandb/`, one for each attempt, all with one id."""
 
     def __init__(self, run_dir: pathlib.Path) -> None:
-        self.run_dir = run_dir
-        self._wandb = self._run = typing.cast(typing.Any, None)
-
-    def open(self) -> None:
         """Begin an offline run; `wandb sync` joins those of all attempts."""
-        os.environ.setdefault(
-            "WANDB_ERROR_REPORTING", "false"
-        )  # read at the import: nothing leaves the cluster
+        # Read at the import: nothing leaves the cluster
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb  # pyright: ignore[reportMissingImports] - only where tracking is asked for
 
-        self._wandb = wandb
-        before = sorted(self.run_dir.glob("wandb/offline-run-*-*"))
+        self._wandb: typing.Any = wandb
+        before = sorted(run_dir.glob("wandb/offline-run-*-*"))
         quiet = wandb.Settings(
             mode="offline", console="off", silent=True, x_disable_stats=True, disable_git=True
         )
-        self._run = wandb.init(
+        self._run: typing.Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "slurm-ddp",
             id=before[0].name.rpartition("-")[2] if before else None,
             resume="allow" if before else None,
-            name=self.run_dir.name,
-            dir=str(self.run_dir),
-            config=_config(self.run_dir),
+            name=run_dir.name,
+            dir=str(run_dir),
+            config=_config(run_dir),
             settings=quiet,
         )
-        self._run.define_metric(
-            "*", step_metric="step"
-        )  # W&B's own only rises, also over the steps of a resumed run
+        # W&B's own step only rises, also over the steps of a resumed run
+        self._run.define_metric("*", step_metric="step")
         log.emit("TRACK", wandb=self._run.dir)
 
-    def send(self, records: list[Record]) -> None:
-        """Log the numbers of the records."""
-        for step, _, figures in _numbers(records):
-            self._run.log({"step": step, **figures})
+    def record(self, record: Record) -> None:
+        """Log the numbers of a record: W&B's own process writes them."""
+        found = _figures(record)
+        self._run.log({"step": found.step, **found.by_name})
 
     def close(self, summary: Record) -> None:
         """Note the summary's figures, and end the run."""
@@ -269,22 +342,18 @@ class TensorBoard:
     """Event files in the run's folder `tensorboard/`."""
 
     def __init__(self, run_dir: pathlib.Path) -> None:
-        self.folder = run_dir / "tensorboard"
-        self._writer: typing.Any = None
-
-    def open(self) -> None:
         """Begin a new event file; TensorBoard joins those of all attempts."""
         from torch.utils import tensorboard
 
-        self._writer = tensorboard.SummaryWriter(str(self.folder))
-        log.emit("TRACK", tensorboard=self.folder)
+        folder = run_dir / "tensorboard"
+        self._writer: typing.Any = tensorboard.SummaryWriter(str(folder))
+        log.emit("TRACK", tensorboard=folder)
 
-    def send(self, records: list[Record]) -> None:
-        """Write the numbers of the records."""
-        for step, _, figures in _numbers(records):
-            for name, value in figures.items():
-                self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+    def record(self, record: Record) -> None:
+        """Hand the numbers of a record to TensorBoard's own thread."""
+        found = _figures(record)
+        for name, value in found.by_name.items():
+            self._writer.add_scalar(name, value, found.step)
 
     def close(self, _: Record) -> None:
         """End the file."""
@@ -300,30 +369,38 @@ def _config(run_dir: pathlib.Path) -> Record:
     return {}
 
 
-def _numbers(
-    records: list[Record],
-) -> collections.abc.Iterator[tuple[int, float, dict[str, float]]]:
-    """Yield (step, time, figures by name) of the records; the time is in seconds since 1970."""
-    for record in records:
-        numbers = {
-            k: v
-            for k, v in record.items()
-            if isinstance(v, int | float) and not isinstance(v, bool)
-        }
-        step, time_s = numbers.pop("step", 0), numbers.pop("time", None) or time.time()
-        numbers.pop("total_steps", None)
-        yield int(step), time_s, {name: float(value) for name, value in numbers.items()}
+class _Figures(typing.NamedTuple):
+    """The numbers of a record, by name."""
+
+    step: int
+    time_s: float  # since 1970
+    by_name: dict[str, float]
+
+
+def _figures(record: Record) -> _Figures:
+    numbers: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            numbers[name] = float(value)
+    step = numbers.pop("step", 0.0)
+    time_s = numbers.pop("time", 0.0) or time.time()
+    numbers.pop("total_steps", None)
+    return _Figures(int(step), time_s, numbers)
 
 
 def targets(
     run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]
-) -> list[MLflow | WandB | TensorBoard]:
-    """Make the trackers that the environment asks for: MLFLOW_TRACKING_URI and the flags of 1."""
-    found: list[MLflow | WandB | TensorBoard] = []
-    if uri := env.get(URI, "").strip():
-        found.append(MLflow(run_dir, store_uri(uri)))
-    wanted = ((WANDB, WandB), (TENSORBOARD, TensorBoard))
-    return found + [tracker(run_dir) for name, tracker in wanted if env.get(name) == "1"]
+) -> dict[str, collections.abc.Callable[[], MLflow | WandB | TensorBoard]]:
+    """Return how to begin each tracker that the environment asks for: MLFLOW_TRACKING_URI and the flags of 1."""
+    found: dict[str, collections.abc.Callable[[], MLflow | WandB | TensorBoard]] = {}
+    uri = env.get(URI, "").strip()
+    if uri:
+        found["MLflow"] = functools.partial(MLflow, run_dir, store_uri(uri))
+    if env.get(WANDB) == "1":
+        found["WandB"] = functools.partial(WandB, run_dir)
+    if env.get(TENSORBOARD) == "1":
+        found["TensorBoard"] = functools.partial(TensorBoard, run_dir)
+    return found
 
 
 def store_uri(uri: str) -> str:

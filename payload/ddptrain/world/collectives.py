@@ -7,7 +7,7 @@ include the copy before it.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
-# ruff: noqa: RUF009 - config.option returns a dataclasses.field
+# ruff: noqa: RUF009 - flags.option returns a dataclasses.field
 import argparse
 import collections.abc
 import dataclasses
@@ -22,9 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddptrain.ground import errors, files, log
-from ddptrain.options import config
-from ddptrain.records import report
+from ddptrain.ground import attempt, errors, files, log
+from ddptrain.options import flags
 from ddptrain.world import distributed
 
 PERIOD = 61  # of the values that are reduced
@@ -188,47 +187,47 @@ COLLECTIVES: dict[str, Collective] = {
 class Options:
     """The command line; the short flags are nccl-tests'."""
 
-    collective: tuple[str, ...] = config.option(
+    collective: tuple[str, ...] = flags.option(
         "all_reduce", f"comma-separated, or all: {', '.join(COLLECTIVES)}", str
     )
-    min_bytes: int = config.option(
+    min_bytes: int = flags.option(
         None, "smallest, with K, M, G [default: 1K on CPUs, 8M on GPUs]", str, short="-b"
     )
-    max_bytes: int = config.option(
+    max_bytes: int = flags.option(
         None, "largest [default: 64M on CPUs, 8G on GPUs]", str, short="-e"
     )
-    step_factor: int = config.option(
+    step_factor: int = flags.option(
         None,
         "ratio of a size to the last [default: 4 on CPUs, 2 on GPUs]",
         int,
         least=2,
         short="-f",
     )
-    iters: int = config.option(
+    iters: int = flags.option(
         None, "timed calls per size [default: 10 on CPUs, 50 on GPUs]", int, least=1, short="-n"
     )
-    warmup_iters: int = config.option(
+    warmup_iters: int = flags.option(
         None, "calls before [default: 2 on CPUs, 5 on GPUs]", int, least=0, short="-w"
     )
-    datatype: str = config.option(
+    datatype: str = flags.option(
         "float", "type of the elements", choices=tuple(EXACT_BITS), short="-d"
     )
-    json: pathlib.Path | None = config.option(
+    json: pathlib.Path | None = flags.option(
         None, "also write the figures to this file", pathlib.Path, short="-J"
     )
-    device: str = config.option(
+    device: str = flags.option(
         "auto", "auto: GPUs if there are any", choices=("auto", "cpu", "cuda")
     )
-    timeout_minutes: float = config.timeout()
-    run_dir: pathlib.Path | None = config.option(None, "folder for the outcome", pathlib.Path)
+    timeout_minutes: float = flags.timeout()
+    run_dir: pathlib.Path | None = flags.option(None, "folder for the outcome", pathlib.Path)
 
 
-add_arguments = functools.partial(config.declare, options=Options)
+add_arguments = functools.partial(flags.declare, options=Options)
 
 
 def check(args: argparse.Namespace) -> Options:
     """Return the options; what depends on the device is completed later. Raises UserError naming the flag."""
-    options = config.given(args, Options)
+    options = flags.given(args, Options)
     wanted = (
         tuple(COLLECTIVES) if options.collective == "all" else tuple(options.collective.split(","))
     )
@@ -277,7 +276,7 @@ def run(options: Options, world: distributed.World) -> None:
         "DONE", workload="collectives", ranks=world.size, elapsed_s=time.perf_counter() - began
     )
     if world.is_main:
-        report.write_outcome(options.run_dir, "done", step=0)
+        attempt.write_outcome(options.run_dir, attempt.DONE, step=0)
 
 
 def _completed(options: Options, device: str) -> Options:

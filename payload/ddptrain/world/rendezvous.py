@@ -66,6 +66,18 @@ def connect(here: Place) -> typing.Any:
         raise errors.UserError(f"{text}; is the port reachable from there?", retry=True) from e
 
 
+def second_client() -> typing.Any:
+    """Return another connection to the store, for a thread of its own: a call on the first one may wait for minutes."""
+    client = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=30),
+    )
+    return dist.PrefixStore(f"attempt{restarts()}", client)
+
+
 def host() -> str:
     """Name this host for messages: Slurm's name of the node, which need not be the machine's."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
