@@ -2,6 +2,7 @@
 
 import argparse
 import collections.abc
+import dataclasses
 import functools
 import importlib
 import os
@@ -12,7 +13,7 @@ import time
 import traceback
 import typing
 
-from ddptrain import __version__
+import ddptrain
 from ddptrain.ground import attempt, error_file, errors, files, log
 from ddptrain.options import flags
 
@@ -75,33 +76,70 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
     return code
 
 
-def _run_ranks(module: str, args: argparse.Namespace) -> int:
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command: the modules of its work and of its options, its help, and whether ranks run it together."""
+
+    program: str
+    options: str
+    text: str
+    has_ranks: bool = True
+
+
+_COMMANDS = {
+    "train": Command(
+        "train", "options.config", "train a GPT on a dataset, or fine-tune a local model"
+    ),
+    "smoke": Command(
+        "smoke", "options.smoke_options", "prove in seconds that ranks, network and devices work"
+    ),
+    "prepare": Command(
+        "data.prepare", "data.prepare", "turn text into a dataset of token shards", has_ranks=False
+    ),
+    "collectives": Command(
+        "world.collectives",
+        "world.collectives",
+        "measure and check the ranks' network as nccl-tests does",
+    ),
+    "inspect": Command(
+        "inspection",
+        "inspection",
+        "show a run, a checkpoint or a dataset, and verify it",
+        has_ranks=False,
+    ),
+}
+
+
+def _run_ranks(command: Command, args: argparse.Namespace) -> int:
     """Check the options, join the other ranks and run. An option that one rank rejects ends all of them."""
     from ddptrain.world import distributed
 
-    program = _module(_PROGRAMS.get(args.name, args.name))
-    options, problem = None, None
+    program = _module(command.program)
+    options: typing.Any = None
+    problem: str | None = None
+    device = "cpu"
+    args.timeout_minutes = flags.TIMEOUT_MINUTES
     try:
-        options = _module(module).check(args)
-        args.run_dir = options.run_dir  # of train it may come from the file
+        options = _module(command.options).check(args)
     except errors.UserError as e:
-        if (cause := errors.cause_of(e)) and cause.is_of_filesystem:
+        cause = errors.cause_of(e)
+        if cause is not None and cause.is_of_filesystem:
             raise  # no mistake in the options, and its file says so
         problem = str(e)
-    device, minutes = (
-        (options.device, options.timeout_minutes) if options else ("cpu", flags.TIMEOUT_MINUTES)
-    )
-    args.timeout_minutes = minutes
-    with distributed.joined(
-        device, problem, functools.partial(_report, args), timeout_minutes=minutes
-    ) as world:
+    else:
+        args.run_dir = options.run_dir  # of train it may come from the file
+        args.timeout_minutes = options.timeout_minutes
+        device = options.device
+    report = functools.partial(_report, args)
+    minutes = args.timeout_minutes
+    with distributed.joined(device, problem, report, timeout_minutes=minutes) as world:
         program.run(options, world)
     return 0
 
 
-def _run_alone(module: str, args: argparse.Namespace) -> int:
-    program = _module(module)
-    return program.run(program.check(args)) or 0
+def _run_alone(command: Command, args: argparse.Namespace) -> int:
+    options = _module(command.options).check(args)
+    return _module(command.program).run(options) or 0
 
 
 def _module(name: str) -> typing.Any:
@@ -111,42 +149,23 @@ def _module(name: str) -> typing.Any:
 def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
     parser = flags.Parser(
         prog="python -m ddptrain",
-        description=__import__("ddptrain").__doc__,
+        description=ddptrain.__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=ddptrain.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (run, module, text) in _COMMANDS.items():
-        # no abbreviations: who submits a job reads the flags, too
+    for name, command in _COMMANDS.items():
+        text = command.text
+        # No abbreviations: who submits a job reads the flags, too
         sub = commands.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
-        sub.set_defaults(command=functools.partial(run, module), name=name)
+        run = _run_ranks if command.has_ranks else _run_alone
+        sub.set_defaults(command=functools.partial(run, command), name=name)
         if name in argv:  # the others' modules need not be imported
-            _module(module).add_arguments(sub)
+            _module(command.options).add_arguments(sub)
     return parser
-
-
-# How each command runs, the module that declares and checks its options, and its help.
-_COMMANDS = {
-    "train": (_run_ranks, "options.config", "train a GPT on a dataset, or fine-tune a local model"),
-    "smoke": (
-        _run_ranks,
-        "options.smoke_options",
-        "prove in seconds that ranks, network and devices work",
-    ),
-    "prepare": (_run_alone, "data.prepare", "turn text into a dataset of token shards"),
-    "collectives": (
-        _run_ranks,
-        "world.collectives",
-        "measure and check the ranks' network as nccl-tests does",
-    ),
-    "inspect": (_run_alone, "inspection", "show a run, a checkpoint or a dataset, and verify it"),
-}
-
-
-_PROGRAMS = {"collectives": "world.collectives"}  # of the others the command is the module's name
 
 
 def _report(args: argparse.Namespace, e: Exception) -> None:
@@ -156,27 +175,31 @@ def _report(args: argparse.Namespace, e: Exception) -> None:
     args.has_reported = True
     name = getattr(args, "name", None)
     text, retry = files.describe(e)
-    if not isinstance(e, errors.UserError) and not (isinstance(e, OSError) and e.errno is not None):
+    is_refused = isinstance(e, OSError) and e.errno is not None
+    if not isinstance(e, errors.UserError) and not is_refused:
         traceback.print_exception(e)
-        text, retry = _explain(e, name, getattr(args, "timeout_minutes", None)), True
+        text = _explain(e, name, getattr(args, "timeout_minutes", None))
+        retry = True
     error_file.leave(e, text, of_peer=_has_lost_peer(e))
     log.fatal(text)
     run_dir: pathlib.Path | None = _run_dir(args)
     try:
-        if not (
-            isinstance(e, errors.LostError) and attempt.has_outcome(run_dir)
-        ):  # of a rank that knows the cause
-            attempt.write_outcome(run_dir, attempt.FAILED, error=text[:500], retry=retry)
+        if isinstance(e, errors.LostError) and attempt.has_outcome(run_dir):
+            return  # of a rank that knows the cause
+        attempt.write_outcome(run_dir, attempt.FAILED, error=text[:500], retry=retry)
     except OSError:
         log.warn("ENV", "the outcome file could not be written")
 
 
 def _run_dir(args: argparse.Namespace) -> pathlib.Path | None:
     """Return the run's folder as far as it is known if the settings could not be read."""
-    if (given := getattr(args, "run_dir", None)) is not None:
+    given = getattr(args, "run_dir", None)
+    if given is not None:
         return given
-    from_env = os.environ.get("RUN_DIR")
-    return pathlib.Path(from_env) if from_env and getattr(args, "name", None) == "train" else None
+    from_job = os.environ.get(attempt.RUN_DIR)
+    if not from_job or getattr(args, "name", None) != "train":
+        return None
+    return pathlib.Path(from_job)
 
 
 _ROOM = {

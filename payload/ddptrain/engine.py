@@ -74,15 +74,15 @@ def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -
 
 def _distributed(module: nn.Module, settings: config.Config, world: distributed.World) -> nn.Module:
     known = inspect.signature(parallel.DistributedDataParallel).parameters
-    buffers = "broadcast_buffers"
+    more: dict[str, typing.Any] = {"broadcast_buffers": False}
     if "forward_sync_buffers" in known:  # its name since torch 2.13
-        buffers = "forward_sync_buffers"
+        more = {"forward_sync_buffers": False}
     return parallel.DistributedDataParallel(
         module,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         bucket_cap_mb=settings.bucket_mb,
         gradient_as_bucket_view=True,
-        **{buffers: False},
+        **more,
     )
 
 

@@ -64,7 +64,7 @@ class Journal:
         self._size = size
         self._run_dir = pathlib.Path(decided.settings.run_dir)
         self._metrics: metrics.Metrics | None = None
-        self._trackers = trackers.Trackers(self._run_dir, {})
+        self._trackers = trackers.Trackers({})
         # Of the steps of this attempt, but for those up to the first agreement
         self._measured_s = 0.0
         self._measured_tokens = 0
@@ -77,7 +77,7 @@ class Journal:
             files.write_json(self._run_dir / config.FILE, record)
             start = {"step": progress.step, "total_steps": self._schedule.steps}
             start |= distributed.describe(self._world)
-            self._trackers = trackers.Trackers(self._run_dir, os.environ)
+            self._trackers = trackers.Trackers(trackers.targets(self._run_dir, os.environ))
             self._metrics = metrics.Metrics(self._run_dir, start=start, sinks=self._trackers)
         log.emit(
             "MODEL",

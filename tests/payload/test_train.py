@@ -363,7 +363,13 @@ def test_every_setting_survives_the_file(tmp_path: pathlib.Path):
         elif meta["kind"] is pathlib.Path:
             values[field.name] = tmp_path / f"with 'quotes' \"and\" ü {field.name}"
     whole = config.Config(
-        **{**values, "epochs": None, "profile_steps": "3-4", "profile_ranks": "0,2"}
+        **{
+            **values,
+            "resume": "never",
+            "epochs": None,
+            "profile_steps": "3-4",
+            "profile_ranks": "0,2",
+        }
     )
     path = tmp_path / "config.json"
     files.write_json(path, config.as_record(whole))

@@ -20,13 +20,15 @@ _COMMANDS = {
 def parser_of(command: str, prog: str, hidden: tuple[str, ...] = ()) -> flags.Parser:
     """Return the parser of a command, which names itself as the user types it; its help leaves out `hidden`."""
     parser = flags.Parser(prog=prog, allow_abbrev=False)
-    _COMMANDS[command][0](parser, hidden=hidden)
+    add_arguments, _ = _COMMANDS[command]
+    add_arguments(parser, hidden=hidden)
     return parser
 
 
 def check(command: str, prog: str, words: collections.abc.Sequence[str]) -> str | None:
     """Return in one line why `python -m ddptrain COMMAND WORDS` would not begin; None where it would."""
-    parser, (_, take) = parser_of(command, prog), _COMMANDS[command]
+    parser = parser_of(command, prog)
+    _, take = _COMMANDS[command]
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # of --help
             take(parser.parse_args(words))
@@ -54,9 +56,8 @@ def main() -> None:
     if "hidden" in request:
         print(parser_of(command, prog, request["hidden"]).format_help(), end="")
         return
-    with contextlib.suppress(
-        OSError
-    ):  # the run's folder, where its ranks start; a new run has none yet
+    # The run's folder, where its ranks start; a new run has none yet
+    with contextlib.suppress(OSError):
         os.chdir(request["folder"])
     if "continues" in request:
         print(json.dumps(changes(request["continues"])))

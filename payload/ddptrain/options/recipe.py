@@ -98,8 +98,8 @@ def history(record: Record) -> list[Change]:
     if not isinstance(listed, list):
         return []
     found: list[Change] = []
-    for line in typing.cast(list[typing.Any], listed):
-        if isinstance(line, dict) and line.keys() == names:
+    for line in typing.cast(list[dict[str, typing.Any]], listed):
+        if isinstance(line, dict) and line.keys() == names:  # pyright: ignore[reportUnnecessaryIsInstance]
             found.append(Change(**line))
     return found
 

@@ -41,7 +41,7 @@ class Metrics:
             for record in [*kept, own]:
                 file.write(json.dumps(record).encode() + b"\n")
         self._file = self.path.open("a", encoding="utf-8")
-        self._trackers = sinks or trackers.Trackers(run_dir, {})
+        self._trackers = sinks or trackers.Trackers({})
 
     def add(self, record: Record) -> None:
         """Append a record. Readers elsewhere see it within some seconds."""

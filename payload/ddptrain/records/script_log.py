@@ -50,8 +50,7 @@ class ScriptLog:
         for name, value in metrics.items():
             self._put(record, f"{name}_" if name in _OURS else name, value)
         step = record.get("step")
-        is_number = isinstance(step, int | float) and not isinstance(step, bool)
-        if is_number and abs(step) < 1 << 53:
+        if isinstance(step, int | float) and not isinstance(step, bool) and abs(step) < 1 << 53:
             self._taken.append(record)
 
     def end(self) -> None:

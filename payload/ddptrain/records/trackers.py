@@ -41,44 +41,44 @@ _MLFLOW = {
 }
 
 
+Begin = collections.abc.Callable[[], typing.Any]  # makes a tracker: record(record), close(summary)
+
+
 class Trackers:
-    """Those that the environment asks for. Whatever they raise is a warning, once for each."""
+    """All trackers of a run. Whatever one raises is a warning, and that one gets no more."""
 
     def __init__(
-        self,
-        run_dir: pathlib.Path,
-        env: collections.abc.Mapping[str, str],
-        *,
-        close_s: float = CLOSE_S,
+        self, begin: collections.abc.Mapping[str, Begin], *, close_s: float = CLOSE_S
     ) -> None:
         self._close_s = close_s
-        self._open: list[typing.Any] = []
-        for kind, make in targets(run_dir, env).items():
-            with _surviving(kind):
-                self._open.append(make())
+        self._open: dict[str, typing.Any] = {}
+        for name, make in begin.items():
+            with _surviving(name):
+                self._open[name] = make()
 
     def record(self, record: Record) -> None:
-        """Hand a record of metrics.jsonl to each; one that fails gets no more."""
-        for tracker in list(self._open):
-            with _surviving(type(tracker).__name__):
+        """Hand a record of metrics.jsonl to each."""
+        for name, tracker in list(self._open.items()):
+            with _surviving(name):
                 tracker.record(record)
                 continue
-            self._open.remove(tracker)
+            del self._open[name]
 
     def close(self, summary: Record) -> None:
         """Note how the run ended, and wait a little for what is still to be sent."""
-        for tracker in self._open:
-            end = threading.Thread(target=self._end, args=(tracker, summary), daemon=True)
+        for name, tracker in self._open.items():
+            end = threading.Thread(target=_end, args=(name, tracker, summary), daemon=True)
             end.start()
             end.join(self._close_s)
             if end.is_alive():
                 what = f"gave no answer within {self._close_s:g} s; it lacks the last records"
-                _warn(type(tracker).__name__, what)
-        self._open = []
+                _warn(name, what)
+        self._open = {}
 
-    def _end(self, tracker: typing.Any, summary: Record) -> None:
-        with _surviving(type(tracker).__name__):
-            tracker.close(summary)
+
+def _end(name: str, tracker: typing.Any, summary: Record) -> None:
+    with _surviving(name):
+        tracker.close(summary)
 
 
 @contextlib.contextmanager
@@ -388,11 +388,9 @@ def _figures(record: Record) -> _Figures:
     return _Figures(int(step), time_s, numbers)
 
 
-def targets(
-    run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]
-) -> dict[str, collections.abc.Callable[[], MLflow | WandB | TensorBoard]]:
+def targets(run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]) -> dict[str, Begin]:
     """Return how to begin each tracker that the environment asks for: MLFLOW_TRACKING_URI and the flags of 1."""
-    found: dict[str, collections.abc.Callable[[], MLflow | WandB | TensorBoard]] = {}
+    found: dict[str, Begin] = {}
     uri = env.get(URI, "").strip()
     if uri:
         found["MLflow"] = functools.partial(MLflow, run_dir, store_uri(uri))
