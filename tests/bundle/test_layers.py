@@ -1,31 +1,45 @@
-"""The page on architecture shows the rooms of lib/ddp in the order that import-linter holds them to."""
+"""The page on architecture shows the rooms of lib/ddp and of the payload in the order that import-linter holds them to."""
 
 import re
 import tomllib
 
+import pytest
 import rules
 
+CONTRACTS = tomllib.loads((rules.ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+    "contracts"
+]
+LAYERS = {one["name"]: one["layers"] for one in CONTRACTS if one["type"] == "layers"}
 
-def test_the_page_shows_the_rooms_from_the_top_down():
-    pyproject = tomllib.loads((rules.ROOT / "pyproject.toml").read_text())
-    layers = pyproject["tool"]["importlinter"]["contracts"][0]["layers"]
+
+@pytest.mark.parametrize(
+    ("contract", "package", "head"),
+    [
+        ("The rooms of lib/ddp", "ddp", "| room | one idea |"),
+        ("The rooms of payload/ddptrain", "ddptrain", "| part | one idea |"),
+    ],
+)
+def test_the_page_shows_the_rooms_from_the_top_down(contract: str, package: str, head: str):
     page = (rules.ROOT / "docs" / "explanation" / "architecture.md").read_text()
-    table = page.partition("| room | one idea |")[2].partition("\n\n")[0]
+    table = page.partition(head)[2].partition("\n\n")[0]
     shown = [
         re.findall(r"`([a-z]+)`", row.split("|")[1])
         for row in table.splitlines()
         if row.startswith("| `")
     ]
-    assert shown == [re.findall(r"ddp\.([a-z]+)", layer) for layer in layers]
+    assert shown == [re.findall(rf"{package}\.([a-z]+)", layer) for layer in LAYERS[contract]]
 
 
-def test_every_room_is_a_layer():
-    pyproject = tomllib.loads((rules.ROOT / "pyproject.toml").read_text())
-    layers = " ".join(pyproject["tool"]["importlinter"]["contracts"][0]["layers"])
+@pytest.mark.parametrize(
+    ("contract", "folder"),
+    [("The rooms of lib/ddp", "lib/ddp"), ("The rooms of payload/ddptrain", "payload/ddptrain")],
+)
+def test_every_room_is_a_layer(contract: str, folder: str):
+    layers = " ".join(LAYERS[contract])
     found = {
         path.stem
-        for path in (rules.ROOT / "lib" / "ddp").iterdir()
+        for path in (rules.ROOT / folder).iterdir()
         if path.suffix == ".py" or path.is_dir()
     }
     found -= {"__init__", "__main__", "__pycache__"}
-    assert found == set(re.findall(r"ddp\.([a-z]+)", layers))
+    assert found == set(re.findall(r"\w+\.([a-z]+)", layers))
