@@ -86,4 +86,5 @@ def test_precision_is_decided_by_the_hardware_and_deterministic_means_fp32(
 ):
     monkeypatch.setattr(hardware, "has_bf16", lambda _: able)
     world = distributed.World(rendezvous.Place(0, 1, 0, 1), torch.device("cpu"))
-    assert planning._choose_precision(config.Config(**asked), world).precision == wanted
+    settings = config.complete(config.Config(**asked), "cpu", {})
+    assert planning._choose_precision(settings, world).precision == wanted

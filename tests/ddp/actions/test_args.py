@@ -125,7 +125,9 @@ def test_a_file_that_hangs_is_reported(settings: Settings, monkeypatch: pytest.M
 
 
 def test_a_payload_that_cannot_look_is_reported(settings: Settings):
-    (settings.payload / "ddptrain" / "options" / "command_line.py").write_text("raise SystemExit('broken')\n")
+    (settings.payload / "ddptrain" / "options" / "command_line.py").write_text(
+        "raise SystemExit('broken')\n"
+    )
     with pytest.raises(
         Problem, match=r"^args: the payload could not check them: python3 exited 1: broken$"
     ):

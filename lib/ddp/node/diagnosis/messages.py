@@ -211,7 +211,7 @@ _CUT = re.compile(
 )
 # libstdc++'s words as a thread of gloo's releases the last tensor while Python shuts down: asking
 # for the GIL ends the thread, inside of a destructor (~AsyncWork). No thread has a Python frame
-# then. Python 3.14 lets it wait; in our environments ddptrain.startup waits for it.
+# then. Python 3.14 lets it wait; in our environments ddptrain.world.startup waits for it.
 _TERMINATED = "terminate called without an active exception"
 _NO_FRAME = "<no Python frame>"
 NOT_DESTROYED = (  # the first alone is not enough if a model of DDP still holds the group
