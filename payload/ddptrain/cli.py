@@ -118,7 +118,7 @@ def _run_ranks(command: Command, args: argparse.Namespace) -> int:
     options: typing.Any = None
     problem: str | None = None
     device = "cpu"
-    args.timeout_minutes = flags.TIMEOUT_MINUTES
+    minutes = flags.TIMEOUT_MINUTES
     try:
         options = _module(command.options).check(args)
     except errors.UserError as e:
@@ -128,10 +128,10 @@ def _run_ranks(command: Command, args: argparse.Namespace) -> int:
         problem = str(e)
     else:
         args.run_dir = options.run_dir  # of train it may come from the file
-        args.timeout_minutes = options.timeout_minutes
         device = options.device
+        minutes = options.timeout_minutes
+    args.timeout_minutes = minutes
     report = functools.partial(_report, args)
-    minutes = args.timeout_minutes
     with distributed.joined(device, problem, report, timeout_minutes=minutes) as world:
         program.run(options, world)
     return 0
