@@ -4,7 +4,7 @@
 import dataclasses
 import os
 
-from ddptrain.world import collectives
+from ddptrain.world import exchanges
 
 
 def spoil(call):
@@ -17,7 +17,7 @@ def spoil(call):
 
 
 name = os.environ["CORRUPT"]
-collective = collectives.COLLECTIVES[name]
-collectives.COLLECTIVES[name] = dataclasses.replace(
+collective = exchanges.COLLECTIVES[name]
+exchanges.COLLECTIVES[name] = dataclasses.replace(
     collective, out_of_place=spoil(collective.out_of_place)
 )

@@ -7,7 +7,7 @@ import pytest
 import ranks
 import torch
 
-from ddptrain.world import collectives
+from ddptrain.world import exchanges
 
 QUICK = ("-b", "1K", "-e", "64K", "-f", "8", "-n", "2", "-w", "1")
 
@@ -45,16 +45,16 @@ def test_the_table_has_nccl_tests_columns(measured: tuple[ranks.Result, dict]):
     assert output.count(f"# nThread 1 nGpus 1 {header}") == 5
     assert output.count("# Out of bounds values : 0 OK") == 5
     assert output.count("# Avg bus bandwidth    : ") == 5
-    for name in collectives.COLLECTIVES:
+    for name in exchanges.COLLECTIVES:
         assert f"# Collective test concluded: {name}_perf" in output
 
 
 def test_the_json_says_the_same(measured: tuple[ranks.Result, dict]):
     report = measured[1]
     assert report["world_size"] == 2
-    assert [c["collective"] for c in report["collectives"]] == list(collectives.COLLECTIVES)
+    assert [c["collective"] for c in report["collectives"]] == list(exchanges.COLLECTIVES)
     for entry in report["collectives"]:
-        factor = collectives.COLLECTIVES[entry["collective"]].bus_factor(2)
+        factor = exchanges.COLLECTIVES[entry["collective"]].bus_factor(2)
         placed = [
             row[p] for row in entry["results"] for p in ("out_of_place", "in_place") if row[p]
         ]
@@ -67,11 +67,11 @@ def test_the_json_says_the_same(measured: tuple[ranks.Result, dict]):
 
 def test_bus_factors_are_nccl_tests():
     ring = 15 / 16
-    expected = dict.fromkeys(collectives.COLLECTIVES, ring) | {
+    expected = dict.fromkeys(exchanges.COLLECTIVES, ring) | {
         "all_reduce": 2 * ring,
         "broadcast": 1,
     }
-    assert {name: c.bus_factor(16) for name, c in collectives.COLLECTIVES.items()} == expected
+    assert {name: c.bus_factor(16) for name, c in exchanges.COLLECTIVES.items()} == expected
 
 
 def test_a_size_that_does_not_fit_is_one_line():
@@ -81,7 +81,7 @@ def test_a_size_that_does_not_fit_is_one_line():
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("name", list(collectives.COLLECTIVES))
+@pytest.mark.parametrize("name", list(exchanges.COLLECTIVES))
 def test_a_corrupted_buffer_is_counted_and_fails_on_every_rank(name: str):
     result = ranks.run(
         2, "collectives --collective", name, *QUICK, accident="accident_corrupt", CORRUPT=name
@@ -95,7 +95,7 @@ def test_a_corrupted_buffer_is_counted_and_fails_on_every_rank(name: str):
 @pytest.mark.parametrize("datatype", ["bfloat16", "half", "int8", "uint8", "int64", "double"])
 @pytest.mark.parametrize("size", [2, 60])
 def test_the_expected_values_are_exact_in_every_dtype(datatype: str, size: int):
-    coder = collectives.Coder(datatype, size, torch.device("cpu"))
+    coder = exchanges.Coder(datatype, size, torch.device("cpu"))
     sent = torch.stack([coder.reducible(rank, 200).to(torch.int64) for rank in range(size)])
     reduced = sent.sum(0)
     assert torch.equal(coder.reduced(0, 200).to(torch.int64), reduced)
@@ -110,7 +110,7 @@ def test_the_expected_values_are_exact_in_every_dtype(datatype: str, size: int):
 
 def test_values_tell_whence_whither_and_where():
     """A part that arrives from or for another rank, or at another place, is wrong in every element."""
-    coder = collectives.Coder("float", 4, torch.device("cpu"))
+    coder = exchanges.Coder("float", 4, torch.device("cpu"))
     parts = {
         (source, target): coder.coded(source, target, 1000)
         for source in range(4)

@@ -239,7 +239,10 @@ def test_bytes_that_are_no_text_are_refused_or_replaced(
 ):
     (tmp_path / "chat.jsonl").write_bytes(b'{"text": "caf\xe9 au lait"}\n' * 20)
     asked = config.Config(
-        data=tmp_path / "chat.jsonl", run_dir=tmp_path / "run", model_local_dir=model_dir
+        errors="strict",
+        data=tmp_path / "chat.jsonl",
+        run_dir=tmp_path / "run",
+        model_local_dir=model_dir,
     )
     with pytest.raises(errors.UserError, match=rf"^{asked.data} line 1 is not JSON: .*byte 0xe9"):
         finetune.prepare_data(asked)
