@@ -10,6 +10,8 @@ import typing
 from ddptrain.data import shards, unread
 from ddptrain.ground import errors, files, log
 
+_SHOWN = ("created", "step", "epoch", "format", "world_size")  # of a checkpoint
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
@@ -29,11 +31,14 @@ def check(args: argparse.Namespace) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> int:
     """Print what the folder is and return the exit code: 0 when it is whole. Raises UserError for a foreign folder."""
     path: pathlib.Path = args.path
-    facts, damage = _dataset(path) if (path / shards.MANIFEST).exists() else _checkpoints(path)
-    print(json.dumps({**facts, "damage": damage} if args.json else facts, indent=2))
-    with contextlib.redirect_stdout(
-        sys.stderr if args.json else sys.stdout
-    ):  # a program reads the object
+    describe = _dataset if (path / shards.MANIFEST).exists() else _checkpoints
+    facts, damage = describe(path)
+    if args.json:
+        print(json.dumps({**facts, "damage": damage}, indent=2))
+    else:
+        print(json.dumps(facts, indent=2))
+    # With --json a program reads the object
+    with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
         for text in damage:
             log.fatal(text)
     if not damage and not args.json:
@@ -47,7 +52,6 @@ def _dataset(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
     except shards.ShardError as e:
         return {"kind": "dataset", "path": str(path)}, [str(e)]
     manifest = files.read_json(path / shards.MANIFEST)
-    found = [shard for split in shards.SPLITS for shard in dataset.splits[split]]
     facts: dict[str, typing.Any] = {
         "kind": "dataset",
         "path": str(path),
@@ -56,14 +60,16 @@ def _dataset(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
         "tokenizer": dataset.tokenizer["kind"],
         "vocabulary": dataset.vocab,
         "fingerprint": dataset.fingerprint,
-        "totals": {
-            k: f"{v['tokens']} tokens, {v['docs']} documents" for k, v in manifest["totals"].items()
-        },
-        "shards": [
-            {"file": str(s.path.relative_to(path)), "tokens": s.tokens, "bytes": s.size_bytes}
-            for s in found
-        ],
+        "totals": {},
+        "shards": [],
     }
+    for split, total in manifest["totals"].items():
+        facts["totals"][split] = f"{total['tokens']} tokens, {total['docs']} documents"
+    for split in shards.SPLITS:
+        for shard in dataset.splits[split]:
+            name = str(shard.path.relative_to(path))
+            about = {"file": name, "tokens": shard.tokens, "bytes": shard.size_bytes}
+            facts["shards"].append(about)
     return facts, shards.damaged(dataset)
 
 
@@ -74,9 +80,8 @@ def _checkpoints(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
     is_one = (path / stored.MANIFEST).exists() or path.name.startswith("epoch-")
     found = [path] if is_one else stored.candidates(path)
     if not found:
-        raise errors.UserError(
-            f"{path} holds neither checkpoints nor a dataset; give a folder that does"
-        )
+        what = f"{path} holds neither checkpoints nor a dataset"
+        raise errors.UserError(f"{what}; give a folder that does")
     damage: list[str] = []
     listed: dict[str, object] = {}
     for one in found:
@@ -85,11 +90,6 @@ def _checkpoints(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
         except stored.CheckpointError as e:
             damage.append(str(e))
         else:
-            listed[one.name] = {
-                name: meta[name] for name in ("created", "step", "epoch", "format", "world_size")
-            }
-    return {
-        "kind": "checkpoint" if is_one else "run",
-        "path": str(path),
-        "checkpoints": listed,
-    }, damage
+            listed[one.name] = {name: meta[name] for name in _SHOWN}
+    kind = "checkpoint" if is_one else "run"
+    return {"kind": kind, "path": str(path), "checkpoints": listed}, damage

@@ -37,7 +37,8 @@ class Attention(nn.Module):
 
     def __init__(self, shape: shapes.Shape) -> None:
         super().__init__()
-        self.heads, self.dropout = shape.heads, shape.dropout
+        self.heads = shape.heads
+        self.dropout = shape.dropout
         self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
         self.out = nn.Linear(shape.width, shape.width, bias=False)
 
@@ -46,10 +47,13 @@ class Attention(nn.Module):
         B, T, C = x_BTC.shape
         joint_BTE = self.qkv(x_BTC)
         is_whole = x_BTC.device.type == "cpu" and T < _WHOLE_BELOW
-        parts = (joint_BTE.float() if is_whole else joint_BTE).split(C, dim=2)
+        if is_whole:
+            joint_BTE = joint_BTE.float()
+        parts = joint_BTE.split(C, dim=2)
         q_BHTD, k_BHTD, v_BHTD = (
             part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in parts
         )
+
         dropout = self.dropout if self.training else 0.0
         if is_whole:
             with torch.autocast("cpu", enabled=False):
@@ -117,12 +121,15 @@ class GPT(nn.Module):
         for block in self.blocks:
             x_BTC = block(x_BTC)
         logits_BTV = self.head(self.norm(x_BTC))
-        return logits_BTV if targets_BT is None else token_loss(logits_BTV, targets_BT)
+        if targets_BT is None:
+            return logits_BTV
+        return token_loss(logits_BTV, targets_BT)
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats over the targets that are not ignored, shape (); 0 where all are."""
-    logits_NV, targets_N = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
+    logits_NV = logits_BTV.flatten(0, 1).float()
+    targets_N = targets_BT.flatten()
     total = F.cross_entropy(logits_NV, targets_N, ignore_index=batches.IGNORED, reduction="sum")
     return total / (targets_N != batches.IGNORED).sum().clamp(min=1)
 

@@ -55,11 +55,13 @@ def flops_per_token(shape: Shape, parameters: int) -> float:
 
 def peak_flops(gpu: str) -> float | None:
     """Return a GPU's dense bf16 peak in FLOP/s by its name or GRES type; None if it is not known."""
-    words = (
-        gpu.lower().replace("-", " ").replace("_", " ").replace("rtx", "rtx ").split()
-    )  # a GRES type may be rtx4090
-    name = f" {' '.join(words)} "
-    for part, _, peak in (entry.strip().lower().rpartition(" ") for entry in _PEAKS.split(",")):
-        if f" {part} " in name and " laptop " not in name:
+    spaced = gpu.lower().replace("-", " ").replace("_", " ")
+    spaced = spaced.replace("rtx", "rtx ")  # a GRES type may be rtx4090
+    name = f" {' '.join(spaced.split())} "
+    if " laptop " in name:
+        return None
+    for entry in _PEAKS.split(","):
+        part, _, peak = entry.strip().lower().rpartition(" ")
+        if f" {part} " in name:
             return float(peak) * 1e12
     return None

@@ -60,11 +60,8 @@ def run(options: smoke_options.Options, world: distributed.World) -> None:
     log.emit("TRAIN", **plan, lr=options.lr)
     recorded = None
     if options.run_dir and world.is_main:
-        start = {
-            "step": 0,
-            "total_steps": options.epochs * steps_per_epoch,
-            **distributed.describe(world),
-        }
+        start: dict[str, object] = {"step": 0, "total_steps": options.epochs * steps_per_epoch}
+        start |= distributed.describe(world)
         recorded = metrics.Metrics(options.run_dir, start=start)
     trained = time.perf_counter()
     losses = _train(options, world, ddp, steps_per_epoch, recorded)
@@ -85,46 +82,54 @@ def _train(
     """Return the loss of each step. Raises UserError when one is not a number."""
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=options.lr)
     inputs_NF, labels_N = _make_data(options)
-    used = options.samples // world.size * world.size
-    began, losses = time.perf_counter(), list[float]()
+    began = time.perf_counter()
+    losses: list[float] = []
     for epoch in range(1, options.epochs + 1):
-        order = torch.randperm(
-            options.samples, generator=torch.Generator().manual_seed(options.seed + epoch)
-        )
-        own_N = order[:used][world.rank :: world.size]
+        own_N = _own_samples(options, world, epoch)
         for number, rows_B in enumerate(own_N.split(options.batch), start=1):
-            inputs_BF, labels_B = (
-                inputs_NF[rows_B].to(world.device),
-                labels_N[rows_B].to(world.device),
-            )
             optimizer.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(ddp(inputs_BF), labels_B)
+            logits_BK = ddp(inputs_NF[rows_B].to(world.device))
+            loss = F.cross_entropy(logits_BK, labels_N[rows_B].to(world.device))
             loss.backward()
             optimizer.step()
             (summed,) = world.sum([loss.item()])
             losses.append(summed / world.size)
+
             if number in (1, steps_per_epoch) or number % 10 == 0:
                 log.emit("BATCH", epoch=epoch, batch=f"{number}/{steps_per_epoch}", loss=losses[-1])
             if recorded is not None:
-                place = {
-                    "step": len(losses),
-                    "total_steps": options.epochs * steps_per_epoch,
-                    "epoch": epoch,
-                }
-                recorded.add(
-                    {
-                        "kind": "step",
-                        **place,
-                        "loss": losses[-1],
-                        "lr": options.lr,
-                        "time": time.time(),
-                    }
-                )
-        loss, elapsed_s = _means(losses, steps_per_epoch)[-1], time.perf_counter() - began
-        log.emit("EPOCH", epoch=f"{epoch}/{options.epochs}", loss=loss, elapsed_s=elapsed_s)
+                recorded.add(_record(options, losses, epoch, steps_per_epoch))
+        log.emit(
+            "EPOCH",
+            epoch=f"{epoch}/{options.epochs}",
+            loss=_means(losses, steps_per_epoch)[-1],
+            elapsed_s=time.perf_counter() - began,
+        )
     if any(math.isnan(loss) for loss in losses):
         raise errors.UserError(f"the loss is not a number at --lr {options.lr}; lower it")
     return losses
+
+
+def _own_samples(options: smoke_options.Options, world: distributed.World, epoch: int) -> Tensor:
+    """Return this rank's samples of an epoch, in another order each time."""
+    generator = torch.Generator().manual_seed(options.seed + epoch)
+    order_N = torch.randperm(options.samples, generator=generator)
+    used = options.samples // world.size * world.size
+    return order_N[:used][world.rank :: world.size]
+
+
+def _record(
+    options: smoke_options.Options, losses: list[float], epoch: int, steps_per_epoch: int
+) -> dict[str, object]:
+    return {
+        "kind": "step",
+        "step": len(losses),
+        "total_steps": options.epochs * steps_per_epoch,
+        "epoch": epoch,
+        "loss": losses[-1],
+        "lr": options.lr,
+        "time": time.time(),
+    }
 
 
 def _means(losses: list[float], size: int) -> list[float]:

@@ -32,19 +32,27 @@ def differences(
     world: distributed.World,
 ) -> list[str]:
     """List the reasons why this attempt computes other bits than the one that saved the checkpoint."""
+    reasons: list[str] = []
     now = {"torch": torch.__version__, "device": device_name(world)}
-    before = {name: found.meta.get(name, value) for name, value in now.items()}
-    reasons = [
-        f"{name} {before[name]} there, {value} here"
-        for name, value in now.items()
-        if before[name] != value
-    ]
-    version = found.meta.get("arithmetic") or (1 if _has_generator(found) else VERSION)
-    if version != VERSION and not (
-        version == 1 and _is_as_version_1(found, settings, micro_batch, world)
-    ):
+    for name, here in now.items():
+        there = found.meta.get(name, here)
+        if there != here:
+            reasons.append(f"{name} {there} there, {here} here")
+
+    version = _version(found)
+    if version == 1 and _is_as_version_1(found, settings, micro_batch, world):
+        version = VERSION
+    if version != VERSION:
         reasons.append(f"saved by a release of other arithmetic ({version} there, {VERSION} here)")
     return reasons
+
+
+def _version(found: stored.Checkpoint) -> int:
+    """Return the version of the release that saved a checkpoint."""
+    noted = found.meta.get("arithmetic")
+    if noted:
+        return noted
+    return 1 if _has_generator(found) else VERSION
 
 
 def _has_generator(found: stored.Checkpoint) -> bool:

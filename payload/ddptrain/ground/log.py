@@ -10,6 +10,7 @@ import sys
 import typing
 
 LIMIT_BYTES = 1000
+_SPECIAL = frozenset(' "\n\t=')  # in a value that needs quotes
 _log = logging.getLogger("ddptrain")
 _handler = logging.StreamHandler(sys.stdout)
 _handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s:%(message)s"))
@@ -48,11 +49,10 @@ def fatal(text: str) -> None:
 
 
 def _write(level: int, marker: str, text: str, fields: dict[str, typing.Any]) -> None:
-    parts = [
-        f"[{marker}]",
-        text,
-        *(f"{key}={_value(value)}" for key, value in fields.items() if value is not None),
-    ]
+    parts = [f"[{marker}]", text]
+    for key, value in fields.items():
+        if value is not None:
+            parts.append(f"{key}={_value(value)}")
     line = " ".join(" ".join(parts).split())
     if len(line.encode()) > LIMIT_BYTES:
         line = line.encode()[: LIMIT_BYTES - 3].decode(errors="ignore") + "..."
@@ -68,8 +68,6 @@ def _value(value: object) -> str:
     if isinstance(value, (list, tuple)):
         value = ",".join(_value(item) for item in typing.cast(list[object], value))
     text = str(value)
-    return (
-        json.dumps(text, ensure_ascii=False)
-        if not text or any(c in text for c in ' "\n\t=')
-        else text
-    )
+    if not text or _SPECIAL.intersection(text):
+        return json.dumps(text, ensure_ascii=False)
+    return text

@@ -20,7 +20,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 def need_disk(folder: pathlib.Path, parameters: int) -> None:
     """Raise UserError when two checkpoints would not fit."""
     need = 2 * 12 * parameters
-    if (have := files.free_bytes(folder)) < need:
+    have = files.free_bytes(folder)
+    if have < need:
         what = f"two checkpoints need {need / GIB:.2f} GiB, {have / GIB:.2f} GiB is free"
         raise errors.UserError(f"too little space in {folder}: {what}; {files.MAKE_ROOM}")
 
@@ -30,7 +31,8 @@ def can_compile() -> str | None:
     if not any(shutil.which(name) for name in ("cc", "gcc", "clang", "g++")):
         return "no C compiler"
     if not pathlib.Path(sysconfig.get_path("include"), "Python.h").is_file():
-        return "no Python.h, which compiled code is built with; install this Python's headers (python3-dev)"
+        remedy = "install this Python's headers (python3-dev)"
+        return f"no Python.h, which compiled code is built with; {remedy}"
     return None
 
 
@@ -51,11 +53,11 @@ def has_bf16(device: torch.device) -> bool:
     """Return whether the device multiplies bf16 in hardware: AMX or AVX512-BF16, or compute capability 8.0."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    with contextlib.suppress(OSError):
-        return bool(
-            re.search(r"^flags\s*:.*\b(avx512_bf16|amx_bf16)\b", CPUINFO.read_text(), re.MULTILINE)
-        )
-    return False
+    try:
+        text = CPUINFO.read_text()
+    except OSError:
+        return False
+    return bool(re.search(r"^flags\s*:.*\b(avx512_bf16|amx_bf16)\b", text, re.MULTILINE))
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
@@ -63,13 +65,11 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        built = (
-            f"was built for CUDA {torch.version.cuda}"
-            if torch.version.cuda
-            else "was built for CPUs only"
-        )
-        text = f"--device cuda: torch {torch.__version__} sees no GPU ({built}); use --device cpu or a GPU node"
-        raise errors.UserError(text)
+        built = "was built for CPUs only"
+        if torch.version.cuda:
+            built = f"was built for CUDA {torch.version.cuda}"
+        what = f"--device cuda: torch {torch.__version__} sees no GPU ({built})"
+        raise errors.UserError(f"{what}; use --device cpu or a GPU node")
     visible = torch.cuda.device_count()
     if local_rank >= visible:
         what = f"local rank {local_rank} has no GPU: {visible} visible"

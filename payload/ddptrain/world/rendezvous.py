@@ -36,13 +36,16 @@ def place() -> Place:
     env = os.environ
     if "RANK" not in env or "WORLD_SIZE" not in env:
         if "SLURM_STEP_ID" in env and env.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-            raise errors.UserError(
-                f"srun's tasks would each train alone; {_LAUNCH}, one for each node"
-            )
+            what = "srun's tasks would each train alone"
+            raise errors.UserError(f"{what}; {_LAUNCH}, one for each node")
         return Place(0, 1, 0, 1)
     try:
-        local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
-        found = Place(int(env["RANK"]), int(env["WORLD_SIZE"]), *local)
+        found = Place(
+            int(env["RANK"]),
+            int(env["WORLD_SIZE"]),
+            int(env.get("LOCAL_RANK", "0")),
+            int(env.get("LOCAL_WORLD_SIZE", "1")),
+        )
     except ValueError as e:
         raise errors.UserError(f"the launcher's environment is no number ({e}); {_LAUNCH}") from e
     if not 0 <= found.rank < found.size:
@@ -52,7 +55,8 @@ def place() -> Place:
 
 def connect(here: Place) -> typing.Any:
     """Return the store where the ranks meet."""
-    env, timeout = os.environ, datetime.timedelta(seconds=INIT_TIMEOUT_S)
+    env = os.environ
+    timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
     try:
         store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
         # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and with it the
@@ -94,18 +98,14 @@ def meet(
     prefix = f"ddptrain/{restarts()}"
     store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem}))
     store.add(f"{prefix}/joined", 1)
-    members: list[dict[str, object]] = []
     if here.rank == 0:
-        members, verdict = _collect(store, prefix, here.size)
+        members, verdict = _receive(store, prefix, here.size)
         may_retry = not members  # a rank that never joined may join the next attempt
         store.set(f"{prefix}/all", json.dumps([verdict, may_retry]))
-        deadline = time.monotonic() + (READ_S if verdict else 0)
-        while (
-            time.monotonic() < deadline
-            and store.add(f"{prefix}/read", 0) < store.add(f"{prefix}/joined", 0) - 1
-        ):
-            time.sleep(0.05)
+        if verdict:
+            _wait_for_readers(store, prefix)
     else:
+        members = []
         store.wait([f"{prefix}/all"], datetime.timedelta(seconds=INIT_TIMEOUT_S + 30))
         verdict, may_retry = json.loads(store.get(f"{prefix}/all"))
         store.add(f"{prefix}/read", 1)
@@ -114,27 +114,47 @@ def meet(
     return members
 
 
-def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, object]], str]:
-    """Return the members and what is wrong with them, or an empty text."""
+def _wait_for_readers(store: typing.Any, prefix: str) -> None:
+    """Wait a little until the ranks that have joined know why none enters."""
+    deadline = time.monotonic() + READ_S
+    while time.monotonic() < deadline:
+        others = store.add(f"{prefix}/joined", 0) - 1
+        if store.add(f"{prefix}/read", 0) >= others:
+            return
+        time.sleep(0.05)
+
+
+def _receive(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, object]], str]:
+    """Return the members, once all have joined, and what is wrong with them, or an empty text."""
     deadline = time.monotonic() + INIT_TIMEOUT_S
     while store.add(f"{prefix}/joined", 0) < size:
         if time.monotonic() > deadline:
-            absent = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
-            some = ", ".join(str(rank) for rank in absent[:16]) + (
-                " ..." if len(absent) > 16 else ""
-            )
-            count = f"{len(absent)} of {size} ranks never joined within {INIT_TIMEOUT_S} s"
-            return [], f"{count}: {some}; look at their logs"
+            return [], _name_absent(store, prefix, size)
         time.sleep(0.05)
-    members = [
-        json.loads(text)
-        for text in store.multi_get([f"{prefix}/rank/{rank}" for rank in range(size)])
-    ]
-    public = [{key: member[key] for key in ("rank", "host", "device")} for member in members]
-    if bad := [member for member in members if member["problem"]]:
-        where = f"rank {bad[0]['rank']} on {bad[0]['host']}: " if len(bad) < size else ""
-        return public, f"{where}{bad[0]['problem']}"
-    return public, ""
+
+    keys = [f"{prefix}/rank/{rank}" for rank in range(size)]
+    members: list[dict[str, object]] = []
+    bad: list[dict[str, object]] = []
+    for text in store.multi_get(keys):
+        member = json.loads(text)
+        members.append({key: member[key] for key in ("rank", "host", "device")})
+        if member["problem"]:
+            bad.append(member)
+    if not bad:
+        return members, ""
+    problem = str(bad[0]["problem"])
+    if len(bad) < size:
+        problem = f"rank {bad[0]['rank']} on {bad[0]['host']}: {problem}"
+    return members, problem
+
+
+def _name_absent(store: typing.Any, prefix: str, size: int) -> str:
+    absent = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
+    some = ", ".join(str(rank) for rank in absent[:16])
+    if len(absent) > 16:
+        some += " ..."
+    count = f"{len(absent)} of {size} ranks never joined within {INIT_TIMEOUT_S} s"
+    return f"{count}: {some}; look at their logs"
 
 
 def restarts() -> str:
