@@ -60,7 +60,7 @@ def make_optimizer(
 def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -> nn.Module:
     """Return the module as it is called in training: DDP over several ranks, then compiled on a GPU.
 
-    Compiling what DDP wraps, not wrapping what was compiled, keeps gradients moving while the backward pass runs.
+    The DDP module is compiled, not the reverse: so gradients move while the backward pass runs.
     """
     wrapped = _distributed(module, settings, world) if world.size > 1 else module
     if not settings.compile:

@@ -22,14 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the options. Raises UserError if the path is no folder."""
+    """Return the options. Raises UserError if the path is not a folder."""
     if not args.path.is_dir():
         raise errors.UserError(f"{args.path}: no such folder")
     return args
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the folder is and return the exit code: 0 when it is whole. Raises UserError for a foreign folder."""
+    """Describe the folder, and return the exit code: 0 if it is whole. Raises UserError for a foreign folder."""
     path: pathlib.Path = args.path
     describe = _dataset if (path / shards.MANIFEST).exists() else _checkpoints
     facts, damage = describe(path)

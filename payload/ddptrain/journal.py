@@ -1,4 +1,4 @@
-"""What a training tells: the lines of its log, its files for people, and the outcome for the batch script."""
+"""The journal of a training: the lines of its log, its files for people, and its outcome."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import dataclasses
@@ -45,7 +45,7 @@ class Size:
 
 
 class Journal:
-    """Takes what happens in a training, a line of the loop each. Every rank has one; rank 0 alone writes."""
+    """Records the events of a training, one call for each. Every rank has one; rank 0 alone writes."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Journal:
         self._measured_tokens = 0
 
     def begin(self, record: Record) -> None:
-        """Write the run's settings, and print what is going to be trained."""
+        """Write the run's settings, and print the model and the plan."""
         progress = self._progress
         if self._world.is_main:
             (self._run_dir / summary.FILE).unlink(missing_ok=True)  # of an earlier attempt

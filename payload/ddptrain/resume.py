@@ -1,4 +1,4 @@
-"""Stop, save and resume, for any training loop: what the job asks of a script, in one module.
+"""Stop, save and resume, for any training loop: all that a job expects of a script, in one module.
 
 A job that must make way creates the file `$STOP_FILE`, or sends SIGTERM or SIGUSR1. The script saves, reports the
 outcome `preempted` and ends; the job is queued again, and the same command continues from its newest complete
@@ -33,7 +33,7 @@ _NAMES = {  # what libraries call the quantities that every view of a run knows
 
 
 def folder() -> pathlib.Path:
-    """Return where this run saves: the job's run directory, or outside of a job `run` in the current directory."""
+    """Return the folder of this run: the job's run directory, or `run` in the current directory without a job."""
     return pathlib.Path(os.environ.get(RUN_DIR) or "run").absolute()
 
 
@@ -46,7 +46,7 @@ class Run:
     """This attempt at a run, for a script that connects its ranks itself. Every rank makes one, in its main thread.
 
     From then on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 ask the script to stop. `keep` is the number of checkpoints that
-    stay. Raises UserError when the run has checkpoints and none of them is complete.
+    stay. Raises UserError if the run has checkpoints but no complete one.
     """
 
     def __init__(self, *, keep: int = 2) -> None:
@@ -83,7 +83,7 @@ class Run:
         self._log: script_log.ScriptLog | None = None
 
     def log(self, step: int, **metrics: object) -> None:
-        """Append a line to metrics.jsonl: on rank 0, in the background; nothing is raised, whatever the values are.
+        """Append a line to metrics.jsonl: on rank 0, in the background. It never raises.
 
         They are numbers, texts, or tensors of one element; one on a GPU is waited for.
         """
@@ -96,7 +96,7 @@ class Run:
             self._log.add(step, metrics)
 
     def log_named(self, step: int, metrics: collections.abc.Mapping[str, object]) -> None:
-        """Log what a library measured, with its names for losses and the learning rate replaced by ours."""
+        """Log a library's figures, under our names for losses and the learning rate."""
         named: dict[str, object] = {}
         for name, value in metrics.items():
             if name not in ("step", "self"):

@@ -1,8 +1,8 @@
 """The training: a GPT on a prepared dataset, or a local model fine-tuned, over any number of ranks.
 
-Read it from `run` downwards; what was decided before is in planning.py, what surrounds the model in engine.py, what is
-told about it in journal.py. All decisions that every rank must take alike (which checkpoint, whether to stop, whether
-this is the best) are taken by rank 0 or from a sum over the ranks, never by each rank for itself.
+Read it from `run` downwards. Decisions before the first step are in planning.py; optimiser, DDP and profiler in
+engine.py; logs and files in journal.py. Decisions that every rank must take alike (which checkpoint, whether to stop,
+whether this is the best) are taken by rank 0 or from a sum over the ranks, never by each rank for itself.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -146,7 +146,7 @@ class Training:
         return differences + arithmetic.differences(found, self.settings, micro, self.world)
 
     def run(self, began: float) -> str:
-        """Take the steps that are left, and write what people and the batch script read."""
+        """Take the remaining steps, and write the files for people and the batch script."""
         self.journal.begin(self.record)
         outcome = attempt.DONE
         if self.progress.step < self.schedule.steps:

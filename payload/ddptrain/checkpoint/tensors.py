@@ -22,7 +22,7 @@ State = dict[str, typing.Any]  # nested; its leaves are tensors
 def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Return the live tensors of a model and its optimiser, as they are saved; tied weights appear once.
 
-    The names are those of torch.distributed.checkpoint.state_dict.
+    The names follow torch.distributed.checkpoint.state_dict.
     """
     weights: State = {}
     places: set[object] = set()

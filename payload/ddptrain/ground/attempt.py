@@ -1,11 +1,11 @@
-"""An attempt at a run: what its job sets, and the outcome that its batch script reads."""
+"""An attempt at a run: the variables of its job, and the outcome for its batch script."""
 
 import os
 import pathlib
 
 from ddptrain.ground import files
 
-RUN_DIR, STOP_FILE, ATTEMPT = "RUN_DIR", "STOP_FILE", "RUN_ATTEMPT_ID"  # what the job sets
+RUN_DIR, STOP_FILE, ATTEMPT = "RUN_DIR", "STOP_FILE", "RUN_ATTEMPT_ID"  # variables of the job
 DONE, PREEMPTED, FAILED = "done", "preempted", "failed"  # outcomes
 
 

@@ -1,4 +1,4 @@
-"""Each rank's error file, from which its launcher reads why it failed.
+"""Each rank's error file, which tells the launcher why the rank failed.
 
 The format is that of `record` of torch.distributed.elastic (error_handler.py, since torch 1.9). That decorator imports
 torch, which a mistake in the options need not wait for, and takes no exception that ends in an exit code. `extraInfo`

@@ -1,4 +1,4 @@
-"""Errors that the user can fix, and what the operating system refused behind an error."""
+"""Errors that the user can fix, and the operating system's refusal behind an error."""
 
 import collections.abc
 import errno
@@ -23,7 +23,7 @@ OF_FILESYSTEM = frozenset(
 
 
 class Cause(typing.NamedTuple):
-    """What the operating system refused, as data: whoever starts the ranks decides by it on another attempt."""
+    """The operating system's refusal, as data: the launcher decides by it about another attempt."""
 
     errno: int
     path: str  # "": unknown
@@ -36,7 +36,7 @@ class Cause(typing.NamedTuple):
 
 
 class UserError(Exception):
-    """What was asked for cannot be done. `str()` is one line: what, on what, and the remedy."""
+    """The request cannot be fulfilled. `str()` is one line: what failed, on what, and the remedy."""
 
     def __init__(self, message: str, *, retry: bool = False) -> None:
         super().__init__(" ".join(message.split()))

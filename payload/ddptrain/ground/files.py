@@ -75,7 +75,7 @@ def need_folder(folder: pathlib.Path, flag: str) -> None:
 
 
 def need_outputs(run_dir: pathlib.Path | None, by_flag: dict[str, pathlib.Path | None]) -> None:
-    """Prove that what is asked for can be written later. Raises UserError naming the flag that cannot be."""
+    """Prove that all outputs can be written later. Raises UserError naming the flag that cannot be."""
     if run_dir is not None:
         need_folder(run_dir, "--run-dir")
     for flag, path in by_flag.items():
@@ -87,7 +87,7 @@ def need_outputs(run_dir: pathlib.Path | None, by_flag: dict[str, pathlib.Path |
 
 @contextlib.contextmanager
 def naming(path: pathlib.Path) -> collections.abc.Generator[None, None, None]:
-    """Add the path to what the block raises: of a write the operating system does not say where."""
+    """Add the path to an OSError of the block: a failed write does not name its file."""
     try:
         yield
     except OSError as e:
@@ -96,7 +96,7 @@ def naming(path: pathlib.Path) -> collections.abc.Generator[None, None, None]:
 
 
 def sync_directory(path: pathlib.Path) -> None:
-    """Make the names in the folder durable, where the filesystem knows how to."""
+    """Make the names in the folder durable, if the filesystem supports it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

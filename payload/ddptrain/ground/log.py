@@ -1,6 +1,6 @@
 r"""The lines of a run's log that people look for: `INFO:ddptrain:[TRAIN] step=10 loss=2.31`.
 
-The form is that of the Kubernetes guide's trainer, so the same `egrep "\[DDP\]|\[TRAIN\]|\[EPOCH\]|\[DONE\]"` finds
+The Kubernetes guide's trainer prints the same form, so the same `egrep "\[DDP\]|\[TRAIN\]|\[EPOCH\]|\[DONE\]"` finds
 them. A line stays under 1 KiB: `srun --label` cuts longer ones into pieces.
 """
 
@@ -17,7 +17,7 @@ _handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s:%(message)s"))
 
 
 def setup(*, rank: int) -> None:
-    """Send marker lines to stdout; ranks other than 0 print only what is marked for every rank."""
+    """Send marker lines to stdout; ranks other than 0 print only lines for every rank."""
     if not _log.handlers:
         _log.addHandler(_handler)
         _log.propagate = False
@@ -30,7 +30,7 @@ def emit(marker: str, text: str = "", /, **fields: typing.Any) -> None:
 
 
 def every_rank(marker: str, text: str = "", /, **fields: typing.Any) -> None:
-    """Print the line whichever rank this is; the level is still INFO."""
+    """Print the line on any rank; the level is still INFO."""
     before = _log.level
     _log.setLevel(logging.INFO)
     emit(marker, text, **fields)
@@ -44,7 +44,7 @@ def warn(marker: str, text: str = "", /, **fields: typing.Any) -> None:
 
 
 def fatal(text: str) -> None:
-    """Print the one line that says why the run ends, whichever rank this is."""
+    """Print the one line that says why the run ends, on any rank."""
     _write(logging.ERROR, "FATAL", text, {})
 
 

@@ -26,7 +26,7 @@ def parser_of(command: str, prog: str, hidden: tuple[str, ...] = ()) -> flags.Pa
 
 
 def check(command: str, prog: str, words: collections.abc.Sequence[str]) -> str | None:
-    """Return in one line why `python -m ddptrain COMMAND WORDS` would not begin; None where it would."""
+    """Return in one line why `python -m ddptrain COMMAND WORDS` would fail at once, or None."""
     parser = parser_of(command, prog)
     _, take = _COMMANDS[command]
     try:
@@ -40,7 +40,7 @@ def check(command: str, prog: str, words: collections.abc.Sequence[str]) -> str 
 
 
 def changes(words: collections.abc.Sequence[str]) -> list[str]:
-    """Return in words what a training that goes on in this folder changes in its settings, and from which step."""
+    """Return the settings that a training resumed in this folder changes, in words, with the step."""
     parser = parser_of("train", "train")
     asked = config.check(parser.parse_args(words))
     return [str(change) for change in recipe.announced(pathlib.Path(), asked)]
@@ -49,7 +49,7 @@ def changes(words: collections.abc.Sequence[str]) -> list[str]:
 def main() -> None:
     """Answer a request on standard input.
 
-    The answer is what is wrong with each of its lines, what a run changes that goes on, or the command's help.
+    The answer is an error or null for each command line, the changes of a resumed run, or the help.
     """
     request = json.load(sys.stdin)
     command, prog = request["command"], request["prog"]

@@ -20,10 +20,10 @@ from ddptrain.options import flags
 
 MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 FILE = "config.json"  # of a run
-CHANGES = "changes"  # in a config.json beside the settings: which changed, and from which step
+CHANGES = "changes"  # in a config.json: the settings that changed, and when
 GONE = {"checkpoint_format", CHANGES}  # in the config.json of older runs, or no setting
 LENGTH = ("steps", "epochs")  # one of them says how long the training is
-# Of an attempt, not of the run: where things lie, and what is watched. They may change at each submission.
+# Of an attempt, not of the run: paths and monitoring, which may change at each submission.
 OF_ATTEMPT = frozenset(
     "run_dir data resume device timeout_minutes report_json local_files_only profile profile_ranks "
     "profile_steps".split()
@@ -47,7 +47,7 @@ _GROUPS = {
 class Config:
     """A training's settings: as they are asked for, with None where nothing was given, or completed.
 
-    The types are those of completed settings; `int | None` may stay open.
+    Types describe completed settings; only the optional ones may stay None.
     """
 
     run_dir: _Path = flags.setting(None, "folder of the run: checkpoints, metrics, summary", _Path)
@@ -188,7 +188,7 @@ def add_arguments(parser: argparse.ArgumentParser, hidden: tuple[str, ...] = ())
 def check(args: argparse.Namespace) -> Config:
     """Return the settings given by file and flags, each checked. Raises UserError naming the one that cannot be.
 
-    Those of the attempt, which no record of a run can fill, have their defaults already.
+    Settings of the attempt have their defaults already: no record of a run can fill them.
     """
     values = _given(args)
     _need(values)
@@ -239,7 +239,7 @@ def complete(
 ) -> Config:
     """Return the settings without gaps, except those that only the data can fill.
 
-    `recorded` are values of the run that goes on; they fill what nobody gave.
+    `recorded` has the values of the run that is resumed, for settings that were not given.
     """
     given = [name for name in _FIELDS if getattr(asked, name) is not None]
     settings = _filled(asked, without_other_length(recorded, given))
@@ -291,7 +291,7 @@ def as_record(settings: Config) -> dict[str, typing.Any]:
 
 
 def from_record(table: collections.abc.Mapping[str, typing.Any]) -> dict[str, typing.Any]:
-    """Return the settings in a run's record, of any release; what this one does not know is left out."""
+    """Return the settings in a run's record, of any release, without those that this release does not know."""
     values: dict[str, typing.Any] = {}
     for name, value in table.items():
         if name in _FIELDS and value is not None:

@@ -40,7 +40,7 @@ def option(
 def setting(
     default: typing.Any, text: str, kind: type | None = None, **more: typing.Any
 ) -> typing.Any:
-    """Make the field of an option that is None as long as nobody gives it."""
+    """Make the field of an option that is None until it is given."""
     about = {"text": text, "kind": kind or type(default), "default": default, **more}
     return dataclasses.field(default=None, metadata=about)
 

@@ -1,7 +1,7 @@
-"""The recipe of a run: the settings in its record, and where they changed. Needs neither torch nor the data.
+"""The recipe of a run: the settings in its record, and their changes. Needs neither torch nor the data.
 
-What a run recorded is the run's: a setting that nobody gives comes from its config.json, whatever today's default is.
-One that is given and differs is named in the log, and stays in the record with the step from which it holds.
+A resumed run keeps its settings: those not given again come from its config.json, not from today's defaults.
+A setting that is given and differs appears in the log and in the record, with the step at which it changed.
 """
 
 import collections.abc
@@ -19,7 +19,7 @@ Record = collections.abc.Mapping[str, typing.Any]
 WITHOUT_EFFECT = frozenset(
     "keep_checkpoints save_minutes log_every model_local_dir tokenizer_local_dir".split()
 )
-# What a checkpoint hands on to another run that begins with it: what makes it the same model and data
+# Another run that starts from a checkpoint inherits these: they make it the same model and data
 INHERITED = ("model", "layers", "heads", "width", "seq_len", "dropout", "seed", "precision")
 
 
@@ -59,7 +59,7 @@ def read(run_dir: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def settings_of(record: Record, *, is_own: bool) -> dict[str, typing.Any]:
-    """Return the settings that a run takes from its own record, or from that of the run that it begins from."""
+    """Return the settings that a run inherits, from its own record or from the run that it starts from."""
     known = config.from_record(record)
     if is_own:
         return {name: value for name, value in known.items() if name not in config.OF_ATTEMPT}
@@ -69,7 +69,7 @@ def settings_of(record: Record, *, is_own: bool) -> dict[str, typing.Any]:
 def changes(before: Record, after: Record, step: int) -> list[Change]:
     """Return the settings that differ between two records, in the order of their declaration.
 
-    The number of steps stands for the number of epochs, too. What a record of an older release lacks is no change.
+    The number of steps stands for the number of epochs, too. A setting that an old record lacks has not changed.
     """
     found: list[Change] = []
     for name in config.names():
@@ -115,9 +115,9 @@ def as_record(
 
 
 def announced(run_dir: pathlib.Path, asked: config.Config) -> list[Change]:
-    """Return the changes that a run will have if it goes on with these settings, as far as they are known before.
+    """Return the changes that a run will have if it continues with these settings.
 
-    What is not given is the run's own, so only given settings count.
+    A setting that is not given stays as it was, so only given settings count.
     """
     record = read(run_dir)
     before, step = record, 0

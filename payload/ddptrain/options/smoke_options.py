@@ -1,4 +1,4 @@
-"""The smoke test's command line, apart from its work: it is looked at where there is no torch."""
+"""The smoke test's command line. It is checked on machines without torch."""
 
 # ruff: noqa: RUF009 - flags.option returns a dataclasses.field
 import dataclasses

@@ -1,1 +1,1 @@
-"""What a run writes for people: metrics.jsonl, summary.json, loss.png, and the trackers beside them."""
+"""The files of a run for people: metrics.jsonl, summary.json, loss.png; and the trackers."""

@@ -18,8 +18,8 @@ Record = dict[str, typing.Any]
 class Metrics:
     """An attempt's lines of a metrics.jsonl, which the trackers get, too.
 
-    `start` is the first record of this attempt; `step` in it is the one to continue from: the records of later steps
-    are dropped, those of earlier attempts' starts stay.
+    `start` is the first record of this attempt. Its `step` is the one to continue from: records of later steps are
+    dropped, except the starts of earlier attempts.
     """
 
     def __init__(

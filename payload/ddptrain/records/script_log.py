@@ -1,4 +1,4 @@
-"""metrics.jsonl of a script: what it logs is taken at once, and a thread appends it, so that no disk holds it up.
+"""metrics.jsonl of a script: a thread appends the lines, so that a slow disk never holds the script up.
 
 Lines of earlier attempts stay; of two lines with a step, readers take the later one.
 """
@@ -21,7 +21,7 @@ Record = dict[str, typing.Any]
 
 _OURS = ("kind", "time", "step", "best")
 _TAIL_BYTES = 1 << 16
-_FLUSH_S = 0.5  # what a process that is killed may lose
+_FLUSH_S = 0.5  # the most that a killed process loses
 _CLOSE_S = 30.0  # how long the end of a script waits for the last lines
 
 
@@ -44,7 +44,7 @@ class ScriptLog:
         self._at_exit = util.Finalize(None, self.end, exitpriority=0)
 
     def add(self, at: object, metrics: dict[str, object]) -> None:
-        """Take a line; a value that is no number, text or tensor of one element is left out, with a warning."""
+        """Take a line. Values other than numbers, texts and tensors of one element are left out, with a warning."""
         record: Record = {"kind": "step", "time": time.time()}
         self._put(record, "step", at)
         for name, value in metrics.items():
@@ -54,7 +54,7 @@ class ScriptLog:
             self._taken.append(record)
 
     def end(self) -> None:
-        """Write what is left."""
+        """Write the last lines."""
         self._at_exit.cancel()
         self._ending.set()
         self._thread.join(_CLOSE_S)
@@ -66,7 +66,7 @@ class ScriptLog:
     def _put(self, record: Record, name: str, value: object) -> None:
         try:
             record[name] = _plain(value)
-        except Exception as e:  # whatever a value's own methods may raise
+        except Exception as e:  # a value's own methods may raise anything
             if not self._has_warned:
                 self._has_warned = True
                 self._warn(f"{name} is left out: {type(e).__name__}: {e}")
@@ -83,7 +83,7 @@ class ScriptLog:
             self._append()
 
     def _append(self) -> None:
-        """Append what was taken; lines that cannot be written wait for the next call."""
+        """Append the lines taken so far; those that cannot be written wait for the next call."""
         while self._taken:
             self._unwritten.append(self._taken.popleft())
         if not self._unwritten:
@@ -120,7 +120,7 @@ class ScriptLog:
 
 
 def _plain(value: typing.Any) -> object:
-    """Return a value as JSON has it, NaN and infinities in Python's spelling. Raises whatever the value raises."""
+    """Return a value as JSON has it, NaN and infinities in Python's spelling. Passes on the value's own errors."""
     if hasattr(value, "item"):  # of torch, NumPy, JAX: one element
         value = value.item()
     if isinstance(value, str):

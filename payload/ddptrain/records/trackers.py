@@ -1,8 +1,8 @@
-"""MLflow, W&B and TensorBoard, beside metrics.jsonl, which is the record. None may stop or slow a training.
+"""MLflow, W&B and TensorBoard: copies of metrics.jsonl. None may stop or slow a training.
 
-Each library hands records over by means of its own: MLflow's asynchronous logging, W&B's process, TensorBoard's thread.
-What MLflow's server did not take is sent from metrics.jsonl at the end, or by the next attempt. Rank 0 alone tracks. A
-run has one MLflow run: its id is kept in the run's `tracking.json`.
+Each library sends in the background itself: MLflow's asynchronous logging, W&B's process, TensorBoard's thread.
+Records that MLflow's server missed are sent from metrics.jsonl at the end, or by the next attempt. Only rank 0 tracks.
+A run has one MLflow run, whose id is kept in the run's `tracking.json`.
 """
 
 # pyright: basic
@@ -45,7 +45,7 @@ Begin = collections.abc.Callable[[], typing.Any]  # makes a tracker: record(reco
 
 
 class Trackers:
-    """All trackers of a run. Whatever one raises is a warning, and that one gets no more."""
+    """All trackers of a run. A tracker that raises is reported and dropped."""
 
     def __init__(
         self, begin: collections.abc.Mapping[str, Begin], *, close_s: float = CLOSE_S
@@ -65,7 +65,7 @@ class Trackers:
             del self._open[name]
 
     def close(self, summary: Record) -> None:
-        """Note how the run ended, and wait a little for what is still to be sent."""
+        """Note how the run ended, and wait a little for the last records."""
         for name, tracker in self._open.items():
             end = threading.Thread(target=_end, args=(name, tracker, summary), daemon=True)
             end.start()
@@ -83,7 +83,7 @@ def _end(name: str, tracker: typing.Any, summary: Record) -> None:
 
 @contextlib.contextmanager
 def _surviving(name: str) -> collections.abc.Iterator[None]:
-    """Turn whatever a client may raise into a warning."""
+    """Turn any error of a client into a warning."""
     try:
         yield
     except Exception as e:  # tracking never stops a training
@@ -134,13 +134,13 @@ class MLflow:
             self._send_waiting()
 
     def close(self, summary: Record) -> None:
-        """Send what the server lacks, the summary's figures, how the training ended, and the run's small files."""
+        """Send missing records, the summary's figures, the final state and the run's small files."""
         self._ending.set()
         self._opening.join()
         for is_last in (False, True):  # a server that is restarted gets a second chance
             try:
                 self._finish(summary)
-            except Exception as e:  # whatever a client may raise
+            except Exception as e:  # a client may raise anything
                 if not is_last:
                     time.sleep(self._retry_s)
                     continue
@@ -156,7 +156,7 @@ class MLflow:
         while not self._ending.is_set():
             try:
                 self._open()
-            except Exception as e:  # whatever a client may raise
+            except Exception as e:  # a client may raise anything
                 if not has_warned:
                     _warn("MLflow", _text(e))
                 has_warned = True
@@ -165,7 +165,7 @@ class MLflow:
                 return
 
     def _open(self) -> None:
-        """Find the run's MLflow run, or make it, and send what it lacks of earlier attempts."""
+        """Find the run's MLflow run, or make it, and send the missing records of earlier attempts."""
         for name, value in _MLFLOW.items():
             os.environ.setdefault(name, value)
         from mlflow import entities, tracking  # pyright: ignore[reportMissingImports] - only where tracking is asked for
@@ -205,7 +205,7 @@ class MLflow:
         return run_id
 
     def _artifacts(self) -> str | None:
-        """Return where files go beside an SQLite store; a server knows by itself."""
+        """Return the folder for artifacts of an SQLite store; a server has its own."""
         if not self.uri.startswith("sqlite:///"):
             return None
         folder = pathlib.Path(self.uri.removeprefix("sqlite:///")).parent
@@ -225,7 +225,7 @@ class MLflow:
             self._client.set_tag(run_id, "slurm_job_id", job)
 
     def _send_waiting(self) -> None:
-        """Hand what was taken to MLflow's own queue."""
+        """Hand the waiting records to MLflow's queue."""
         records = self._waiting
         self._waiting = []
         self._last_send = time.monotonic()
@@ -247,7 +247,7 @@ class MLflow:
         for step, operation in self._batches:
             try:
                 operation.wait()
-            except Exception:  # whatever made MLflow give up
+            except Exception:  # any reason for which MLflow gave up
                 self._miss(step)
         self._batches = []
         if self._lacks_from is not None:
@@ -303,7 +303,7 @@ class WandB:
     """Offline runs of Weights & Biases in the run's folder `wandb/`, one for each attempt, all with one id."""
 
     def __init__(self, run_dir: pathlib.Path) -> None:
-        """Begin an offline run; `wandb sync` joins those of all attempts."""
+        """Begin an offline run; `wandb sync` joins the runs of all attempts."""
         # Read at the import: nothing leaves the cluster
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb  # pyright: ignore[reportMissingImports] - only where tracking is asked for
@@ -342,7 +342,7 @@ class TensorBoard:
     """Event files in the run's folder `tensorboard/`."""
 
     def __init__(self, run_dir: pathlib.Path) -> None:
-        """Begin a new event file; TensorBoard joins those of all attempts."""
+        """Begin a new event file; TensorBoard joins the files of all attempts."""
         from torch.utils import tensorboard
 
         folder = run_dir / "tensorboard"

@@ -1,4 +1,4 @@
-"""What ranks agree on: small values, by torch's own collectives on a group whose backend is gloo.
+"""Agreement between ranks: small values, by torch's collectives on a gloo group.
 
 Rank 0 gathers every rank's share and broadcasts what follows from them. gloo's own sum passes each share around a ring
 of the ranks: 32 ranks on two cores took 53 ms by it, and 7 ms by a gather and a broadcast (torch 2.13).
@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
     from ddptrain.world import distributed
 
 TARGET_S = 1.0  # how long a request to stop may go unnoticed
-_AT_MOST = 50  # steps between two agreements: steps may become slower, and nobody knows before
+_AT_MOST = 50  # steps between two agreements: later steps may be slower
 
 
 class Peers:
@@ -51,7 +51,7 @@ class Peers:
         return [part.tolist() for part in parts]
 
     def share(self, values: collections.abc.Sequence[float]) -> list[float]:
-        """Return rank 0's numbers on every rank. The others pass as many, whatever they are."""
+        """Return rank 0's numbers on every rank. The others pass any numbers, as many."""
         if self.size == 1:
             return list(values)
         shared = torch.tensor(values, dtype=torch.float64)
@@ -94,7 +94,7 @@ def sums(shares: collections.abc.Sequence[collections.abc.Sequence[float]]) -> l
 
 @dataclasses.dataclass(frozen=True)
 class Agreed:
-    """What the ranks agree on after a step."""
+    """The ranks' decision after a step."""
 
     stop: bool
     sums: list[float]  # over the ranks

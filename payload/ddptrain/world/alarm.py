@@ -1,8 +1,8 @@
 """A failure of one rank ends all of them within seconds, and the first one that fails reports why.
 
-A thread on each rank reads one key of the rendezvous store. A rank that must give up writes it there, and all the
-others leave, whatever collective they are waiting in. Before the others learn of it, the first one to give up reports
-why, in the log and in the run's files: what they meet then is only a consequence.
+A thread on each rank reads one key of the rendezvous store. A rank that must give up writes that key, and all the
+others leave, even out of a collective. The first one to give up reports why, in the log and in the run's files, before
+it alerts the others: their own errors are only a consequence.
 """
 
 # pyright: basic, reportPrivateImportUsage=false

@@ -1,7 +1,7 @@
 """One world of ranks: started by torchrun or alone, ended together.
 
-Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always gloo) moves what the
-ranks agree on (agreement.py), so that nothing small ever waits behind a GPU. A rank that fails takes the others with
+Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always gloo) moves the
+small values of agreement.py, so that nothing small ever waits behind a GPU. A rank that fails takes the others with
 it (alarm.py).
 """
 
@@ -84,7 +84,7 @@ class World(agreement.Peers):
         own: Exception | None = None
         try:
             yield
-        except Exception as e:  # whatever it is, the others learn of it before it goes on
+        except Exception as e:  # of any kind: the others learn of it first
             own = e
         (failed,) = self.sum([float(own is not None)])
         if not failed:
@@ -141,13 +141,13 @@ def joined(
             world.barrier()
         dist.destroy_process_group()
     finally:
-        # After a failure too: there is no peer that could hold it up
+        # After a failure too: without peers nothing can hold it up
         if world.size == 1 and dist.is_initialized():
             dist.destroy_process_group()
 
 
 def adopted() -> World:
-    """Return the world of a script that has connected its ranks itself, with a group of its own for what they agree on.
+    """Return the world of a script that has connected its ranks itself, with another gloo group for agreements.
 
     From now on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. All ranks call it.
     """
@@ -195,7 +195,7 @@ def _join(
 
 
 def _connect(world: World, store: typing.Any, timeout: datetime.timedelta) -> None:
-    """Make the process groups: the one of the device, and gloo's for what the ranks agree on."""
+    """Make the process groups: one for gradients, and one on gloo for agreements."""
     has_gpu = world.device.type == "cuda"
     if has_gpu:
         torch.cuda.set_device(world.device)

@@ -1,4 +1,4 @@
-"""The collectives that are measured: their calls, their values, and what must arrive.
+"""The collectives that are measured: their calls, their values, and the expected results.
 
 Values are integers that every dtype holds exactly, so a check compares bits. torch reduces and broadcasts in place
 only: out of place, all_reduce and broadcast include the copy before it.
@@ -49,7 +49,7 @@ class Buffers:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A collective: its call out of place and in place, what it sends and what must arrive, and its figures."""
+    """A collective: its calls out of place and in place, the sizes of its buffers, and the expected result."""
 
     out_of_place: collections.abc.Callable[[Buffers], object]
     expected: collections.abc.Callable[["Coder", Buffers], Tensor]
@@ -92,7 +92,7 @@ class Coder:
 
     def coded(self, source: int, target: int, count: int) -> Tensor:
         """Return values that are unlike at any other source, target or place."""
-        # While the sums below stay in 32 bits: half the memory beside buffers of gigabytes
+        # While the sums below stay in 32 bits: half the memory, which buffers of gigabytes need
         dtype = torch.int32 if count < 1 << 30 else torch.int64
         index = torch.arange(count, device=self.device, dtype=dtype)
         return ((index + 7919 * source + 104_729 * target) % self.modulus).to(self.dtype)

@@ -1,4 +1,4 @@
-"""What the machine can do: disk, bf16, a compiler."""
+"""The machine's abilities: devices, bf16, a compiler, disk and memory."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import contextlib
@@ -37,9 +37,9 @@ def can_compile() -> str | None:
 
 
 def keep_memory(device: torch.device) -> None:
-    """On a CPU, let the C library keep what is freed instead of returning it to the kernel.
+    """On a CPU, let the C library keep freed memory instead of returning it to the kernel.
 
-    A step frees what the next one takes again, and glibc returns it whenever much of it lies at the heap's end: page
+    Each step allocates what the last one freed, and glibc returns much of it to the kernel in between: page
     faults of taking it again took a fifth to a third of a step. The most that a process holds grew by up to 5 %.
     """
     if device.type == "cpu":
@@ -61,7 +61,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """Return the device of a rank: `auto` is a GPU where torch sees one, else the CPU."""
+    """Return the device of a rank: `auto` is a GPU if torch sees one, otherwise the CPU."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

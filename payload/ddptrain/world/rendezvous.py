@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks that torchrun started, and how they meet.
+"""This process's place among the ranks that torchrun started, and how they meet.
 
 They meet at a store of torch.distributed, before anything that could hang is started.
 """
@@ -23,7 +23,7 @@ _LAUNCH = "start me with torchrun"
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where this process stands, before anything was connected."""
+    """This process's place among the ranks, before anything is connected."""
 
     rank: int
     size: int
@@ -60,7 +60,7 @@ def connect(here: Place) -> typing.Any:
     try:
         store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
         # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and with it the
-        # addresses of ranks that have ended: who reads one before its successor has written waits for ever.
+        # addresses of ranks that have ended: a rank that reads one too early would wait without end.
         return dist.PrefixStore(f"attempt/{restarts()}", store)
     except (dist.DistNetworkError, dist.DistStoreError, ValueError) as e:
         where = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
@@ -71,7 +71,7 @@ def connect(here: Place) -> typing.Any:
 
 
 def second_client() -> typing.Any:
-    """Return another connection to the store, for a thread of its own: a call on the first one may wait for minutes."""
+    """Return another connection to the store, for another thread: a call on the first may wait for minutes."""
     client = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -125,7 +125,7 @@ def _wait_for_readers(store: typing.Any, prefix: str) -> None:
 
 
 def _receive(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, object]], str]:
-    """Return the members, once all have joined, and what is wrong with them, or an empty text."""
+    """Return the members, once all have joined, and their problem, or an empty text."""
     deadline = time.monotonic() + INIT_TIMEOUT_S
     while store.add(f"{prefix}/joined", 0) < size:
         if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
 """What each Python of an environment does first (`ddptrain.pth`): prepare for the end of a script that uses gloo.
 
 A thread of gloo releases the tensors of its last collective after the script has its result, and takes the GIL for it.
-If the interpreter ends meanwhile, the process ends by SIGABRT, and a job that has done its work as FAILED (seen with
-torch 2.13; pytorch issue 190489). So the end waits until those threads are idle.
+If the interpreter ends at that moment, the process ends by SIGABRT, and a job that has done its work as FAILED (seen
+with torch 2.13; pytorch issue 190489). So the end waits until those threads are idle.
 """
 
 import atexit
@@ -32,7 +32,7 @@ def _states() -> list[str]:
         import pathlib  # which torch has imported, and would delay each other start by 5 ms
 
         for task in pathlib.Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):  # ended meanwhile
+            with contextlib.suppress(OSError):  # the thread ended
                 name, _, fields = (task / "stat").read_text().partition(" (")[2].rpartition(") ")
                 if name == _THREAD:
                     found.append(fields[0])

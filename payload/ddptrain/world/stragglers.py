@@ -1,7 +1,7 @@
-"""Which rank holds the others up.
+"""The rank that holds the others up.
 
-In DDP a step takes as long on every rank, since all wait for the slowest one in the sum of the gradients. What a rank
-does before that, waiting for its data and computing the forward pass, it does on its own: that time is compared.
+In DDP a step takes as long on every rank, since all wait for the slowest one in the sum of the gradients. Until then
+each rank works alone: it waits for its data and computes the forward pass. That time is compared.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -19,7 +19,7 @@ if typing.TYPE_CHECKING:
     from ddptrain.world import distributed
 
 TOO_SLOW = 1.5  # times the ranks' median
-WINDOW_S = 10.0  # over which the times are added up: a single step says little
+WINDOW_S = 10.0  # times are added up over it: a single step says little
 
 
 class Pace:
