@@ -7,6 +7,7 @@ ones as they are. `dataset.json` beside them is written last: a folder without i
 
 import collections.abc
 import dataclasses
+import itertools
 import pathlib
 import typing
 import zlib
@@ -108,13 +109,11 @@ def read_header(path: pathlib.Path) -> Shard:
         size = path.stat().st_size
     except OSError as e:
         raise ShardError(f"shard {path} cannot be read: {e.strerror}") from e
-    if (
-        header.size != HEADER_BYTES // 4
-        or int(header[0]) not in _KINDS
-        or header[1] != _KINDS[int(header[0])][0]
-    ):
+    is_whole = header.size == HEADER_BYTES // 4
+    version, dtype = _KINDS.get(int(header[0]), (None, "")) if is_whole else (None, "")
+    if version is None or header[1] != version:
         raise ShardError(f"{path} is not a token shard (llm.c format); prepare the dataset again")
-    shard = Shard(path, int(header[2]), _KINDS[int(header[0])][1])
+    shard = Shard(path, int(header[2]), dtype)
     if size != shard.size_bytes:
         text = f"shard {path} has {size} bytes, its header says {shard.size_bytes}"
         raise ShardError(f"{text}; prepare the dataset again")
@@ -124,13 +123,13 @@ def read_header(path: pathlib.Path) -> Shard:
 def open_dataset(root: pathlib.Path) -> Dataset:
     """Return the dataset in a folder, its files' sizes checked. Raises ShardError naming what is missing."""
     dataset = _described(root)
-    for shard in (shard for split in SPLITS for shard in dataset.splits[split]):
+    for shard in itertools.chain.from_iterable(dataset.splits[split] for split in SPLITS):
         found = read_header(shard.path)
         if (found.tokens, found.dtype) != (shard.tokens, shard.dtype):
-            held, recorded = (f"{one.tokens} tokens ({one.dtype})" for one in (found, shard))
-            raise ShardError(
-                f"shard {shard.path} holds {held}, {MANIFEST} records {recorded}; prepare it again"
-            )
+            held = f"{found.tokens} tokens ({found.dtype})"
+            recorded = f"{shard.tokens} tokens ({shard.dtype})"
+            what = f"shard {shard.path} holds {held}, {MANIFEST} records {recorded}"
+            raise ShardError(f"{what}; prepare it again")
     return dataset
 
 
@@ -140,48 +139,57 @@ def fingerprint(root: pathlib.Path) -> str:
 
 
 def _described(root: pathlib.Path) -> Dataset:
+    manifest = _manifest(root)
+    path = root / MANIFEST
+    try:
+        dtype = str(manifest["dtype"])
+        splits: dict[str, tuple[Shard, ...]] = {}
+        for split in SPLITS:
+            entries = manifest["splits"][split]
+            splits[split] = tuple(_listed(root, entry, dtype) for entry in entries)
+        tokenizer = dict(manifest["tokenizer"])
+        int(tokenizer["vocab"])
+        digest = _digest(str(tokenizer["sha256"]), splits)
+        name = str(manifest["name"])
+        return Dataset(root, name, tokenizer, dtype, bool(manifest["masked"]), splits, digest)
+    except (KeyError, TypeError, ValueError) as e:
+        what = f"{path} is damaged ({type(e).__name__}: {e})"
+        raise ShardError(f"{what}; prepare the dataset again") from e
+
+
+def _manifest(root: pathlib.Path) -> dict[str, typing.Any]:
+    """Return the content of dataset.json. Raises ShardError."""
     path = root / MANIFEST
     if not root.is_dir():
-        raise ShardError(
-            f"--data {root}: no such folder; make one with `python -m ddptrain prepare --output {root}`"
-        )
+        remedy = f"make one with `python -m ddptrain prepare --output {root}`"
+        raise ShardError(f"--data {root}: no such folder; {remedy}")
     try:
         manifest = files.read_json(path)
     except FileNotFoundError as e:
-        text = f"--data {root} has no {MANIFEST}: it is no dataset, or `prepare` has not finished there"
-        raise ShardError(text) from e
+        what = f"--data {root} has no {MANIFEST}"
+        why = "it is no dataset, or `prepare` has not finished there"
+        raise ShardError(f"{what}: {why}") from e
     except (OSError, ValueError) as e:
         raise ShardError(f"{path} cannot be read: {e}; prepare the dataset again") from e
     if manifest.get("format") != FORMAT:
-        raise ShardError(
-            f"{path} has format {manifest.get('format')!r}, this program reads {FORMAT}; prepare it again"
-        )
-    try:
-        dtype = str(manifest["dtype"])
-        splits = {
-            split: tuple(_listed(root, entry, dtype) for entry in manifest["splits"][split])
-            for split in SPLITS
-        }
-        tokenizer = dict(manifest["tokenizer"])
-        parts = [
-            str(tokenizer["sha256"]),
-            *(f"{split} {shard.crc32}" for split in SPLITS for shard in splits[split]),
-        ]
-        digest = f"{zlib.crc32(' '.join(parts).encode()):08x}"
-        int(tokenizer["vocab"])
-        return Dataset(
-            root, str(manifest["name"]), tokenizer, dtype, bool(manifest["masked"]), splits, digest
-        )
-    except (KeyError, TypeError, ValueError) as e:
-        raise ShardError(
-            f"{path} is damaged ({type(e).__name__}: {e}); prepare the dataset again"
-        ) from e
+        what = f"{path} has format {manifest.get('format')!r}, this program reads {FORMAT}"
+        raise ShardError(f"{what}; prepare it again")
+    return manifest
+
+
+def _digest(tokenizer: str, splits: dict[str, tuple[Shard, ...]]) -> str:
+    """Return the fingerprint of a dataset: of its tokenizer, and of each shard's content."""
+    parts = [tokenizer]
+    for split in SPLITS:
+        for shard in splits[split]:
+            parts.append(f"{split} {shard.crc32}")
+    return f"{zlib.crc32(' '.join(parts).encode()):08x}"
 
 
 def damaged(dataset: Dataset) -> list[str]:
     """Read every byte of a dataset and return a line for each shard that differs from the manifest."""
     found: list[str] = []
-    for shard in (shard for split in SPLITS for shard in dataset.splits[split]):
+    for shard in itertools.chain.from_iterable(dataset.splits[split] for split in SPLITS):
         try:
             if files.crc32(shard.path) != shard.crc32:
                 what = f"shard {shard.path} is corrupted: its CRC-32 is not the manifest's"
