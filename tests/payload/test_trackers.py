@@ -179,6 +179,7 @@ def test_a_resumed_run_is_one_run_with_every_step(
             for step in range(1, 101):
                 number = step + 100 * attempt
                 record = {"kind": "step", "step": number, "loss": 1 / step, "note": "text"}
+                record["time"] = time.time()
                 file.write(f"{json.dumps(record)}\n")
                 tracked.record(record)
         tracked.close({"state": state, "steps": 200, "best_loss": 0.5})
