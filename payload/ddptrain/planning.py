@@ -120,7 +120,7 @@ def _decide(
     origin: Origin,
     world: distributed.World,
 ) -> Decided:
-    """Return what follows from the settings, the data and the checkpoint, all but the precision."""
+    """Return the training that settings, data and checkpoint determine, all but its precision."""
     found = origin.found
     is_fixed = asked.grad_accum is not None
     saved = found.meta if found else None

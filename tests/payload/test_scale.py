@@ -114,7 +114,7 @@ def _be_late(rank: int, size: int, folder: str) -> None:
     os._exit(0)
 
 
-def test_a_barrier_names_the_rank_that_does_not_come(tmp_path: pathlib.Path):
+def test_a_barrier_names_the_rank_that_is_late(tmp_path: pathlib.Path):
     processes = [
         ranks.CONTEXT.Process(target=_be_late, args=(rank, 2, str(tmp_path))) for rank in range(2)
     ]

@@ -101,9 +101,9 @@ def test_a_dead_server_costs_nothing_and_is_reported(
             tracked.record(json.loads(line))
         assert time.monotonic() - began < 1
         tracked.close({})
-    said = warnings(caplog)
-    assert "1000 records were not sent; metrics.jsonl has them all" in said[-1]
-    assert len(said) <= 2, said
+    logged = warnings(caplog)
+    assert "1000 records were not sent; metrics.jsonl has them all" in logged[-1]
+    assert len(logged) <= 2, logged
 
 
 def test_the_environment_decides_what_is_tracked(tmp_path: pathlib.Path):

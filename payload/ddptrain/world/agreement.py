@@ -34,7 +34,7 @@ class Peers:
         self.timeout_s = timeout_s
 
     def barrier(self) -> None:
-        """Wait for all ranks. Raises RuntimeError on rank 0 naming those that do not come in time."""
+        """Wait for all ranks. Raises RuntimeError on rank 0 naming the ranks that are late."""
         if self.size > 1:
             timeout = datetime.timedelta(seconds=self.timeout_s)
             dist.monitored_barrier(self.control, timeout, wait_all_ranks=True)
