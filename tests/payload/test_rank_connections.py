@@ -9,7 +9,7 @@ import time
 import pytest
 import ranks
 
-from ddp.node import rank_connections, torchrun
+from ddp.node import processes, rank_connections, torchrun
 
 MEET = "dist.init_process_group('gloo')"
 OWN = """
@@ -142,7 +142,7 @@ def test_a_group_that_has_communicated_nothing_yet_counts(
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("connected?"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    ranks_there = list(rank_connections.children(job.agent.pid))
+    ranks_there = list(processes.children(job.agent.pid))
     assert len(ranks_there) == 2
     assert all(rank_connections.is_connected(rank, job.port) for rank in ranks_there)
     assert not rank_connections.is_connected(ranks_there[0], job.port + 1)

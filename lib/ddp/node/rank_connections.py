@@ -4,14 +4,13 @@ A program that forms no group, such as Lightning's Trainer without num_nodes, tr
 ends well. Another rendezvous is legitimate and cannot be seen, so this is a remark and not a failure.
 """
 
-import collections.abc
 import contextlib
 import glob
 import os
 import re
 import threading
 
-from ddp.node import spool, storage
+from ddp.node import processes, spool, storage
 
 PATIENCE_S = 60.0  # after the ranks started
 SUFFIX = ".remark"  # of the file in the run's control/; its name is the attempt's
@@ -107,7 +106,7 @@ class Watch:
                 return
         if self._over.wait(PATIENCE_S) or self._has_met.is_set():
             return
-        if any(is_connected(rank, self._port) for rank in children(self._agent)):
+        if any(is_connected(rank, self._port) for rank in processes.children(self._agent)):
             self._has_met.set()  # NCCL connects, and writes its key, at the first collective
             return
         self._remark(f"have not connected after {PATIENCE_S:.0f} s: each trains alone")
@@ -148,18 +147,6 @@ def libraries(words: list[str]) -> list[str]:
         return [words[1].partition(".")[0]]
     with open(words[0], encoding="utf-8", errors="replace") as file:
         return _IMPORT.findall(file.read(_SOURCE_BYTES))
-
-
-def children(parent: int) -> collections.abc.Iterator[int]:
-    """Yield the child processes of a process."""
-    for path in glob.iglob("/proc/[0-9]*/stat"):
-        with (
-            contextlib.suppress(OSError, IndexError),
-            open(path, encoding="utf-8", errors="replace") as file,
-        ):
-            about = file.read()
-            if int(about.rpartition(")")[2].split()[1]) == parent:
-                yield int(about.split()[0])
 
 
 def is_connected(process: int, port: int) -> bool:

@@ -1,8 +1,11 @@
-"""The program that `python -c` runs as torchrun's agent: torchrun, with repairs of its log and its store."""
+"""torchrun's agent on a node: its command, with repairs of its log and its store."""
 
-from ddp.node import rank_connections
+from ddp.node import rank_connections, spec
 
-# torch's copy of a rank's lines breaks one that is still being written, and may lose the last (2.13, tail_log.py)
+# torchrun forwards them, so that the ranks save
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+# torch's copy of a rank's lines breaks one that is still being written, and may lose the last
+# (2.13, tail_log.py)
 TAIL = """\
 import os
 def tail_logfile(header, file, dst, finished, interval_sec, *_, **__):
@@ -21,7 +24,8 @@ def tail_logfile(header, file, dst, finished, interval_sec, *_, **__):
     if part:
         dst.write(header + part + "\\n")
 """
-# The store listens on the job's own address; torch's own socket would listen on all of the node's (2.13)
+# The store listens on the job's own address; torch's own socket would listen on all of the node's
+# (2.13)
 STORE = """\
 import socket
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous as static
@@ -31,8 +35,9 @@ def make_store(address, port, size, is_master, timeout, *, make=static.TCPStore,
     return make(address, port, size, is_master, timeout, **options)
 static.TCPStore = make_store
 """
-# torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error of the program's.
-# Its imports do not look into the folder that the ranks start in. Its first two options are newer than torch 2.6
+# torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error
+# of the program's. Its imports do not look into the folder that the ranks start in. Its first two
+# options are newer than torch 2.6
 AGENT = f"""\
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -52,8 +57,43 @@ except SignalException:
 
 
 def agent(pipe: int | None = None) -> str:
-    """Return the agent's program; with a pipe, it reports there whether the ranks connect (meeting.py)."""
+    """Return the agent's program; it reports to the pipe whether the ranks connect."""
     if pipe is None:
         return AGENT
     before, run, after = AGENT.partition("try:\n")
-    return before + rank_connections.AGENT.format(pipe=pipe) + run + after + rank_connections.AT_END
+    watch = rank_connections.AGENT.format(pipe=pipe)
+    return before + watch + run + after + rank_connections.AT_END
+
+
+def command(
+    python: str,
+    job: spec.JobSpec,
+    env: dict[str, str],
+    logs: str,
+    *,
+    pipe: int | None,
+    has_instances: bool,
+) -> list[str]:
+    """Return the command that starts the agent of this node; the ranks' words follow it."""
+    argv = [
+        python,
+        "-c",
+        agent(pipe),
+        f"--signals-to-handle={_SIGNALS}",
+        "--shutdown-timeout=120",
+        f"--nnodes={env['SLURM_STEP_NUM_NODES']}",
+        f"--nproc-per-node={job.ranks_per_node}",
+        f"--node-rank={env['SLURM_NODEID']}",
+        "--rdzv-backend=static",
+        f"--master-addr={env['HEAD_IP']}",
+        f"--master-port={env['HEAD_PORT']}",
+        f"--rdzv-id={env['RUN_ATTEMPT_ID']}",
+        f"--local-addr={env['MY_IP']}",
+        "--max-restarts=0",
+        f"--log-dir={logs}",
+        "--redirects=3",
+        "--tee=3",
+    ]
+    if has_instances:
+        argv.append("--virtual-local-rank")
+    return argv
