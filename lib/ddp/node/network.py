@@ -12,21 +12,23 @@ import time
 
 from ddp.node import exit_codes, spec
 
-_SIOCGIFCONF, _IFREQ, _MOST_ADDRESSES = (
-    0x8912,
-    40,
-    1024,
-)  # netdevice(7); bytes of a struct ifreq on 64 bits
+_SIOCGIFCONF = 0x8912  # netdevice(7)
+_IFREQ = 40  # bytes of a struct ifreq on 64 bits
+_MOST_ADDRESSES = 1024
 _PROBE_PORT = 9  # connecting UDP sends nothing, it picks the route
 
 
 def choose(job: spec.JobSpec, num_nodes: int) -> spec.Fabric:
     """Choose the fabric: the one that the job names, or the first whose devices are on this node."""
+    is_automatic = job.fabric == "auto" and num_nodes > 1
     for fabric in job.fabrics:
-        is_here = bool(fabric.found_by) and all(map(os.path.exists, fabric.found_by))
-        if fabric.name == job.fabric or (job.fabric == "auto" and num_nodes > 1 and is_here):
+        if fabric.name == job.fabric or (is_automatic and _is_here(fabric)):
             return fabric
     return spec.Fabric(job.fabric)
+
+
+def _is_here(fabric: spec.Fabric) -> bool:
+    return bool(fabric.found_by) and all(map(os.path.exists, fabric.found_by))
 
 
 def addresses() -> dict[str, str]:
@@ -37,16 +39,17 @@ def addresses() -> dict[str, str]:
             probe, _SIOCGIFCONF, struct.pack("iP", len(data), data.buffer_info()[0])
         )
     num_bytes = int(struct.unpack("iP", answer)[0])
-    found = [data[at : at + _IFREQ].tobytes() for at in range(0, num_bytes, _IFREQ)]
-    # A secondary address may have a label, such as eth0:1
-    return {
-        socket.inet_ntoa(one[20:24]): one[:16].split(b"\0")[0].split(b":")[0].decode()
-        for one in found
-    }
+    found: dict[str, str] = {}
+    for at in range(0, num_bytes, _IFREQ):
+        entry = data[at : at + _IFREQ].tobytes()
+        name = entry[:16].split(b"\0")[0].decode()
+        address = socket.inet_ntoa(entry[20:24])
+        found[address] = name.split(":")[0]  # a secondary address may have a label: eth0:1
+    return found
 
 
 def interface_address(name: str) -> str:
-    """Return the first IPv4 address of an interface. Raises OSError where it has none."""
+    """Return the first IPv4 address of an interface. Raises OSError if it has none."""
     for address, interface in addresses().items():
         if interface == name:
             return address
@@ -110,7 +113,10 @@ def find_way(head: str, head_node: str, interface: str) -> tuple[str, str]:
 
 
 def check_head(head: str, port: int, head_node: str) -> None:
-    """Raise FatalError where the head's port cannot be reached: a launcher would wait for minutes and name no host."""
+    """Check that the head's port can be reached. Raises FatalError.
+
+    A launcher would wait for minutes and name no host.
+    """
     reason = ""
     for _ in range(4):
         try:
@@ -122,48 +128,55 @@ def check_head(head: str, port: int, head_node: str) -> None:
             time.sleep(1)
         else:
             return
-    where = f"cannot reach {head}:{port} ({head_node}): {reason}"
-    raise exit_codes.FatalError(
-        f"{where}; let TCP through between the nodes (firewall, security group)"
-    )
+    why = f"cannot reach {head}:{port} ({head_node}): {reason}"
+    hint = "let TCP through between the nodes (firewall, security group)"
+    raise exit_codes.FatalError(f"{why}; {hint}")
 
 
 def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: int) -> None:
     """Set the variables of the fabric's libraries in `env`; the user's own stay. Raises FatalError."""
     if num_nodes < 2:  # NCCL needs none of them
         return
-    kept = {
-        name: env[name]
-        for name in ("CUDA_VISIBLE_DEVICES", *(name for name, _ in job.variables))
-        if name in env
-    }
-    for path in fabric.needs:
-        if not os.path.exists(path):
-            why = f"which is not on this node{' or not in the container' if job.container else ''}"
-            raise exit_codes.FatalError(f"fabric={fabric.name} needs {path}, {why}; {fabric.hint}")
+    _check_needs(fabric, job)
+    own = ["CUDA_VISIBLE_DEVICES", *dict(job.variables)]
+    kept = {name: env[name] for name in own if name in env}
+
     for name, value in fabric.variables:
         env.setdefault(name, value)
     if fabric.library_path:
         old = env.get("LD_LIBRARY_PATH")
         env["LD_LIBRARY_PATH"] = f"{fabric.library_path}:{old}" if old else fabric.library_path
     if fabric.profile:
-        sourced = _sourced(fabric, env)
-        env.clear()
-        env.update(sourced)
-        if "CUDA_VISIBLE_DEVICES" not in kept:
-            env.pop("CUDA_VISIBLE_DEVICES", None)  # the profile names all of a node's GPUs
-        env.update(fabric.afterwards)
+        _source(fabric, env)
     env.update(kept)
 
 
-def _sourced(fabric: spec.Fabric, env: dict[str, str]) -> dict[str, str]:
+def _check_needs(fabric: spec.Fabric, job: spec.JobSpec) -> None:
+    """Check that the files of the fabric's libraries are here. Raises FatalError."""
+    for path in fabric.needs:
+        if not os.path.exists(path):
+            where = "on this node or not in the container" if job.container else "on this node"
+            why = f"fabric={fabric.name} needs {path}, which is not {where}"
+            raise exit_codes.FatalError(f"{why}; {fabric.hint}")
+
+
+def _source(fabric: spec.Fabric, env: dict[str, str]) -> None:
+    """Set the variables of the vendor's profile in `env`, then ours that follow it."""
+    sourced = _read_profile(fabric, env)
+    env.clear()
+    env.update(sourced)
+    env.pop("CUDA_VISIBLE_DEVICES", None)  # the profile names all of a node's GPUs
+    env.update(fabric.afterwards)
+
+
+def _read_profile(fabric: spec.Fabric, env: dict[str, str]) -> dict[str, str]:
     """Return the variables after the vendor's profile, a file for bash; its output is printed."""
     script = 'exec 3>&1 1>&2; NCCL_LIB_DIR=$1; . "$2"; env -0 >&3'
     argv = ["/bin/bash", "-p", "-c", script, "bash", fabric.library_path, fabric.profile]
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=False)
-    pairs = (
-        entry.partition("=")
-        for entry in done.stdout.decode(errors="surrogateescape").split("\0")
-        if entry
-    )
-    return {name: value for name, _, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}
+    variables: dict[str, str] = {}
+    for entry in done.stdout.decode(errors="surrogateescape").split("\0"):
+        name, _, value = entry.partition("=")
+        if name not in ("", "_", "SHLVL", "PWD", "OLDPWD"):
+            variables[name] = value
+    return variables
