@@ -1,4 +1,4 @@
-"""`python3 -I -S -B PROGRAM PART SPEC ...`: a part of a job; PROGRAM, a folder or a zip, holds this and the package."""
+"""`python3 -I -S -B PROGRAM PART SPEC ...`: a part of a job; PROGRAM, a folder or a zip, has this and the package."""
 
 import importlib
 import os
@@ -14,13 +14,12 @@ MODULES = {
 
 
 def main() -> int:
-    """Run the part that the command line names; it imports only its own modules: imports delay every job."""
+    """Run the part that the command line names; import its modules alone, as imports delay every job."""
     part, name, *words = sys.argv[1:]
     program = sys.path[0]
     module = importlib.import_module(f"ddp.node.{MODULES[part]}")
-    sys.path.remove(
-        program
-    )  # import from this host's disk alone from now on: the program's filesystem may fail
+    # Import from this host's disk alone from now on: the program's filesystem may fail
+    sys.path.remove(program)
     path = os.path.join(program, name)
     if part != "node":
         return module.main(path)

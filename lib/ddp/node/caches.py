@@ -1,6 +1,7 @@
-"""The caches of Triton, torch's inductor, matplotlib, Hugging Face and others, which default to the home folder.
+"""The caches of Triton, torch's inductor, matplotlib, Hugging Face and others.
 
-They are on the node's own disk if the home is missing there or shared: hundreds of ranks would compile into one folder.
+They default to the home folder. If that is missing on a node, or shared, they are on the node's own
+disk: hundreds of ranks would compile into one folder.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ _NETWORK = re.compile(
     r"nfs4?|cifs|smb3|lustre|beegfs\w*|gpfs|ceph|afs|9p|glusterfs|fuse\.(?!fuse-overlayfs).*"
 )
 _MOUNTS = "/proc/self/mountinfo"
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks
 
 
 def keep_local(env: dict[str, str], cache: str) -> None:
@@ -36,25 +38,30 @@ def keep_local(env: dict[str, str], cache: str) -> None:
 def is_local(home: str) -> bool:
     """Return whether a folder exists on this node's own disk."""
     try:
-        real = storage.within(
-            lambda: os.path.realpath(home) if home and os.path.isdir(home) else "", storage.CALL_S
-        )
+        real = storage.within(lambda: _real_folder(home), storage.CALL_S)
         with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-            return bool(real) and not _NETWORK.fullmatch(filesystem(real, file.read()))
+            mounts = file.read()
     except OSError:  # a server that does not respond
         return False
+    return bool(real) and not _NETWORK.fullmatch(filesystem(real, mounts))
+
+
+def _real_folder(path: str) -> str:
+    return os.path.realpath(path) if path and os.path.isdir(path) else ""
 
 
 def filesystem(path: str, mounts: str) -> str:
-    """Return the type of the filesystem that a path lies on, by the lines of mountinfo (proc(5)); empty if unknown."""
-    found, length = "", 0
+    """Return the type of the filesystem with a path, by the lines of mountinfo (proc(5)), "" if unknown."""
+    kind = ""
+    length = 0
     for line in mounts.splitlines():
         before, separator, after = line.partition(" - ")
-        if not separator or before.count(" ") < 4:
+        fields = before.split(" ")
+        if not separator or len(fields) < 5:
             continue
-        place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split(" ")[4])
-        if (path == place or path.startswith(f"{place.rstrip('/')}/")) and len(
-            place
-        ) >= length:  # the last one counts
-            found, length = after.split(" ")[0], len(place)
-    return found
+        place = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
+        is_inside = path == place or path.startswith(f"{place.rstrip('/')}/")
+        if is_inside and len(place) >= length:  # of equals the last one counts
+            kind = after.split(" ")[0]
+            length = len(place)
+    return kind

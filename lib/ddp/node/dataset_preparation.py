@@ -11,9 +11,11 @@ def main(spec_path: str) -> int:
     """Run the job, or an element of its array, and return its exit code."""
     job = spec.load(spec.PrepareSpec, spec_path)
     env = dict(os.environ)
-    host, job_id = env["SLURMD_NODENAME"], env["SLURM_JOB_ID"]
-    output = spool.Output(job.cache, job_id, spool.note(host))
-    env |= {"RUN_DIR": job.run_dir, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""}
+    host = env["SLURMD_NODENAME"]
+    output = spool.Output(job.cache, env["SLURM_JOB_ID"], spool.note(host))
+    env["RUN_DIR"] = job.run_dir
+    env["PYTHONUNBUFFERED"] = "1"
+    env["CUDA_VISIBLE_DEVICES"] = ""
     code = 0
     try:
         env["PY"], locks = unpacking.use(job.environment, host, f"{job.run_dir}/control")
@@ -31,17 +33,16 @@ def main(spec_path: str) -> int:
 def _run(
     job: spec.PrepareSpec, command: tuple[str, ...], env: dict[str, str], locks: tuple[int, ...]
 ) -> int:
+    """Run a command and return its exit code; the report of a check is kept in the run's folder."""
     argv = [env["PY"], "-m", *command]
     if job.elements:
         argv += ["--task", f"{env['SLURM_ARRAY_TASK_ID']}/{job.elements}"]
-    report = (
-        f"{job.run_dir}/.inspection.{env['SLURM_JOB_ID']}"
-        if "inspect" in command and not job.elements
-        else ""
-    )
-    if not report:
+    is_check = "inspect" in command and not job.elements
+    if not is_check:
         return _wait(subprocess.Popen(argv, env=env, pass_fds=locks, cwd=job.run_dir))
-    with open(report, "wb") as file:  # the report of the check is kept beside the log
+
+    report = f"{job.run_dir}/.inspection.{env['SLURM_JOB_ID']}"
+    with open(report, "wb") as file:
         code = _wait(subprocess.Popen(argv, env=env, pass_fds=locks, cwd=job.run_dir, stdout=file))
     if code == 0:
         os.replace(report, f"{job.run_dir}/inspection.json")

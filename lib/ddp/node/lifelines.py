@@ -1,7 +1,8 @@
-"""A connection from each task of a step to the supervisor: TCP's keepalive shows within seconds that a node is lost.
+"""A connection from each task of a step to the supervisor, which shows within seconds that a node is lost.
 
-Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes. The supervisor sends
-signals for the ranks the other way, a line `signal NUMBER` each: Slurm would send them to torchrun's agents, too.
+Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes; here
+TCP's keepalive shows it. The supervisor sends signals for the ranks the other way, a line
+`signal NUMBER` each: Slurm would send them to torchrun's agents, too.
 """
 
 import collections.abc
@@ -12,13 +13,17 @@ import time
 
 from ddp.node import secret_port, slurm_calls
 
-IDLE_S, EVERY_S, PROBES = 5, 2, 5  # a node is lost when it does not respond for 15 s
+# A node is lost when it does not respond for 15 s
+IDLE_S = 5
+EVERY_S = 2
+PROBES = 5
 PROBING_S = 2.0
 CONNECTING_S = 5.0
 JOINING_S = 30.0  # for a task whose supervisor is busy with strangers
 ENDING_S = 20.0  # for the tasks of a step that the supervisor ended
 MAX_BYTES = 1024
-_JOINED = b"joined\n"  # the supervisor's answer: before it, a connection that ends says nothing about the step
+# The supervisor's answer: before it, a connection that ends says nothing about the step
+_JOINED = b"joined\n"
 
 Report = collections.abc.Callable[[str], None]
 OnSignal = collections.abc.Callable[[int], None]
@@ -28,18 +33,22 @@ class Lifelines:
     """The supervisor's ends of the connections of one step."""
 
     def __init__(self, on_joined: Report, on_lost: Report, address: str = "") -> None:
-        self._on_joined, self._on_lost = on_joined, on_lost
+        self._on_joined = on_joined
+        self._on_lost = on_lost
         self._closed = threading.Event()
         self._watched: list[tuple[socket.socket, threading.Thread]] = []
         self._tasks: dict[str, socket.socket] = {}  # by node, while the task runs
         self._sending = threading.Lock()
-        self._door = secret_port.Door(address, self._enter)
-        self.place = f"{self._door.port} {self._door.secret}"
+        self._port = secret_port.SecretPort(address, self._accept)
+        self.place = f"{self._port.port} {self._port.secret}"
 
     def close(self) -> None:
-        """End the tasks that still run, and wait for them: srun and scancel would do so on nodes that returned, too."""
+        """End the tasks that still run, and wait for them.
+
+        srun and scancel would end those on nodes that returned, too.
+        """
         self._closed.set()
-        self._door.close()
+        self._port.close()
         until = time.monotonic() + ENDING_S
         for connection, thread in self._watched:
             with contextlib.suppress(OSError):
@@ -56,7 +65,7 @@ class Lifelines:
                     reached.append(host)
         return reached
 
-    def _enter(self, connection: socket.socket, address: str, host: str) -> None:
+    def _accept(self, connection: socket.socket, address: str, host: str) -> None:
         thread = threading.Thread(target=self._watch, args=(connection, address, host), daemon=True)
         self._watched.append((connection, thread))
         thread.start()
@@ -83,7 +92,8 @@ class Lifelines:
 
     def _probe(self, address: str) -> None:
         """Wait for the step's end. Raises OSError when the node's slurmd stops responding."""
-        failed, port = 0, slurm_calls.slurmd_port()
+        failed = 0
+        port = slurm_calls.slurmd_port()
         while not self._closed.is_set():
             began = time.monotonic()
             try:
@@ -107,7 +117,7 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def hold(address: str, place: str, host: str) -> socket.socket | None:
-    """Return a connection to the supervisor, to keep open as long as the task runs; None where it is not reached."""
+    """Return a connection to the supervisor, to keep open as long as the task runs; None if it is not reached."""
     port, _, secret = place.partition(" ")
     until = time.monotonic() + JOINING_S
     while time.monotonic() < until:
@@ -121,7 +131,7 @@ def hold(address: str, place: str, host: str) -> socket.socket | None:
 
 
 def _join(address: str, port: int, words: str) -> socket.socket:
-    """Connect and say who this is. Raises OSError unless the supervisor answers."""
+    """Connect, and send the secret and this node's name. Raises OSError unless the supervisor answers."""
     connection = socket.create_connection((address, port), timeout=CONNECTING_S)
     try:
         connection.sendall(words.encode())

@@ -1,7 +1,8 @@
-"""Whether the ranks connected, by the keys of the agent's store on the first node and the ranks' open connections.
+"""Checks whether the ranks connect: by the keys of the agent's store, and by their open connections.
 
-A program that forms no group, such as Lightning's Trainer without num_nodes, trains the whole alone in each rank, and
-ends well. Another rendezvous is legitimate and cannot be seen, so this is a remark and not a failure.
+A program that forms no group, such as Lightning's Trainer without num_nodes, trains the whole alone
+in each rank, and ends well. Another rendezvous is legitimate and cannot be seen, so this is a
+remark and not a failure.
 """
 
 import contextlib
@@ -17,9 +18,10 @@ SUFFIX = ".remark"  # of the file in the run's control/; its name is the attempt
 _ESTABLISHED = "01"  # include/net/tcp_states.h
 _SOURCE_BYTES = 1 << 20
 _IMPORT = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.MULTILINE)
-# In the agent: tell the pipe when the ranks start, and once there is a group. `init_process_group` writes keys below
-# default_pg/ into the agent's store (torch 2.13); TCPStore.list_keys is newer than torch 2.6. The clone has its own
-# connection, since the agent may wait on its own; without the original the store would end before the last look.
+# In the agent: report to the pipe when the ranks start, and once there is a group.
+# `init_process_group` writes keys below default_pg/ into the agent's store (torch 2.13);
+# TCPStore.list_keys is newer than torch 2.6. The clone has its own connection, since the agent may
+# wait on its own; without the original the store would end before the last look.
 AGENT = """\
 import threading
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
@@ -67,28 +69,31 @@ class Watch:
     def __init__(
         self, path: str, num_nodes: int, ranks_per_node: int, words: list[str], port: int
     ) -> None:
-        self._path, self._port, self._words = path, port, words
-        self._num_nodes, self._ranks_per_node = num_nodes, ranks_per_node
+        self._path = path
+        self._port = port
+        self._words = words
+        self._num_nodes = num_nodes
+        self._ranks_per_node = ranks_per_node
         self._reader, self.pipe = os.pipe()  # the agent's end is `pipe`
-        self._has_started, self._has_met = threading.Event(), threading.Event()
+        self._has_started = threading.Event()
+        self._has_met = threading.Event()
+        self._over = threading.Event()
         self._is_remarked = False
         self._agent = 0
-        self._over = threading.Event()
-        self._threads = [
-            threading.Thread(target=work, daemon=True) for work in (self._listen, self._look)
-        ]
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._watcher = threading.Thread(target=self._look, daemon=True)
 
     def start(self, agent: int) -> None:
         """Begin, once the agent's process has its end of the pipe."""
         os.close(self.pipe)
         self._agent = agent
-        for thread in self._threads:
-            thread.start()
+        self._listener.start()
+        self._watcher.start()
 
     def close(self, *, is_done: bool) -> None:
         """Remark at the end, if the agent ended well, that the ranks never connected."""
         self._over.set()
-        self._threads[0].join(storage.CALL_S)
+        self._listener.join(storage.CALL_S)
         if is_done and self._has_started.is_set() and not self._has_met.is_set():
             self._remark("never connected: each trained alone")
 
@@ -132,13 +137,12 @@ class Watch:
             storage.within(lambda: _write(self._path, text), storage.CALL_S)
 
     def _remedy(self) -> str:
-        source: list[str] = []
+        imported: list[str] = []
         with contextlib.suppress(OSError):
-            source = storage.within(lambda: libraries(self._words), storage.CALL_S)
-        known = [_REMEDIES[name] for name in source if name in _REMEDIES]
-        return (known[0] if known else _ANY).format(
-            nodes=self._num_nodes, ranks=self._ranks_per_node
-        )
+            imported = storage.within(lambda: libraries(self._words), storage.CALL_S)
+        known = [_REMEDIES[name] for name in imported if name in _REMEDIES]
+        remedy = known[0] if known else _ANY
+        return remedy.format(nodes=self._num_nodes, ranks=self._ranks_per_node)
 
 
 def libraries(words: list[str]) -> list[str]:
@@ -151,22 +155,32 @@ def libraries(words: list[str]) -> list[str]:
 
 def is_connected(process: int, port: int) -> bool:
     """Return whether a process holds a connection to this port of any host."""
+    sockets = _sockets(process)
+    for table in ("tcp", "tcp6"):
+        for inode in _connections(f"/proc/{process}/net/{table}", port):
+            if f"socket:[{inode}]" in sockets:
+                return True
+    return False
+
+
+def _sockets(process: int) -> set[str]:
     sockets: set[str] = set()
     for path in glob.iglob(f"/proc/{process}/fd/*"):
         with contextlib.suppress(OSError):
             sockets.add(os.readlink(path))
-    for table in ("tcp", "tcp6"):
-        with (
-            contextlib.suppress(OSError),
-            open(f"/proc/{process}/net/{table}", encoding="ascii") as lines,
-        ):
-            for line in lines:
-                fields = line.split()
-                remote, state, inode = fields[2], fields[3], fields[9]
-                is_there = remote.endswith(f":{port:04X}") and state == _ESTABLISHED
-                if is_there and f"socket:[{inode}]" in sockets:
-                    return True
-    return False
+    return sockets
+
+
+def _connections(table: str, port: int) -> list[str]:
+    """Return the inodes of the established connections to a port, by a table of /proc (proc(5))."""
+    inodes: list[str] = []
+    with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
+        for line in lines:
+            fields = line.split()
+            remote, state, inode = fields[2], fields[3], fields[9]
+            if remote.endswith(f":{port:04X}") and state == _ESTABLISHED:
+                inodes.append(inode)
+    return inodes
 
 
 def _write(path: str, text: str) -> None:

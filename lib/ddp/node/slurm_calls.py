@@ -9,10 +9,8 @@ import time
 
 from ddp.node import exit_codes, spool, storage
 
-CONF_FOLDERS = (
-    "/run/slurm/conf",
-    "/etc/slurm",
-)  # of slurmd: where it gets its files from slurmctld, and where not
+# Of slurmd: with its files from slurmctld, and with those of the machine
+CONF_FOLDERS = ("/run/slurm/conf", "/etc/slurm")
 ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
 REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 NODE_BACK_S = 600.0
@@ -20,7 +18,11 @@ CAUSE_S = (1, 2, 4, 8, 0)  # pauses within Slurm's KillWait
 # Later than the end of the last attempt, 6 s if it lost a node; else cred_expire is added (batch_requeue_fini()).
 RELEASING_S = 10
 # ... and later than slurmd's next look whether the job has ended, every 10 s then (pause_for_job_completion()).
-QUICK_S, RELEASING_LATE_S = 8.0, 15
+QUICK_S = 8.0
+RELEASING_LATE_S = 15
+_SIGNALS_CHILDREN = re.compile(
+    r"^\s*SignalChildrenProcesses\s*=\s*yes", re.MULTILINE | re.IGNORECASE
+)
 
 
 def pause(seconds: float) -> None:
@@ -29,7 +31,7 @@ def pause(seconds: float) -> None:
 
 
 def call(*argv: str) -> subprocess.CompletedProcess[str]:
-    """Run a Slurm command; one that is missing or hangs has failed with 127."""
+    """Run a Slurm command. Exit code 127 means that it is missing or timed out."""
     nothing = subprocess.DEVNULL
     try:
         return subprocess.run(
@@ -42,11 +44,11 @@ def call(*argv: str) -> subprocess.CompletedProcess[str]:
 def hostnames(nodelist: str) -> list[str]:
     """Expand a list of nodes such as n[1-2], in its order. Raises FatalError."""
     shown = call("scontrol", "show", "hostnames", nodelist)
-    if shown.returncode or not shown.stdout.split():
-        raise exit_codes.FatalError(
-            f"scontrol show hostnames {nodelist}: {shown.stderr.strip()[-300:]}"
-        )
-    return shown.stdout.split()
+    names = shown.stdout.split()
+    if shown.returncode or not names:
+        why = shown.stderr.strip()[-300:]
+        raise exit_codes.FatalError(f"scontrol show hostnames {nodelist}: {why}")
+    return names
 
 
 def show_nodes(nodelist: str, hosts: list[str]) -> str:
@@ -58,9 +60,8 @@ def show_nodes(nodelist: str, hosts: list[str]) -> str:
             return shown.stdout
         reason = (shown.stderr + shown.stdout).strip().rpartition("\n")[2]
         if pause_s:
-            spool.write(
-                f"[ENV] Slurm gave no addresses of the nodes ({reason}); asking again in {pause_s} s"
-            )
+            what = f"Slurm gave no addresses of the nodes ({reason})"
+            spool.write(f"[ENV] {what}; asking again in {pause_s} s")
             pause(pause_s)
     raise exit_codes.FatalError(f"Slurm gave no addresses of {' '.join(hosts)}: {reason}")
 
@@ -76,17 +77,19 @@ def slurmd_port() -> int:
 def usable_nodes(partition: str, reservation: str) -> set[str]:
     """Return the nodes that jobs of a partition, and of a reservation if there is one, can run on."""
     states = "idle,mixed,allocated,completing"
-    among: set[str] | None = None
-    if reservation:  # the job runs on its nodes alone, whose states are others
+    if reservation:  # its nodes have other states
         states += ",reserved,maint"
-        found = re.search(
-            r" Nodes=([^ ]*) ", call("scontrol", "-o", "show", "reservation", reservation).stdout
-        )
-        among = (
-            set(call("scontrol", "show", "hostnames", found[1]).stdout.split()) if found else set()
-        )
-    nodes = set(call("sinfo", "-h", "-N", "-p", partition, "-t", states, "-o", "%N").stdout.split())
-    return nodes if among is None else nodes & among
+    shown = call("sinfo", "-h", "-N", "-p", partition, "-t", states, "-o", "%N")
+    nodes = set(shown.stdout.split())
+    return nodes & _reserved_nodes(reservation) if reservation else nodes
+
+
+def _reserved_nodes(reservation: str) -> set[str]:
+    shown = call("scontrol", "-o", "show", "reservation", reservation)
+    found = re.search(r" Nodes=([^ ]*) ", shown.stdout)
+    if found is None:
+        return set()
+    return set(call("scontrol", "show", "hostnames", found[1]).stdout.split())
 
 
 def await_node(node: str, is_stopping: storage.Claim, *, is_silent: bool) -> bool:
@@ -94,28 +97,37 @@ def await_node(node: str, is_stopping: storage.Claim, *, is_silent: bool) -> boo
 
     Slurm may not know yet that a silent node is lost: a task must start there.
     """
-    probe = ("srun", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "/bin/true")
     began = time.monotonic()
     reported = began - storage.REPORT_S
     while not is_stopping():
-        state = call("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.split()
-        is_up = state and not re.search(r"down|\*|fail|not_resp|unknown", state[0])
-        if is_up and (not is_silent or call(*probe).returncode == 0):
+        state = _state_of(node)
+        is_up = not re.search(r"down|\*|fail|not_resp|unknown", state)
+        if is_up and (not is_silent or _runs_tasks(node)):
             return True
         waited = time.monotonic() - began
         if waited > NODE_BACK_S:
             return False
         if time.monotonic() - reported >= storage.REPORT_S:
             reported = time.monotonic()
-            spool.write(
-                f"[RESTART] {node} is {''.join(state[:1]) or 'unknown'}; waiting for it, {waited:.0f} s"
-            )
+            spool.write(f"[RESTART] {node} is {state}; waiting for it, {waited:.0f} s")
         pause(2.0)
     return True
 
 
+def _state_of(node: str) -> str:
+    """Return a node's state by sinfo's words, such as `idle`."""
+    shown = call("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.split()
+    return shown[0] if shown else "unknown"
+
+
+def _runs_tasks(node: str) -> bool:
+    """Return whether a task of this job starts on a node."""
+    options = ("--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1")
+    return call("srun", *options, "/bin/true").returncode == 0
+
+
 def show_job(job_id: str) -> dict[str, str]:
-    """Ask Slurm about a job; return its fields by scontrol's names, {} where it does not answer."""
+    """Return the fields of a job by scontrol's names, {} if Slurm does not answer."""
     shown = call("scontrol", "-o", "show", "job", job_id)
     if shown.returncode:
         return {}
@@ -131,7 +143,7 @@ class Ending:
 
 
 def ending_of(job_id: str, restarts: int, end: float) -> Ending:
-    """Return why Slurm ends a job. `end` of its time limit speaks where the controller is silent."""
+    """Return why Slurm ends a job; if the controller does not answer, by the `end` of its time limit."""
     for pause_s in CAUSE_S:
         found = show_job(job_id)
         if found:
@@ -154,9 +166,8 @@ def _cause(job_id: str, found: dict[str, str], restarts: int) -> str:
 
 def is_preempted(job_id: str) -> bool:
     """Return whether another job takes this one's place. Slurm forgets it as soon as the job's last node is free."""
-    shown = call(
-        "squeue", "-h", "-j", job_id, "-O", "PreemptTime"
-    )  # scontrol does not always show it
+    # scontrol does not always show it
+    shown = call("squeue", "-h", "-j", job_id, "-O", "PreemptTime")
     return bool(re.match(r"\d{4}-", shown.stdout))
 
 
@@ -169,23 +180,22 @@ def requeue(
 ) -> bool:
     """Requeue a job, once; return whether it is queued again.
 
-    While it runs, or `is_ending`: Slurm ends it at its time limit or for another job, and takes a requeue until its
-    last process has ended. A cancelled job would return, too. Restarts shows that Slurm requeued it by itself, or that
-    a request whose reply was lost succeeded.
+    A job is requeued while it runs, since a cancelled one would return, too. `is_ending`: Slurm
+    ends it at its time limit or for another job, and takes a requeue until its last process has
+    ended.
     """
     for pause_s in REQUEUEING_S:
         if is_cancelled():
             return False
         found = show_job(job_id)
-        if found:
-            is_queued = _restarts(found) > restarts
-            if not is_queued and found.get("JobState") != "RUNNING" and not is_ending:
-                return False
-            if is_cancelled():
-                return False
-            if is_queued or call("scontrol", "requeue", job_id).returncode == 0:
-                spool.write(f"[REQUEUE] {stamp()} job {job_id} is queued again")
-                return True
+        is_over = bool(found) and found.get("JobState") != "RUNNING" and not is_ending
+        # By Slurm itself, or by a request whose reply was lost
+        is_queued = _restarts(found) > restarts
+        if is_cancelled() or (is_over and not is_queued):
+            return False
+        if is_queued or (found and call("scontrol", "requeue", job_id).returncode == 0):
+            spool.write(f"[REQUEUE] {stamp()} job {job_id} is queued again")
+            return True
         spool.write(f"[REQUEUE] Slurm does not respond; trying again in {pause_s} s")
         pause(pause_s)
     return False
@@ -196,19 +206,20 @@ def signals_every_process() -> bool:
     shown = call("scontrol", "show", "config").stdout
     if not re.search(r"^ProctrackType += proctrack/cgroup", shown, re.MULTILINE):
         return True
-    for folder in (os.path.dirname(os.environ.get("SLURM_CONF", "")), *CONF_FOLDERS):
+    return _SIGNALS_CHILDREN.search(_cgroup_conf()) is not None
+
+
+def _cgroup_conf() -> str:
+    """Return the text of slurmd's cgroup.conf, "" if there is none."""
+    own = os.path.dirname(os.environ.get("SLURM_CONF", ""))
+    for folder in (own, *CONF_FOLDERS):
+        path = f"{folder}/cgroup.conf"
         with (
             contextlib.suppress(OSError),
-            open(f"{folder}/cgroup.conf", encoding="utf-8", errors="replace") as file,
+            open(path, encoding="utf-8", errors="replace") as file,
         ):
-            return bool(
-                re.search(
-                    r"^\s*SignalChildrenProcesses\s*=\s*yes",
-                    file.read(),
-                    re.MULTILINE | re.IGNORECASE,
-                )
-            )
-    return False
+            return file.read()
+    return ""
 
 
 def keep(job_id: str, hosts: list[str]) -> None:
@@ -219,8 +230,9 @@ def keep(job_id: str, hosts: list[str]) -> None:
 def release(job_id: str, restarts: int, *, is_ours: bool, ending_s: float = 0.0) -> None:
     """Let a requeued job start without Slurm's delay. One that an operator holds, or requeued, waits.
 
-    So does one that Slurm requeued as it lost a node: for some seconds Slurm tries to end the last attempt there, and a
-    node that is back by then would end the next one (deallocate_nodes()). `ending_s` has passed since Slurm's TERM.
+    So does one that Slurm requeued as it lost a node: for some seconds Slurm tries to end the last
+    attempt there, and a node that is back by then would end the next one (deallocate_nodes()).
+    `ending_s` has passed since Slurm's TERM.
     """
     found = show_job(job_id)
     if _restarts(found) <= restarts or found.get("Priority") == "0":
@@ -232,11 +244,9 @@ def release(job_id: str, restarts: int, *, is_ours: bool, ending_s: float = 0.0)
 
 def exclude(job_id: str, names: str, more: list[str]) -> None:
     """Exclude nodes. Slurm allows that only while the job is pending: as soon as it is requeued."""
+    update = ("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={names}", *more)
     for _ in range(10):
-        if (
-            call("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={names}", *more).returncode
-            == 0
-        ):
+        if call(*update).returncode == 0:
             spool.write(f"[RESTART] without {names}")
             return
         pause(1)
@@ -246,10 +256,13 @@ def exclude(job_id: str, names: str, more: list[str]) -> None:
 def is_last_task(array: str, task: str) -> bool:
     """Return whether no other task of an array is left."""
     left = call("squeue", "-h", "-r", "-j", array, "-o", "%i")
-    return left.returncode == 0 and not set(left.stdout.splitlines() or [""]) - {f"{array}_{task}"}
+    if left.returncode:
+        return False
+    return set(left.stdout.splitlines()) == {f"{array}_{task}"}
 
 
 def stamp() -> str:
     """Return the time in UTC, to the millisecond."""
     now = time.time()
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
+    second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+    return f"{second}.{int(now % 1 * 1000):03d}Z"

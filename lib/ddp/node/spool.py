@@ -1,7 +1,8 @@
 """Write output to the node's own disk and copy it to the shared filesystem, so that no line is lost.
 
-Each copy opens the target again, appends and closes it: a descriptor of a dead filesystem client never works again, and
-`close` reports what `write` does not. After a failed copy, only the bytes that did not arrive are copied again.
+Each copy opens the target again, appends and closes it: a descriptor of a dead filesystem client
+never works again, and `close` reports errors that `write` does not. After a failed copy, only the
+bytes that did not arrive are copied again.
 """
 
 import collections.abc
@@ -12,10 +13,10 @@ import threading
 import time
 
 CHUNK = 1 << 20
-QUICK_S, SLOW_S = (
-    0.2,
-    1.0,
-)  # between two passes: in the first half minute, when a user may watch; and later
+QUICK_S = 0.2  # between two passes in the first half minute, when a user may watch
+SLOW_S = 1.0  # later
+_WATCHED_S = 30.0
+_QUICK_RETRIES_S = 10.0
 FLUSH_S = 60.0
 KEPT_S = 7 * 86400.0  # output that could not be copied is kept this long
 
@@ -23,7 +24,7 @@ Note = collections.abc.Callable[[str], None]
 
 
 def ensure_private(folder: str) -> None:
-    """Make a folder of mode 0700. Raises PermissionError where another account owns it."""
+    """Make a folder of mode 0700. Raises PermissionError if another account owns it."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     if not _is_own(folder):
@@ -31,10 +32,11 @@ def ensure_private(folder: str) -> None:
 
 
 def own_cache(cache: str) -> str:
-    """Return this account's folder on this node's disk, of mode 0700: `cache`, or one beside it. Raises OSError.
+    """Return this account's folder on this node's disk, of mode 0700. Raises OSError.
 
-    Any account can take the name first, as /var/tmp is everybody's. Then the folder has random characters behind the
-    name, and its owner tells it from what others make: nobody can give a folder away.
+    It is `cache`, unless another account has taken that name first, as any can in /var/tmp. Then
+    the folder has random characters behind the name, and its owner tells it from others' folders:
+    an account cannot give a folder away.
     """
     import glob
     import tempfile
@@ -82,9 +84,8 @@ class Mirror:
 
     def __init__(self, source: str, target: str, *, below: str = "") -> None:
         self.target = target
-        self._below = (
-            below  # an existing folder for the target's own; without a mount it is absent, too
-        )
+        # An existing folder above the target's own; without a mount it is absent, too
+        self._below = below
         self._keeps_time = bool(below)  # a log's last change shows which rank failed first
         self._source = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         self._offset = 0  # of the first byte not copied
@@ -92,7 +93,7 @@ class Mirror:
 
     @property
     def is_current(self) -> bool:
-        """Whether all that was written so far is copied."""
+        """Whether all bytes written so far are copied."""
         return os.fstat(self._source).st_size <= self._offset
 
     def forward(self) -> None:
@@ -102,20 +103,14 @@ class Mirror:
             self._offset += len(data)
 
     def _append(self, data: bytes) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        """Append bytes to the target. Raises OSError."""
+        descriptor = self._open_target()
         try:
-            descriptor = os.open(self.target, flags, 0o644)
-        except FileNotFoundError:
-            if not self._below or not os.path.isdir(self._below):
-                raise
-            os.makedirs(os.path.dirname(self.target), 0o755, exist_ok=True)
-            descriptor = os.open(self.target, flags, 0o644)
-        try:
-            if self._base is not None:
-                there = os.pread(descriptor, len(data), self._base)
-                data = data[len(there) :] if data.startswith(there) else data
-            else:
+            if self._base is None:
                 self._base = os.fstat(descriptor).st_size
+            else:  # the last copy failed, perhaps after some bytes
+                arrived = os.pread(descriptor, len(data), self._base)
+                data = data.removeprefix(arrived)
             while data:
                 data = data[os.write(descriptor, data) :]
             if self._keeps_time:
@@ -124,6 +119,16 @@ class Mirror:
         finally:
             os.close(descriptor)  # reports the errors of delayed writes
         self._base = None
+
+    def _open_target(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return os.open(self.target, flags, 0o644)
+        except FileNotFoundError:
+            if not self._below or not os.path.isdir(self._below):
+                raise
+        os.makedirs(os.path.dirname(self.target), 0o755, exist_ok=True)
+        return os.open(self.target, flags, 0o644)
 
 
 class Forwarder:
@@ -144,11 +149,11 @@ class Forwarder:
         self._mirrors[source] = Mirror(source, target)
 
     def add_tree(self, source: str, target: str, *, below: str) -> None:
-        """Copy all files below a folder, also later ones, to a folder that is made below an existing one."""
+        """Copy all files below a folder, also later ones, to a folder below the existing one `below`."""
         self._trees.append((source, target, below))
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Copy all that is written now; return whether that succeeded in time."""
+        """Copy all bytes written so far; return whether that succeeded in time."""
         asked = time.monotonic()
         while self._copied_at < asked:
             if time.monotonic() > asked + timeout_s:
@@ -172,60 +177,67 @@ class Forwarder:
             try:
                 self._pass()
             except OSError as e:
+                reason = e.strerror or str(e)
                 if not self.trouble:
                     failed = now
-                    self._note(
-                        f"output cannot be written ({e.strerror or e}) and waits on this node's disk"
-                    )
-                self.trouble = e.strerror or str(e)
-                time.sleep(QUICK_S if now - failed < 10 else SLOW_S)
-            else:
-                if self.trouble:
-                    self.trouble = ""
-                    self._note(f"output is written again after {time.monotonic() - failed:.1f} s")
-                self._copied_at = now
-                self._wake.wait(QUICK_S if now - began < 30 else SLOW_S)
+                    self._note(f"output cannot be written ({reason}) and waits on this node's disk")
+                self.trouble = reason
+                time.sleep(QUICK_S if now - failed < _QUICK_RETRIES_S else SLOW_S)
+                continue
+
+            if self.trouble:
+                self.trouble = ""
+                self._note(f"output is written again after {time.monotonic() - failed:.1f} s")
+            self._copied_at = now
+            self._wake.wait(QUICK_S if now - began < _WATCHED_S else SLOW_S)
 
     def _pass(self) -> None:
+        """Copy the new bytes of all files, also if one of them fails. Raises OSError."""
         for source, target, below in list(self._trees):
-            for top, _, names in os.walk(source):
-                for name in names:
-                    path = os.path.join(top, name)
-                    if path not in self._mirrors and stat.S_ISREG(os.lstat(path).st_mode):
-                        copy = os.path.join(target, os.path.relpath(path, source))
-                        self._mirrors[path] = Mirror(path, copy, below=below)
+            self._find_files(source, target, below)
         failure: OSError | None = None
         for mirror in list(self._mirrors.values()):
-            if not mirror.is_current:
-                try:
-                    mirror.forward()
-                except OSError as e:  # one that fails must not stop the others
-                    failure = e
+            if mirror.is_current:
+                continue
+            try:
+                mirror.forward()
+            except OSError as e:
+                failure = e
         if failure is not None:
             raise failure
 
+    def _find_files(self, source: str, target: str, below: str) -> None:
+        """Find new files below a folder. Raises OSError."""
+        for top, _, names in os.walk(source):
+            for name in names:
+                path = os.path.join(top, name)
+                if path not in self._mirrors and stat.S_ISREG(os.lstat(path).st_mode):
+                    copy = os.path.join(target, os.path.relpath(path, source))
+                    self._mirrors[path] = Mirror(path, copy, below=below)
+
 
 class Output(Forwarder):
-    """The output of a batch script and its children: redirect it to a file of the spool.
+    """Redirects the output of a batch script and its children to a file of the spool.
 
-    Change nothing where standard output is no file, or the node's disk cannot be written.
+    Nothing changes if standard output is not a file, or the node's disk cannot be written.
     """
 
     def __init__(self, cache: str, job: str, note: Note) -> None:
         super().__init__(note)
         self._path = ""
-        try:
-            about = os.fstat(1)
-            log = os.readlink("/proc/self/fd/1")
-            if not stat.S_ISREG(about.st_mode) or not os.path.samestat(about, os.stat(log)):
-                return
-            path = os.path.join(folder(cache, job), f"out.{os.getpid()}")
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            descriptor = os.open(path, flags, 0o600)
-        except OSError:
+        with contextlib.suppress(OSError):
+            self._redirect(cache, job)
+
+    def _redirect(self, cache: str, job: str) -> None:
+        about = os.fstat(1)
+        log = os.readlink("/proc/self/fd/1")
+        if not stat.S_ISREG(about.st_mode) or not os.path.samestat(about, os.stat(log)):
             return
-        self._path = path
+        path = os.path.join(folder(cache, job), f"out.{os.getpid()}")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
         self.add(path, log)
+        self._path = path
         for standard in (1, 2):
             os.dup2(descriptor, standard)
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The command that starts a task on each node: srun, then the program, in a container if the job has one."""
+"""srun's command that starts a task on each node, in a container if the job has one."""
 
 import contextlib
 import os
@@ -9,7 +9,8 @@ from ddp.node import container, slurm_calls, spec
 
 PYTHON = "/usr/bin/python3"
 ABORTING_S = 60.0
-# Starts the program on a node, once the shared filesystem is readable. In a container, with the image's interpreter.
+# Starts the program on a node, once the shared filesystem is readable. In a container, with the
+# image's interpreter.
 _START = """\
 n=0
 until [ -r "$1" ]; do
@@ -40,21 +41,30 @@ def command(
     mounts: tuple[str, ...] = (),
 ) -> list[str]:
     """Return the command that runs `program`, a file, a part and its arguments, on each host. Raises FatalError."""
-    argv = [srun, f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
-    argv += [f"--cpus-per-task={env['SLURM_CPUS_PER_TASK']}", "--cpu-bind=none"]
-    argv += ["--kill-on-bad-exit=1", "--wait=300", "--label", "--chdir=/"]
-    if len(hosts) != int(
-        env["SLURM_JOB_NUM_NODES"]
-    ):  # --overlap: the step of a lost node still holds its resources
+    argv = [
+        srun,
+        f"--nodes={len(hosts)}",
+        f"--ntasks={len(hosts)}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={env['SLURM_CPUS_PER_TASK']}",
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=1",
+        "--wait=300",
+        "--label",
+        "--chdir=/",
+    ]
+    if len(hosts) != int(env["SLURM_JOB_NUM_NODES"]):
+        # --overlap: the step of a lost node still holds its resources
         argv += [f"--nodelist={','.join(hosts)}", "--overlap"]
+
     is_contained = job.container is not None and program[1] == "node"
-    launch = ["/bin/sh", "-c", _START, "" if is_contained else PYTHON, *program]
-    if is_contained:
-        options, launch = container.launch(
-            job, [path for path in mounts if os.path.exists(path)], launch, env
-        )
-        argv += options
-    return [*argv, *launch]
+    python = "" if is_contained else PYTHON
+    start_program = ["/bin/sh", "-c", _START, python, *program]
+    if not is_contained:
+        return [*argv, *start_program]
+    existing = [path for path in mounts if os.path.exists(path)]
+    options, contained = container.launch(job, existing, start_program, env)
+    return [*argv, *options, *contained]
 
 
 def start(argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -63,11 +73,13 @@ def start(argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill srun and its second process, which else has slurmctld signal the step on a lost node (_shepherd_spawn()).
+    """Kill srun and its second process.
 
-    slurmctld repeats that each minute until the node is back, and the job's next start has a step of the same number.
+    The second one would have slurmctld signal the step on a lost node (_shepherd_spawn()).
+    slurmctld repeats that each minute until the node is back, and the job's next start has a step
+    of the same number.
     """
-    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+    with contextlib.suppress(ProcessLookupError):  # it has ended
         os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -76,7 +88,15 @@ def end(process: subprocess.Popen[bytes], job_id: str) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(ABORTING_S)
         return
-    listed = slurm_calls.call("squeue", "-h", "-s", "-j", job_id, "-o", "%i").stdout.split()
-    numbers = [int(number) for one in listed if (number := one.rpartition(".")[2]).isdigit()]
-    slurm_calls.call("scancel", "--signal=KILL", "--quiet", f"{job_id}.{max(numbers, default=0)}")
+    step = _newest_step(job_id)
+    slurm_calls.call("scancel", "--signal=KILL", "--quiet", f"{job_id}.{step}")
     kill(process)
+
+
+def _newest_step(job_id: str) -> int:
+    newest = 0
+    for step in slurm_calls.call("squeue", "-h", "-s", "-j", job_id, "-o", "%i").stdout.split():
+        number = step.rpartition(".")[2]
+        if number.isdigit():
+            newest = max(newest, int(number))
+    return newest

@@ -59,10 +59,11 @@ def reason(e: OSError) -> str:
 
 
 class Witness:
-    """A file that is held open: it is lost with the filesystem's client, as whatever programs hold open there.
+    """A file that is held open: it is lost with the filesystem's client, as programs' open files are.
 
-    A client that is started again within a second leaves no other sign. The file is opened to be written, and is not:
-    JuiceFS's client knows files that are only read even after it was killed.
+    A client that is started again within a second leaves no other sign. The file is opened for
+    writing although nothing writes it: JuiceFS's client knows files that are only read even after
+    it was killed.
     """
 
     def __init__(self, path: str) -> None:
@@ -71,13 +72,12 @@ class Witness:
             self._descriptor = within(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC), CALL_S)
 
     def trouble(self) -> str:
-        """Return why the file does not work any more, "" where it does."""
+        """Return why the file does not work any more, "" if it does."""
         if self._descriptor < 0:
             return ""
         try:
-            within(
-                lambda: os.fsync(self._descriptor), CALL_S
-            )  # answered by the client or the server, not by a cache
+            # Answered by the client or the server, not by a cache
+            within(lambda: os.fsync(self._descriptor), CALL_S)
         except OSError as e:
             is_over = e.errno is None or e.errno in LOST_ERRORS
             return reason(e) if is_over else ""
@@ -91,10 +91,11 @@ class Storage:
         self, folder: str, note: spool.Note, *, is_cancelled: Claim = lambda: False
     ) -> None:
         self.folder = folder
-        self._note, self._is_cancelled = note, is_cancelled
+        self._note = note
+        self._is_cancelled = is_cancelled
 
     def trouble(self) -> str:
-        """Write and remove a file; return why that failed, "" where it succeeded."""
+        """Write and remove a file; return why that failed, or ""."""
         try:
             within(self._probe, CALL_S)
         except OSError as e:
@@ -120,13 +121,12 @@ class Storage:
         while found := self.trouble():
             waited = time.monotonic() - began
             if reported is None or time.monotonic() - reported > REPORT_S:
-                self._note(
-                    f"{self.folder} does not respond ({found}); waiting for it, {waited:.0f} s"
-                )
+                why = f"{self.folder} does not respond ({found})"
+                self._note(f"{why}; waiting for it, {waited:.0f} s")
                 reported = time.monotonic()
             if waited > PATIENCE_S or self._is_cancelled():
-                gone = f"{self.folder} has not responded for {waited:.0f} s: {found}"
-                raise exit_codes.FatalError(f"{gone}; is the shared filesystem mounted here?")
+                why = f"{self.folder} has not responded for {waited:.0f} s: {found}"
+                raise exit_codes.FatalError(f"{why}; is the shared filesystem mounted here?")
             time.sleep(pause_s)
             pause_s = min(5.0, pause_s * 2)
         if reported is not None:
@@ -134,7 +134,7 @@ class Storage:
         return reported is not None
 
     def do(self, action: collections.abc.Callable[[], T]) -> T:
-        """Call `action`, again after a filesystem's fault. Raises FatalError, and OSError if it was none."""
+        """Call `action`, again after a fault of the filesystem. Raises FatalError, and OSError for another one."""
         while True:
             try:
                 return within(action, CALL_S)

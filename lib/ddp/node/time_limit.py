@@ -1,8 +1,8 @@
-"""Whether a run that reaches its time limit gets on: else each further attempt would repeat the last one.
+"""Checks whether a run that reaches its time limit makes progress: else each attempt would repeat the last one.
 
-It does if an attempt began at a later step than the one before, or if a file appeared or changed in the run's folder,
-in the folder that the ranks start in, or in one that their command names. What programs write in any case is no
-progress: logs, metrics and caches.
+It does if an attempt began at a later step than the one before, or if a file appeared or changed in
+the run's folder, in the folder that the ranks start in, or in one that their command names. Logs,
+metrics and caches do not count: programs write them in any case.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Mark:
 
 
 def parse(text: str) -> Mark | None:
-    """Return the mark in a file's text; None where there is none."""
+    """Return the mark in a file's text; None if it has none."""
     try:
         found = json.loads(text)
         return Mark(float(found["since"]), int(found["step"]), int(found["attempts"]))
@@ -53,21 +53,24 @@ def folders(run_dir: str, workdir: str, words: list[str]) -> list[str]:
 
 
 def has_saved(run_dir: str, places: list[str], since: float) -> bool:
-    """Return whether a file below one of these folders is newer than `since`; True where the search takes too long."""
+    """Return whether a file below one of these folders is newer than `since`; True if the search takes too long."""
     until = time.monotonic() + SEARCHING_S
     top = os.path.realpath(run_dir)
     for place in places:
         for folder, names, files in os.walk(place):
             is_top = folder == top
-            names[:] = [name for name in names if not _is_ignored(name, is_top=is_top)]
-            for name in files:
-                if not _is_ignored(name, is_top=is_top) and _is_newer(
-                    os.path.join(folder, name), since
-                ):
+            names[:] = _counted(names, is_top=is_top)
+            for name in _counted(files, is_top=is_top):
+                if _is_newer(os.path.join(folder, name), since):
                     return True
             if time.monotonic() > until:
                 return True
     return False
+
+
+def _counted(names: list[str], *, is_top: bool) -> list[str]:
+    """Return the names of the files and folders that count as progress."""
+    return [name for name in names if not _is_ignored(name, is_top=is_top)]
 
 
 def _is_ignored(name: str, *, is_top: bool) -> bool:
@@ -84,7 +87,7 @@ def _is_newer(path: str, since: float) -> bool:
 
 
 def first_step(path: str, offset: int) -> int:
-    """Return the first step that metrics.jsonl has from `offset` on; -1 where it has none."""
+    """Return the first step that metrics.jsonl has from `offset` on; -1 if it has none."""
     try:
         with open(path, "rb") as file:
             is_shorter = file.seek(0, os.SEEK_END) < offset  # it was written again
@@ -101,7 +104,7 @@ def first_step(path: str, offset: int) -> int:
 
 
 def size(path: str) -> int:
-    """Return the size of a file; 0 where there is none."""
+    """Return the size of a file; 0 if it does not exist."""
     try:
         return os.stat(path).st_size
     except OSError:

@@ -24,12 +24,12 @@ def entered() -> Entered:
 
 
 @pytest.fixture
-def opened(entered: Entered) -> collections.abc.Iterator[secret_port.Door]:
+def opened(entered: Entered) -> collections.abc.Iterator[secret_port.SecretPort]:
     def enter(connection: socket.socket, address: str, words: str) -> None:
         entered.put((address, words))
         connection.close()
 
-    opened = secret_port.Door("127.0.0.1", enter)
+    opened = secret_port.SecretPort("127.0.0.1", enter)
     yield opened
     opened.close()
     with pytest.raises(ConnectionRefusedError):
@@ -50,22 +50,22 @@ def open_files() -> list[int]:
     return [int(path.name) for path in pathlib.Path("/proc/self/fd").iterdir()]
 
 
-def connect(opened: secret_port.Door) -> socket.socket:
+def connect(opened: secret_port.SecretPort) -> socket.socket:
     return socket.create_connection(("127.0.0.1", opened.port), timeout=20)
 
 
-def say(opened: secret_port.Door, words: bytes) -> None:
+def say(opened: secret_port.SecretPort, words: bytes) -> None:
     with connect(opened) as connection:
         connection.sendall(words)
         assert connection.recv(1) == b"", "it is closed, whoever it was"
 
 
-def test_the_secret_opens_it(opened: secret_port.Door, entered: Entered):
+def test_the_secret_opens_it(opened: secret_port.SecretPort, entered: Entered):
     say(opened, f"{opened.secret} slurmd-1\n".encode())
     assert entered.get(timeout=20) == ("127.0.0.1", "slurmd-1")
 
 
-def test_a_secret_may_come_in_parts(opened: secret_port.Door, entered: Entered):
+def test_a_secret_may_come_in_parts(opened: secret_port.SecretPort, entered: Entered):
     with connect(opened) as connection:
         for letter in f"{opened.secret} slurmd-1\n":
             connection.sendall(letter.encode())
@@ -83,20 +83,20 @@ def test_a_secret_may_come_in_parts(opened: secret_port.Door, entered: Entered):
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
-def test_other_words_do_not(opened: secret_port.Door, entered: Entered, words: bytes):
+def test_other_words_do_not(opened: secret_port.SecretPort, entered: Entered, words: bytes):
     with contextlib.suppress(ConnectionResetError):  # it may be closed before all is read
         say(opened, words)
     assert entered.empty()
 
 
-def test_nobody_waits_for_ever(opened: secret_port.Door, monkeypatch: pytest.MonkeyPatch):
+def test_nobody_waits_for_ever(opened: secret_port.SecretPort, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(secret_port, "PATIENCE_S", 0.2)
     with connect(opened) as connection:
         assert connection.recv(1) == b""
 
 
 def test_thousands_that_say_nothing_cost_no_thread_and_keep_nobody_out(
-    opened: secret_port.Door, entered: Entered, files: None
+    opened: secret_port.SecretPort, entered: Entered, files: None
 ):
     threads, descriptors = threading.active_count(), len(open_files())
     idle: list[socket.socket] = []
@@ -116,7 +116,9 @@ def test_thousands_that_say_nothing_cost_no_thread_and_keep_nobody_out(
             connection.close()
 
 
-def test_it_outlives_a_time_without_file_descriptors(opened: secret_port.Door, entered: Entered):
+def test_it_outlives_a_time_without_file_descriptors(
+    opened: secret_port.SecretPort, entered: Entered
+):
     """As idle connections can bring about where a process may open few files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(open_files())
