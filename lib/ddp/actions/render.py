@@ -1,6 +1,7 @@
 """render: the script that `ddp submit` would hand to Slurm, or Kubernetes manifests of a run."""
 
 import dataclasses
+import pathlib
 
 from ddp.environment import store
 from ddp.options import fields, models
@@ -78,25 +79,14 @@ def _manifests(
     dataset = str(workspace.datasets / (params.dataset or "python-stdlib"))
     workload = workloads.of(settings, params, resume=params.resume)
     program = dataclasses.replace(workload, dataset=dataset, kept=kept).program()
-    start = program.start
-
-    placeholders = {scripts.RUN_DIR: str(run_dir), scripts.RESUME: program.resume}
-    command: list[str] = []
-    for word in program.command:
-        command.append(word if isinstance(word, str) else placeholders[word])
-
-    variables = dict(params.variables)
-    if start is not None and start.python_path:
-        variables["PYTHONPATH"] = ":".join(filter(None, (program.payload, start.python_path)))
-
     gpus = params.gpus_per_node or 0
     memory_mb = fields.memory_mb(params.memory or fields.SITE)
     wanted = kubernetes.Run(
         name=run,
         image=(params.container_image or "").replace("#", "/", 1),  # enroot's notation
-        command=tuple(command),
-        env=variables,
-        workdir=start.folder if start is not None else "",
+        command=_command(program, run_dir),
+        env=_variables(params, program),
+        workdir=program.start.folder if program.start is not None else "",
         nodes=params.nodes or 1,
         gpus_per_node=gpus,
         ranks_per_node=max(gpus, 1),
@@ -113,3 +103,20 @@ def _manifests(
         max_restarts=params.max_restarts,
     )
     return kubernetes.render(wanted)
+
+
+def _command(program: scripts.Program, run_dir: pathlib.Path) -> tuple[str, ...]:
+    """Return the command of a program, with the run's folder and its checkpoint in place."""
+    placeholders = {scripts.RUN_DIR: str(run_dir), scripts.RESUME: program.resume}
+    command: list[str] = []
+    for word in program.command:
+        command.append(word if isinstance(word, str) else placeholders[word])
+    return tuple(command)
+
+
+def _variables(params: models.Render, program: scripts.Program) -> dict[str, str]:
+    variables = dict(params.variables)
+    if program.start is not None and program.start.python_path:
+        paths = filter(None, (program.payload, program.start.python_path))
+        variables["PYTHONPATH"] = ":".join(paths)
+    return variables

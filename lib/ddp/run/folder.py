@@ -267,26 +267,35 @@ def _attempt(
     name: str, outcome: pathlib.Path | None, logs: pathlib.Path | None, failure: Failure | None
 ) -> Attempt:
     """Read one attempt. The launcher makes the folder of its logs when it starts the ranks."""
-    record = untrusted.json_object(outcome) if outcome is not None else {}
-    code = record.get("exit_code")
+    record: Json = {}
+    ended: float | None = None
+    if outcome is not None:
+        record = untrusted.json_object(outcome)
+        ended = untrusted.written(outcome)
     step = record.get("step")
-    ending = str(record.get("outcome") or "")
-    why = str(record.get("error") or "")
-    if failure is not None:
-        ending = ending or "failed"
-        why = why or failure.reason
-    if not why and code is not None:
-        why = f"exit code {code}"
+    code = record.get("exit_code")
+    ending = "" if failure is None else "failed"
     return Attempt(
         name=name,
         began=untrusted.written(logs) if logs is not None else None,
-        ended=untrusted.written(outcome) if outcome is not None else None,
-        outcome=ending,
+        ended=ended,
+        outcome=str(record.get("outcome") or ending),
         step="" if step is None else str(step),
-        why=why,
+        why=_why(record, failure),
         exit_code=code if type(code) is int else None,
         loss=untrusted.real(record.get("loss")),
     )
+
+
+def _why(record: Json, failure: Failure | None) -> str:
+    """Return why an attempt ended: its own error, the supervisor's reason, or its exit code."""
+    error = str(record.get("error") or "")
+    if error:
+        return error
+    if failure is not None and failure.reason:
+        return failure.reason
+    code = record.get("exit_code")
+    return "" if code is None else f"exit code {code}"
 
 
 def _checkpoints(path: pathlib.Path) -> collections.abc.Iterator[Checkpoint]:
