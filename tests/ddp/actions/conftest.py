@@ -1,13 +1,17 @@
 """A workspace in a temporary folder with doubles of Slurm and pip, and the program asked as the charm asks it."""
 
+import json
 import pathlib
 import typing
 
+import left_by_jobs
 import pytest
+import run_verbs
 from cluster import Cluster
 from harness import Trainer
 from node_reports import NAMES, healthy
 from pip_double import Pip
+from run_verbs import Program
 from trainer_fixtures import charm_dir, claims, node, ready, settings, workspace
 
 from ddp.doctor.facts import Facts
@@ -89,3 +93,23 @@ def facts(settings: object) -> Facts:
         },
         manifests=(),
     )
+
+
+@pytest.fixture
+def program(ready: Trainer) -> Program:
+    return run_verbs.of(ready)
+
+
+@pytest.fixture
+def motley(program: Program) -> Program:
+    """A training, a benchmark, a preparation, a user's script, and a folder of notes."""
+    left_by_jobs.leave_training(program, "night")
+    for name, kind in (("table", "collectives"), ("prepare-owt", "prepare"), ("mine", "script")):
+        folder = program.workspace / "runs" / name
+        folder.mkdir()
+        (folder / "job.json").write_text(
+            json.dumps({"job_id": 9, "kind": kind, "submitted": "2026-11-20T18:00:00Z"})
+        )
+    (program.workspace / "runs" / "notes").mkdir()
+    (program.workspace / "runs" / "notes" / "monday.md").touch()
+    return program

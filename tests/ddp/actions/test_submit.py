@@ -12,6 +12,7 @@ from cluster import Cluster, Job
 from harness import META, ActionFailedError, Trainer
 from hostile_values import FREE, NASTY, ROAMING, TEXTS
 from left_by_jobs import add_dataset, write_result
+from run_verbs import Program
 
 from ddp import problem
 from ddp.actions import prerequisites, verbs
@@ -477,3 +478,26 @@ def test_a_source_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster):
     run = "prepare-python-stdlib"
     line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or cancel it; juju run trainer/leader cancel-run run={run}"
     assert ready.fails("prepare-dataset") == line
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"run": "night", "workload": "smoke"}, "run: night exists already; choose another name"),
+        ({"run": "table"}, "run: {runs}/table exists and is not a gpt run; choose another name"),
+        ({"run": "notes"}, "run: {runs}/notes exists and is not a gpt run; choose another name"),
+        (
+            {"resume": "mine"},
+            "resume: mine is a run of a script; it goes on in its own folder: --run mine; ddp list",
+        ),
+    ],
+)
+def test_a_run_of_another_kind_is_not_continued(
+    motley: Program, cluster: Cluster, params: dict[str, typing.Any], line: str
+):
+    before = motley.files()
+    assert motley.fails("submit-ddp", **params) == line.replace(
+        "{runs}", str(motley.workspace / "runs")
+    )
+    assert motley.files() == before
+    assert not cluster.changes
