@@ -2,9 +2,10 @@
 
     python3 bench/gpu_check.py > gpu.json
 
-Needs torch with CUDA and the packages of payload/requirements.txt for the row; the readers need Python alone. Prints
-one JSON object: `differences` lists each value that slurm-gpu reads otherwise than nvidia-smi prints it, `row` is the
-report of the bench. The exit status is 0 if nothing differs and the row was measured.
+Needs torch with CUDA and the packages of payload/requirements.txt for the row; the readers need
+Python alone. Prints one JSON object: `differences` lists each value that slurm-gpu reads otherwise
+than nvidia-smi prints it, `row` is the report of the bench. The exit status is 0 if nothing differs
+and the row was measured.
 """
 
 import json

@@ -13,7 +13,8 @@ T = typing.TypeVar("T")
 class NotHere(Exception):
     """This machine lacks something that a measure needs; the text names it.
 
-    Raised by a row that can measure nothing; one among the rows that it returns stands for a missing peer.
+    Raised by a row that can measure nothing; one among the rows that it returns stands for a
+    missing peer.
     """
 
 
@@ -64,7 +65,7 @@ class Laps:
 
 
 def alternate(actions: Sequence[Callable[[], object]], rounds: int) -> list[Laps]:
-    """Time each action in turns, so that a busy neighbour slows all alike; the first one warms up."""
+    """Time the actions in turns, so that a busy neighbour slows all. The first turn warms up."""
     taken = [Laps() for _ in actions]
     for _ in range(1 + rounds):
         for laps, action in zip(taken, actions, strict=True):

@@ -1,8 +1,8 @@
 """bundle.yaml and its overlays: merged by Juju's rules, checked against the charms' metadata.
 
-The rules are those of Juju 3.6 (juju/charm v12, overlay.go and bundledata.go): an overlay merges into an
-application's mappings (options, annotations, resources ...) and replaces everything else; an application with an empty
-body is removed together with its relations; relations are added.
+The rules are those of Juju 3.6 (juju/charm v12, overlay.go and bundledata.go): an overlay merges
+into an application's mappings (options, annotations, resources ...) and replaces everything else;
+an application with an empty body is removed together with its relations; relations are added.
 """
 
 import collections.abc

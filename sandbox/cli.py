@@ -551,8 +551,9 @@ def reboot(store: Store, unit: str, *, once: bool) -> None:
 def gpus(store: Store, unit: str, gpus: str) -> None:
     """Put mock GPUs into the host of UNIT, or take them out: '2 x Mock GPU', 'NVIDIA L40S, Tesla T4', or 0 for none.
 
-    The cards are named by slot; `empty` is a slot without a card, and `@ 1` after a card its NUMA node. As when a card
-    fails or a driver appears, no charm gets an event: the next one notices, such as update-status.
+    The cards are named by slot; `empty` is a slot without a card, and `@ 1` after a card its NUMA
+    node. As when a card fails or a driver appears, no charm gets an event: the next one notices,
+    such as update-status.
     """
     Hosts(store.name).get(store.load().host_of(unit)).set_gpus(mock_gpus.parse(gpus))
 

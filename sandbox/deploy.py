@@ -25,8 +25,9 @@ Json = dict[str, typing.Any]
 def stage(app: bundles.BundleApplication, directory: pathlib.Path) -> None:
     """Write the files of an application's charm into a folder. Raises `SandboxError` if there is no such charm.
 
-    A charm of this repository is staged from its source, exactly as `make pack` would pack it; another local charm is a
-    folder; a charm from Charmhub is played by its stand-in, which gets the stand-ins' common part and our library.
+    A charm of this repository is staged from its source, exactly as `make pack` would pack it;
+    another local charm is a folder; a charm from Charmhub is played by its stand-in, which gets the
+    stand-ins' common part and our library.
     """
     path = pathlib.Path(app.charm)
     if app.is_local and path.parent.name == "dist" and path.stem in pack.charm_names():
@@ -87,8 +88,9 @@ def apply(engine: Engine, bundle: bundles.Bundle) -> None:
 def _compare_constraints(model: Model, bundle: bundles.Bundle) -> None:
     """Give applications with units the bundle's constraints as this Juju does.
 
-    A Juju that adds arch=amd64 itself misses it in the bundle when it compares (internal/bundle/changes/model.go,
-    matchesCharmPermutation), so it uploads the charm again; a local one it looks for by its name in the model.
+    A Juju that adds arch=amd64 itself misses it in the bundle when it compares
+    (internal/bundle/changes/model.go, matchesCharmPermutation), so it uploads the charm again; a
+    local one it looks for by its name in the model.
 
     Raises:
         SandboxError: it would not find the charm.

@@ -1,8 +1,9 @@
 """Run waiting events: hosts come up, and units run their hooks and actions, under Juju's locks.
 
-A hook, and an action that is not parallel, holds its machine's lock; a unit runs one thing at a time, parallel or not
-(Juju: internal/worker/uniter/operation/executor.go). Several commands may work on one model at once: the locks are
-files, the model is held only while it is read or changed, and whoever gets a lock runs what waits for it.
+A hook, and an action that is not parallel, holds its machine's lock; a unit runs one thing at a
+time, parallel or not (Juju: internal/worker/uniter/operation/executor.go). Several commands may
+work on one model at once: the locks are files, the model is held only while it is read or changed,
+and whoever gets a lock runs what waits for it.
 """
 
 import collections.abc
@@ -120,7 +121,8 @@ class Engine:
     ) -> None:
         """Work until no hook waits that may run, or `until` holds. What waits for another command's action is left.
 
-        Work for at least `listen_s` seconds on what units ask for with juju-exec, unless `until` holds earlier.
+        Work for at least `listen_s` seconds on what units ask for with juju-exec, unless `until`
+        holds earlier.
         """
         deadline = time.monotonic() + listen_s
         self.hosts.up(lambda text: self.progress("sandbox", text))

@@ -13,9 +13,9 @@ class Gpu:
     """A mock GPU.
 
     Attributes:
-        model: the name that its driver reports, such as `NVIDIA H200`; empty for a slot without a card.
-        numa_node: the NUMA node that it is beside, of a host that divides its CPUs evenly among as many as are named;
-            None if it is beside all CPUs.
+        model: the name that its driver reports, such as `NVIDIA H200`; "" for an empty slot.
+        numa_node: its NUMA node, of a host that divides its CPUs evenly among the nodes;
+            None if all CPUs are near it.
     """
 
     model: str
@@ -25,8 +25,8 @@ class Gpu:
 def parse(text: str) -> tuple[Gpu, ...]:
     """Return the mock GPUs that a text asks for, by slot.
 
-    That is a list such as `2 x NVIDIA L40S, Tesla T4`. `@ 1` after a model is the NUMA node that the card is beside;
-    `empty` is a slot without a card.
+    That is a list such as `2 x NVIDIA L40S, Tesla T4`. `@ 1` after a model is the NUMA node that
+    the card is beside; `empty` is a slot without a card.
     """
     gpus: list[Gpu] = []
     for item in text.split(",") if text not in ("", "0") else []:

@@ -1,4 +1,4 @@
-"""What a hook gets of the model, and what the model takes from it afterwards."""
+"""Give a hook its view of the model, and apply its changes to the model."""
 
 import typing
 
@@ -62,12 +62,14 @@ def describe(
 
 
 def _visible(model: Model, relation: Relation, unit: Unit, event: Event) -> bool:
-    # Juju names a relation to a unit in its scope: from its install until relation-broken, which may be the event
+    # Juju names a relation to a unit in its scope: from its install until relation-broken, which
+    # may be the event
     is_in_scope = unit.name in relation.unit_data and rules.takes_part(model, relation, unit)
     if event.relation != relation.id and not is_in_scope:
         return False
-    # scenario has no subordinate relation without its one remote unit; a declared container endpoint of a principal
-    # shows only while a subordinate is there, or is the one that the event is about
+    # scenario has no subordinate relation without its one remote unit; a declared container
+    # endpoint of a principal shows only while a subordinate is there, or is the one that the event
+    # is about
     return not relation.container or bool(_container_members(model, relation, unit, event))
 
 
@@ -127,7 +129,8 @@ def _describe_secret(secret: Secret, unit: Unit) -> Json:
 def apply(model: Model, unit: Unit, event: Event, given: Json, result: Json) -> None:
     """Write what a hook or an action changed of the state that it was `given`, and queue what follows from it.
 
-    What it left as it was is not written: another unit may have changed it since, as the leader that this one follows.
+    Unchanged keys are not written: another unit may have changed it since, as the leader that this
+    one follows.
     """
     app = model.applications[unit.app]
     unit.status = Status(name=result["status"][0], message=result["status"][1])
@@ -204,7 +207,7 @@ def _add_secret(model: Model, unit: Unit, item: Json) -> Secret:
 
 
 def _change_secret(model: Model, secret: Secret, old: Json, item: Json) -> None:
-    """Change what the hook changed; the rest may be another hook's work by now."""
+    """Apply only the hook's own changes: another hook may have changed the rest."""
     if item["label"] != old.get("label"):
         secret.label = item["label"]
     grants = _grants(item)

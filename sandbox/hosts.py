@@ -1,7 +1,7 @@
 """Hosts of the sandbox: Debian systems booted with systemd by systemd-nspawn, on a network of their own.
 
-A model has one bridge with a free /24 behind NAT and any number of hosts. Files that must survive the command that made
-them are under `<root>/<model>/`:
+A model has one bridge with a free /24 behind NAT and any number of hosts. Files that must survive
+the command that made them are under `<root>/<model>/`:
 
     network.json              bridge, subnet
     resolv.conf               bound over that of every host
@@ -9,7 +9,8 @@ them are under `<root>/<model>/`:
     hosts/<name>/process      the process that keeps the host running, see machine.py
     hosts/<name>/{upper,work,root}, console.log
 
-Every operation may be interrupted and repeated. Threads and processes may work on different hosts at once.
+Every operation may be interrupted and repeated. Threads and processes may work on different hosts
+at once.
 """
 
 import collections.abc
@@ -274,8 +275,9 @@ class Host:
     ) -> subprocess.Popen[typing.Any]:
         """Start a command as root inside the host, in all its namespaces and a clean environment; no shell sees it.
 
-        The command ends when the host does. To end it earlier, signal its process group (`start_new_session=True`):
-        the process returned is a shell that waits for it. A command that a signal ended has the status 128 + signal.
+        The command ends when the host does. To end it earlier, signal its process group
+        (`start_new_session=True`): the process returned is a shell that waits for it. A command
+        that a signal ended has the status 128 + signal.
 
         Raises:
             SandboxError: the host does not run.
@@ -297,7 +299,8 @@ class Host:
         """Run a command inside the host and return its status and texts.
 
         Raises:
-            SandboxError: the host does not run, or the command took more than `timeout` seconds or failed with `check`.
+            SandboxError: the host does not run, or the command took more than `timeout` seconds or
+            failed with `check`.
         """
         try:
             done = run(
@@ -343,7 +346,8 @@ class Host:
         self.root.chmod(0o755)
         (self.directory / "upper").chmod(0o755)
         options = f"lowerdir={':'.join(record.layers)},upperdir={self.directory}/upper,workdir={self.directory}/work"
-        # Without syncs: databases and dpkg on eight hosts would wait for this machine's disk most of the time
+        # Without syncs: databases and dpkg on eight hosts would wait for this machine's disk most
+        # of the time
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.directory / "work" / "work" / "incompat")  # of the last such mount
         mount = ("/usr/bin/mount", "-t", "overlay", "overlay", "-o")

@@ -1,9 +1,10 @@
 """The image that every host of the sandbox boots from: made once, cached, shared read-only.
 
-An image is two directories that overlayfs stacks: `system`, a Debian with the contents of a minimal cloud image and a
-newer Debian's Slurm downloaded, and `python`, the virtual environment that runs charm code plus pip's configuration.
-Each is named after its recipe's hash: packages, archives, CA certificates and the charms' pinned requirements decide
-which image is used, and an interrupted build never counts.
+An image is two directories that overlayfs stacks: `system`, a Debian with the contents of a minimal
+cloud image and a newer Debian's Slurm downloaded, and `python`, the virtual environment that runs
+charm code plus pip's configuration. Each is named after its recipe's hash: packages, archives, CA
+certificates and the charms' pinned requirements decide which image is used, and an interrupted
+build never counts.
 """
 
 import collections.abc
@@ -61,7 +62,7 @@ class Image:
 
     Attributes:
         layers: the directories for overlayfs's `lowerdir`, topmost first.
-        read_only_binds: folders of this machine that pip is configured to read; guests need them at the same path.
+        read_only_binds: folders of this machine that pip reads; guests need them at this path.
     """
 
     layers: tuple[pathlib.Path, ...]
@@ -74,7 +75,8 @@ def ensure_image(progress: Progress) -> Image:
     `progress` gets one line per step.
 
     Raises:
-        SandboxError: the archive or the package index cannot be reached, or the charms' requirements contradict.
+        SandboxError: the archive or the package index cannot be reached, or the charms'
+        requirements contradict.
     """
     for folder in (PIP_CACHE, ENVIRONMENTS, images := CACHE / "images"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +141,7 @@ def _digest(recipe: dict[str, object]) -> str:
 
 
 def _archives() -> list[str]:
-    """Return this machine's own Debian archives as `URI suite components`; none, mmdebstrap's default, on another."""
+    """Return this machine's Debian archives as `URI suite components`; none on other systems."""
     os_release = platform.freedesktop_os_release()
     found: dict[tuple[str, str], list[str]] = {}
     if os_release["ID"] == "debian":
@@ -158,7 +160,7 @@ def _archives() -> list[str]:
 
 
 def _apt_settings() -> list[str]:
-    """Return the part of this machine's apt configuration that guests need to reach the same archives."""
+    """Return the apt configuration with which guests reach the same archives."""
     wanted = re.compile(
         r"Acquire::((http|https)::(?!.*Password)[A-Za-z]|Check-Valid-Until|Check-Date|Retries|ForceIPv4)"
     )
@@ -226,7 +228,7 @@ def _prune(images: pathlib.Path, keep: set[str]) -> None:
 
 @contextlib.contextmanager
 def _new_layer(target: pathlib.Path, progress: Progress) -> collections.abc.Generator[pathlib.Path]:
-    """Yield a folder beside `target` for the layer's files; it gets its name when it is complete."""
+    """Yield a folder for the layer's files; it becomes `target` when it is complete."""
     begin = time.monotonic()
     temporary = pathlib.Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
@@ -317,7 +319,8 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
             "--skip=cleanup/apt",
         ]
         step += [f"--aptopt={line}" for line in _apt_settings()]
-        # A base system of one suite; from then on Slurm's suite, too, for Slurm and the libraries that it needs
+        # A base system of one suite; from then on Slurm's suite, too, for Slurm and the libraries
+        # that it needs
         step += [f"--essential-hook=copy-in {preferences} /etc/apt/preferences.d"]
         step += [
             f'--essential-hook=cd "$1/etc/apt" && sed -n "{newer}" sources.list >>sources.list'
@@ -360,7 +363,7 @@ def _add_certificates(tree: pathlib.Path) -> None:
 
 
 def _unsynced(tree: pathlib.Path) -> list[str]:
-    """Return the words before a command that work on `<tree>.merged`; its mounts go with it, also if it is killed."""
+    """Return the prefix that runs a command on `<tree>.merged`, in a mount namespace."""
     pathlib.Path(f"{tree}.merged").mkdir(exist_ok=True)
     scratch = tempfile.mkdtemp(dir=tree.parent)
     program = str(_HERE / "shell" / "unsynced.sh")

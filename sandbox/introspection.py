@@ -1,6 +1,7 @@
-"""The introspection sockets of units' agents, as far as `GET /machinelock`: who holds a machine's lock, who waits.
+"""The introspection sockets of units' agents; they answer `GET /machinelock` alone.
 
-Text and socket are those of core/machinelock/machinelock.go and internal/worker/introspection/worker.go of juju/juju.
+Text and socket are those of core/machinelock/machinelock.go and
+internal/worker/introspection/worker.go of juju/juju.
 """
 
 import collections.abc
@@ -21,7 +22,7 @@ _REQUEST_S = 1.0
 
 
 def report(unit: Unit, since: float, waiting: tuple[Event, float] | None) -> str:
-    """Return a unit's part of the lock: what it has done for `since` seconds, or has waited with for so many."""
+    """Describe a unit's part in the lock: it holds it since `since` seconds, or waits."""
     lock: dict[str, str | list[str]] = {"holder": "none"}
     if unit.executing is not None and not unit.executing.parallel:
         lock["holder"] = (
@@ -137,7 +138,7 @@ def agent_folder(agents: pathlib.Path, unit: str) -> pathlib.Path:
 
 
 def served(model: Model, running: collections.abc.Iterable[str]) -> list[Unit]:
-    """List the units whose agents answer while these units run something: they, and who waits for their machine."""
+    """List the units whose agents answer: the running ones, and those that wait for them."""
     found: dict[str, Unit] = {}
     for name in running:
         unit = model.units[name]

@@ -1,4 +1,4 @@
-"""What differs between the Jujus that the sandbox plays: a table. A model has the version of its first deployment.
+"""The versions of Juju that the sandbox plays. A model keeps that of its first deployment.
 
 Sources: docs/reference/sandbox.md.
 """

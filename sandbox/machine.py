@@ -1,8 +1,9 @@
-"""Machines of systemd-nspawn: they outlive the command that starts them, and any later one finds and ends them.
+"""Machines of systemd-nspawn. They outlive the command that starts them; later ones find them.
 
-Where systemd runs this computer, a machine is a transient service, like systemd-nspawn@.service. Elsewhere (a container
-of a CI system, a minimal virtual machine) a shell in the background does what systemd would: it starts systemd-nspawn
-again when the machine rebooted, in a cgroup of the machine's own.
+Where systemd runs this computer, a machine is a transient service, like systemd-nspawn@.service.
+Elsewhere (a container of a CI system, a minimal virtual machine) a shell in the background does
+what systemd would: it starts systemd-nspawn again when the machine rebooted, in a cgroup of the
+machine's own.
 """
 
 import abc
@@ -33,10 +34,11 @@ _CANNOT_END = (
 _SHELL = pathlib.Path(__file__).resolve().parent / "shell"
 _BOOTED = [str(_SHELL / "boot.sh")]
 
-# How a command gets into a machine. Its cgroups become those of the machine's first process; where systemd keeps track
-# (cgroup v2 and v1's name=systemd) only the command itself may join, for systemd stumbles over processes from outside
-# its process namespace, such as the shell that waits. That shell does what nsenter could do but for one thing: nsenter
-# stops when its child is stopped, as a shutdown does with all processes, and then never reaps it.
+# How a command gets into a machine. Its cgroups become those of the machine's first process; where
+# systemd keeps track (cgroup v2 and v1's name=systemd) only the command itself may join, for
+# systemd stumbles over processes from outside its process namespace, such as the shell that waits.
+# That shell does what nsenter could do but for one thing: nsenter stops when its child is stopped,
+# as a shutdown does with all processes, and then never reaps it.
 _SYSTEMD = ("", "name=systemd")
 _PREPARE = """
 for group in $1; do echo 0 > "$group/cgroup.procs"; done 2> /dev/null
@@ -80,13 +82,14 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """End all its processes at once, and remove the kernel's records of them. Raises `SandboxError`."""
+        """Kill all processes of the machine, and remove its cgroups. Raises `SandboxError`."""
 
     def leader(self, root: pathlib.Path) -> int | None:
         """Return the pid of its first process, once that has `root` as its root."""
         nspawn = self.nspawn()
         for pid in _children(nspawn) if nspawn is not None else []:
-            # Before systemd-nspawn changes the root, a command sent there would meet this computer's own files.
+            # Before systemd-nspawn changes the root, a command sent there would meet this
+            # computer's own files.
             with contextlib.suppress(OSError):
                 same = pathlib.Path(f"/proc/{pid}/root").stat().st_ino == root.stat().st_ino
                 if same and _stat(pid).get("name") == "systemd":
@@ -100,8 +103,8 @@ class Machine(abc.ABC):
     def _connections(self) -> set[str]:
         """Return the numbers of the FUSE connections behind what the machine has mounted, and this computer has not.
 
-        A client that uses its own mount waits for itself when it is killed, and no signal ends it: the kernel must
-        be configured to answer for it.
+        A client that uses its own mount waits for itself when it is killed, and no signal ends it:
+        the kernel must be configured to answer for it.
         """
         nspawn = self.nspawn()
         inside = _children(nspawn) if nspawn is not None else []
@@ -165,7 +168,8 @@ class _Supervised(Machine):
     def launch(self, options: collections.abc.Sequence[str]) -> None:
         files.ensure_absent(self._record)
         groups = " ".join(map(str, _make_cgroups(self._cgroup)))
-        # The outer shell leaves at once, so the supervisor is nobody's child and outlives this command.
+        # The outer shell leaves at once, so the supervisor is nobody's child and outlives this
+        # command.
         detached = [
             "/bin/sh",
             "-c",
@@ -208,7 +212,7 @@ class _Supervised(Machine):
         files.ensure_absent(self._record)
 
     def _supervisor(self) -> int | None:
-        """Return the supervisor's pid; None when it ended, also when another process has its number now."""
+        """Return the supervisor's pid; None if it ended, even if the number was reused."""
         try:
             pid, start, boot = self._record.read_text().split()
         except (FileNotFoundError, ValueError):
@@ -218,7 +222,7 @@ class _Supervised(Machine):
 
 
 def enter(leader: int) -> list[str]:
-    """Return the words before a command that make it run inside the machine whose first process is `leader`."""
+    """Return the prefix that runs a command in the machine with the first process `leader`."""
     groups = _cgroups_of(leader)
     tracked = [
         str(groups.pop(name) / "cgroup.procs") if name in groups else "/dev/null"
@@ -244,7 +248,7 @@ def wait_until(condition: collections.abc.Callable[[], bool], timeout: float) ->
 
 
 def _stat(pid: int) -> dict[str, str]:
-    """Return name, state, parent and start time (clock ticks since boot) of a process, proc(5); {} once it ended."""
+    """Return name, state, parent and start time of a process, proc(5); {} if it ended."""
     try:
         text = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -285,7 +289,7 @@ def _fuse(pid: str) -> set[str]:
 
 
 def _abort(connections: collections.abc.Collection[str]) -> None:
-    """Have the kernel answer all requests of FUSE connections with an error, Documentation/filesystems/fuse.rst."""
+    """Abort FUSE connections (Documentation/filesystems/fuse.rst)."""
     if not connections:
         return
     with tempfile.TemporaryDirectory(

@@ -1,11 +1,12 @@
-"""Juju's rules as changes to a `store.Model`: which events follow from what was asked for and from what a hook wrote.
+"""Juju's rules as changes to a `store.Model`: the events that follow from commands and from hooks.
 
-Nothing here touches a host. The order of events is Juju's: storage-attached, install, then the unit enters the scope of
-its relations; relation-created, leader-elected, config-changed, start; then relation-joined and relation-changed of the
-units in scope; when they leave, relation-departed, relation-broken; at the end stop and remove. (Sources: Juju 3.6
-documentation, "Hook"; internal/worker/uniter of juju/juju: resolver.go, relation/resolver.go, actions/resolver.go,
-runcommands/runcommands.go, reboot/resolver.go, operation/executor.go; what was seen on Juju 4.0.15.)
-docs/reference/sandbox.md has the table.
+Nothing here touches a host. The order of events is Juju's: storage-attached, install, then the unit
+enters the scope of its relations; relation-created, leader-elected, config-changed, start; then
+relation-joined and relation-changed of the units in scope; when they leave, relation-departed,
+relation-broken; at the end stop and remove. (Sources: Juju 3.6 documentation, "Hook";
+internal/worker/uniter of juju/juju: resolver.go, relation/resolver.go, actions/resolver.go,
+runcommands/runcommands.go, reboot/resolver.go, operation/executor.go; what was seen on Juju
+4.0.15.) docs/reference/sandbox.md has the table.
 """
 
 import collections.abc
@@ -20,7 +21,7 @@ Json = dict[str, typing.Any]
 
 
 def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event | None:
-    """Add an event for `unit`, unless the same one is already waiting; the one that runs now does not count."""
+    """Add an event for `unit`, unless the same one already waits; a running one does not count."""
     event = Event(kind=kind, sequence=model.next_sequence, **fields)
     if event.relation is not None:
         event.endpoint = model.relations[event.relation].endpoint_of(unit.app)
@@ -59,7 +60,7 @@ def add_unit(
     principal: Unit | None = None,
     attach: collections.abc.Sequence[str] = (),
 ) -> Unit:
-    """Add a unit with the events of its birth; a principal gets a machine, a subordinate is on its principal's.
+    """Add a unit with its first events. A principal gets a machine; a subordinate shares it.
 
     `attach` names storage that it gets in place of new one.
     """
@@ -92,7 +93,7 @@ def add_unit(
 
 
 def relate(model: Model, first: str, second: str) -> Relation:
-    """Relate two `application:endpoint`s. Raises `SandboxError` when they do not fit or are related already."""
+    """Relate two `application:endpoint`s. Raises `SandboxError` if they do not fit."""
     metadata = {name: app.metadata for name, app in model.applications.items()}
     container = bundles.check_relation((first, second), metadata)
     if find_relation(model, first, second):
@@ -124,7 +125,7 @@ def _check_end(model: Model, app: str, endpoint: str) -> None:
 
 
 def _declares(model: Model, app: str, endpoint: str) -> bool:
-    """Check whether the charm itself declares the endpoint; hooks of the implicit juju-info reach no charm."""
+    """Return whether the charm declares the endpoint itself, unlike the implicit juju-info."""
     return any(
         endpoint in model.applications[app].section(role)
         for role in ("provides", "requires", "peers")
@@ -132,7 +133,7 @@ def _declares(model: Model, app: str, endpoint: str) -> bool:
 
 
 def takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
-    """Check whether `unit` sees `relation`: it declares the endpoint; a container relation is one of its machine."""
+    """Return whether `unit` sees `relation`; a container relation, only on its own machine."""
     if not _declares(model, unit.app, relation.endpoint_of(unit.app)):
         return False
     if not relation.container or unit.principal is None:
@@ -143,7 +144,7 @@ def takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
 
 
 def _enter_scope(model: Model, relation: Relation, unit: Unit) -> None:
-    """Let `unit` into `relation`: subordinates are born, units that meet get relation-joined and relation-changed."""
+    """Let `unit` enter `relation`: subordinates are created, and units that meet join."""
     if unit.name in relation.unit_data or relation.dying:
         return
     if relation.container and not _born_together(model, relation, unit):
@@ -159,7 +160,7 @@ def _enter_scope(model: Model, relation: Relation, unit: Unit) -> None:
 
 
 def application_changed(model: Model, relation: Relation, unit: Unit) -> None:
-    """Let a unit in scope read what the other application wrote, before it meets any more of its units."""
+    """Tell a unit in scope of the other application's data, before it meets more of its units."""
     if unit.name in relation.unit_data and not unit.dying and takes_part(model, relation, unit):
         enqueue(model, unit, "relation-changed", relation=relation.id)
 
@@ -174,7 +175,7 @@ def addresses(unit: Unit) -> dict[str, str]:
 
 
 def _born_together(model: Model, relation: Relation, unit: Unit) -> bool:
-    """For a container relation: make the subordinate's unit on a principal's host; return whether `unit` may enter."""
+    """Create the subordinate on a principal's machine; return whether `unit` may enter."""
     remote = model.applications[relation.remote_of(unit.app)]
     is_beside = any(other.app == remote.name for other in model.machine_units(unit.machine))
     if unit.principal is None and remote.subordinate and not is_beside:
@@ -225,7 +226,7 @@ def _ends(*words: str) -> list[tuple[str, str]]:
 
 
 def remove_relation(model: Model, relation: Relation) -> None:
-    """End a relation: departed and broken on both sides; subordinates whose place it was go with it."""
+    """End a relation on both sides, and remove the subordinates that it placed."""
     if relation.dying:
         return
     relation.dying = True
@@ -270,7 +271,7 @@ def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) 
 
 
 def remove_unit(model: Model, unit: Unit) -> None:
-    """Begin a unit's end; a principal waits for the subordinates on its machine to be removed first."""
+    """Start to remove a unit. Its subordinates are removed first."""
     if unit.dying:
         return
     unit.dying = True
@@ -286,7 +287,7 @@ def remove_unit(model: Model, unit: Unit) -> None:
 
 
 def _end(model: Model, unit: Unit) -> None:
-    """Queue a unit's last events: its storage first, then its relations, stop and remove; and what others get of it."""
+    """Queue a unit's last events, in Juju's order, and relation-departed for the others."""
     for one in unit.storages:
         enqueue(model, unit, "storage-detaching", storage=one)
     for relation in model.app_relations(unit.app):
@@ -313,7 +314,7 @@ def _depart(model: Model, relation: Relation, gone: Unit, other: Unit) -> None:
 
 
 def _removed(model: Model, unit: Unit) -> None:
-    """Forget a unit that was removed. Of the events about it that wait for others only relation-departed stays."""
+    """Forget a removed unit. Only relation-departed still tells other units of it."""
     for relation in model.relations.values():
         if unit.name in relation.unit_data:
             relation.left[unit.name] = relation.unit_data.pop(unit.name)
@@ -377,7 +378,7 @@ def finished(model: Model, unit: Unit, event: Event) -> None:
 
 
 def failed(unit: Unit, event: Event, problem: str, retry_at: float) -> None:
-    """Leave a failed event in the queue, in front of what else waits; the unit is in error until it is done."""
+    """Put a failed event at the front of the queue; the unit is in error until it succeeds."""
     current = next(other for other in unit.events if other.sequence == event.sequence)
     current.attempts, current.retry_at, current.problem = current.attempts + 1, retry_at, problem
     unit.agent = Status(name="error", message=problem)
@@ -413,9 +414,9 @@ def _next_in_error(unit: Unit, failed: Event) -> Event | None:
 
 
 def rebooted(model: Model, machine: int) -> None:
-    """Queue start for the units of a machine, in front of what waits but behind an interrupted hook.
+    """Queue start for the units of a machine, after an interrupted hook and before all others.
 
-    What a unit asked for with juju-exec is lost.
+    Requests by juju-exec are lost.
     """
     for unit in model.machine_units(machine):
         if unit.dying or not unit.started:

@@ -1,6 +1,7 @@
 """The network of a model's hosts: one bridge with a free /24, behind NAT.
 
-Everything is found again by the bridge's name, so nothing but the name and the subnet needs to be remembered.
+Everything is found again by the bridge's name, so nothing but the name and the subnet needs to be
+remembered.
 """
 
 import collections.abc
@@ -29,7 +30,7 @@ _RESOLV_CONFS = (  # the second is behind systemd-resolved's stub
 
 
 class Network(pydantic.BaseModel, frozen=True):
-    """A model's bridge (at most 15 characters, the kernel's limit) and its subnet, such as `10.77.3.0/24`."""
+    """A model's bridge (15 characters at most, the kernel's limit) and subnet (`10.77.3.0/24`)."""
 
     bridge: str
     cidr: str
@@ -40,7 +41,7 @@ class Network(pydantic.BaseModel, frozen=True):
         return ipaddress.IPv4Network(self.cidr)
 
     def ensure(self) -> None:
-        """Make the bridge, the kernel's settings and the firewall's rules where missing. Raises `SandboxError`."""
+        """Ensure the bridge, the kernel's settings and the firewall. Raises `SandboxError`."""
         address = f"{self.subnet[1]}/{self.subnet.prefixlen}"
         try:
             if not (_INTERFACES / self.bridge).exists():
@@ -70,8 +71,9 @@ class Network(pydantic.BaseModel, frozen=True):
 def remove_link(machine: str) -> None:
     """Remove the machine's link to its bridge.
 
-    It would go by itself with the machine's network namespace; but connections that were open when the machine ended
-    keep that alive until the kernel gives up telling their other ends, which takes minutes.
+    It would go by itself with the machine's network namespace; but connections that were open when
+    the machine ended keep that alive until the kernel gives up telling their other ends, which
+    takes minutes.
     """
     run(
         "/usr/sbin/ip", "link", "delete", f"vb-{machine}", check=False
@@ -79,7 +81,7 @@ def remove_link(machine: str) -> None:
 
 
 def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:
-    """Return a private /24 that is in none of `taken` nor in this machine's routes. Raises `SandboxError`."""
+    """Find a free private /24, outside `taken` and the routes. Raises `SandboxError`."""
     routes = json.loads(run("/usr/sbin/ip", "-json", "-4", "route", "show", "table", "all").stdout)
     used = [
         ipaddress.IPv4Network(route["dst"], strict=False)
@@ -95,7 +97,7 @@ def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipa
 
 
 def mtu() -> int:
-    """Return the frame size of this machine's way out, at most Ethernet's 1500; larger frames might be lost there."""
+    """Return the MTU of this machine's default route, at most Ethernet's 1500."""
     routes = json.loads(run("/usr/sbin/ip", "-json", "-4", "route", "show", "default").stdout)
     sizes = [
         int((_INTERFACES / route["dev"] / "mtu").read_text()) for route in routes if "dev" in route
@@ -104,7 +106,7 @@ def mtu() -> int:
 
 
 def resolv_conf() -> str:
-    """Return the resolv.conf(5) of guests: the name servers that they reach, and none for names without a dot."""
+    """Return the resolv.conf(5) of guests, which looks up no names without a dot."""
     servers: list[str] = []
     for path in _RESOLV_CONFS:
         found = re.findall(r"(?m)^\s*nameserver\s+(\S+)", files.read(path))
@@ -116,7 +118,7 @@ def resolv_conf() -> str:
 
 
 def _rules(network: Network) -> list[tuple[str, str, list[str]]]:
-    """Return (table, chain, rule): the hosts reach the outside, and no firewall set up by others stops them."""
+    """Return the rules (table, chain, rule) that let the hosts reach the outside."""
     comment = ["-m", "comment", "--comment", f"slurm-ddp {network.bridge}"]
     nat = ["-s", network.cidr, "!", "-d", network.cidr, *comment, "-j", "MASQUERADE"]
     return [

@@ -9,7 +9,8 @@ from sandbox.hosts import Hosts
 from sandbox.store import Model, SandboxError, Store, Unit
 
 _SETTLED = ("active", "blocked", "error", "terminated")
-# Before each update-status after a command, for units that wait for what time brings; deploy waits two minutes
+# Before each update-status after a command, for units that wait for what time brings; deploy waits
+# two minutes
 _PAUSES_S = (1.0, *[5.0] * 6)
 _DEPLOY_PAUSES_S = (0.5, *[5.0] * 24)
 
@@ -41,7 +42,8 @@ def settle(engine: Engine, *, once: bool, until_active: bool = False) -> None:
         until_active: a unit is settled only if it is active.
 
     Raises:
-        SandboxError: units are in error; with `until_active` it names those that are not active, too.
+        SandboxError: units are in error; with `until_active` it names those that are not active,
+        too.
     """
 
     def unsettled() -> set[str]:
@@ -91,7 +93,7 @@ def _is_active(unit: Unit) -> bool:
 
 
 def remove_abandoned(store: Store, progress: Progress) -> None:
-    """Remove the model if the clone that deployed it was deleted: its hosts cannot boot any more."""
+    """Remove a model whose clone was deleted: its hosts cannot boot any more."""
     missing = Hosts(store.name).missing_sources()
     if missing:
         progress(
@@ -102,7 +104,7 @@ def remove_abandoned(store: Store, progress: Progress) -> None:
 
 
 def remove(store: Store, progress: Progress) -> None:
-    """Remove a model: its hosts, their network and their files. Raises `SandboxError` while a command works on it."""
+    """Remove a model with its hosts. Raises `SandboxError` while a command uses it."""
     lock = store.try_lock("session") if store.directory.exists() else None
     if lock is None and store.directory.exists():
         raise SandboxError(f"another sandboxctl uses model {store.name!r}; wait for it, or end it")

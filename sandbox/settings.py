@@ -24,7 +24,7 @@ def set_options(
     *,
     reset: collections.abc.Collection[str] = (),
 ) -> None:
-    """Set options from text, and others back to their defaults, as `juju config APP --reset a,b key=value` does."""
+    """Set options from text, and reset others, as `juju config APP --reset a,b key=value`."""
     declared = app.declared_options()
     if both := values.keys() & set(reset):
         raise SandboxError(f"{app.name}: {min(both)} is both set and reset")
@@ -48,7 +48,7 @@ def set_options(
 
 
 def replace_options(model: Model, app: Application, values: Json) -> None:
-    """Give an application these options, defaults for the rest; if one changes, its units get config-changed."""
+    """Replace an application's options; on a change its units get config-changed."""
     before = options(app)
     app.options = values
     if options(app) != before:
@@ -58,7 +58,7 @@ def replace_options(model: Model, app: Application, values: Json) -> None:
 
 
 def options(app: Application) -> Json:
-    """Return the application's options with their defaults; those without a value are absent, as in a hook."""
+    """Return the options with their defaults, without the unset ones, as a hook sees them."""
     declared = app.declared_options()
     defaults = {
         name: spec["default"] for name, spec in declared.items() if spec.get("default") is not None
@@ -75,7 +75,7 @@ def _param(text: str, schema: Json) -> object:
 
 
 def action_params(app: Application, action: str, values: collections.abc.Mapping[str, str]) -> Json:
-    """Return an action's parameters from text, checked against the charm's schema as the controller does.
+    """Parse an action's parameters, and check them as the controller does.
 
     Raises:
         SandboxError: an unknown action, an unknown parameter or a value of another type, by name.
@@ -134,7 +134,7 @@ def request_action(
 
 
 def cancel_task(model: Model, task: str) -> bool:
-    """Have a task cancelled, and return whether this Juju does that. Raises `SandboxError` if there is no such task."""
+    """Cancel a task; return whether this Juju can. Raises `SandboxError` for an unknown task."""
     for unit in model.units.values():
         for event in unit.events:
             if event.action is None or event.action["id"] != task:
@@ -184,7 +184,7 @@ def grant_secret(model: Model, name: str, app: Application) -> None:
 
 
 def can_read(model: Model, secret: Secret, unit: Unit) -> bool:
-    """Check whether `unit` may read `secret`: as owner, or by a grant over a relation that lives."""
+    """Return whether `unit` may read `secret`: as its owner, or by a grant."""
     if (
         secret.owner in (f"application:{unit.app}", f"unit:{unit.name}")
         or unit.app in secret.granted_apps
@@ -197,7 +197,7 @@ def can_read(model: Model, secret: Secret, unit: Unit) -> bool:
 
 
 def can_change(model: Model, secret: Secret, unit: Unit) -> bool:
-    """Check whether `unit` may change `secret`: its own, or as the leader that of its application."""
+    """Return whether `unit` may change `secret`: its own or, as leader, its application's."""
     leads = secret.owner == f"application:{unit.app}" and model.leader(unit.app) == unit.name
     return leads or secret.owner == f"unit:{unit.name}"
 

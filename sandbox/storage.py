@@ -1,7 +1,8 @@
-"""Juju's storage: what a unit has, what is kept when the unit goes, and how it comes to another unit.
+"""Juju's storage: attached to a unit, kept when the unit is removed, attached to another one.
 
-While a unit has it, its files lie on the unit's host. They are kept in the model's folder when the host is removed, and
-copied onto the host of the unit that gets the storage next: as from a pool whose storage can move between machines.
+While a unit has it, its files lie on the unit's host. They are kept in the model's folder when the
+host is removed, and copied onto the host of the unit that gets the storage next: as from a pool
+whose storage can move between machines.
 """
 
 import collections.abc
@@ -20,7 +21,7 @@ _GUEST = pathlib.PurePosixPath(
 def give(
     model: Model, app: Application, unit: Unit, attach: collections.abc.Sequence[str]
 ) -> list[tuple[str, int]]:
-    """Give a new unit the storage that its charm declares, of which some may exist already; return all of it."""
+    """Give a new unit the storage that its charm declares; some may exist already."""
     wanted = [find(model, identifier) for identifier in attach]
     declared = app.section("storage")
     for storage in wanted:
@@ -43,7 +44,7 @@ def give(
 
 
 def find(model: Model, identifier: str) -> Storage:
-    """Return a storage by its id, like volume/0. Raises `SandboxError` that names those that exist."""
+    """Return a storage by its id, such as volume/0. Raises `SandboxError`."""
     if identifier not in model.storage:
         raise SandboxError(
             f"storage {identifier!r} not found (there is: {', '.join(model.storage) or 'none'})"
@@ -79,7 +80,7 @@ def remove(store: Store, model: Model, identifier: str) -> None:
 
 
 def keep(store: Store, model: Model, machine: int, root: pathlib.Path) -> None:
-    """Save the files of detached storage from a host that is about to be removed; `root` is the host's."""
+    """Save the files of detached storage before its host is removed; `root` is the host's."""
     for storage in model.storage.values():
         if storage.machine == machine and storage.unit is None:
             _copy(_on_host(root, storage), _kept(store, storage))

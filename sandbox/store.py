@@ -19,7 +19,7 @@ ROOT = pathlib.Path("/var/lib/slurm-ddp")
 
 
 class SandboxError(Exception):
-    """Something that was asked for cannot be done; `str()` is one line: what, and what to do instead."""
+    """A command cannot be done. `str()` is one line, with what to do instead."""
 
 
 def section(metadata: dict[str, typing.Any], name: str) -> dict[str, dict[str, typing.Any]]:
@@ -197,7 +197,7 @@ class Relation(_Record):
 
 
 class Secret(_Record):
-    """A secret with the contents of its revisions, who may read it and who tracks which revision."""
+    """A secret with its revisions, its readers, and the revision that each unit tracks."""
 
     id: str
     owner: str  # "application:NAME", "unit:NAME/0" or "user"
@@ -255,7 +255,7 @@ class Model(_Record):
         ]
 
     def neighbours(self, relation: Relation, unit: Unit) -> list[Unit]:
-        """Return the units in scope of `relation` that `unit` meets: with container scope, those of its own host."""
+        """Return the units that `unit` meets in `relation`; with container scope, on its own machine."""
         remote = relation.remote_of(unit.app)
         found = [
             self.units[name]
@@ -269,11 +269,11 @@ class Model(_Record):
         ]
 
     def host(self, machine: int) -> str:
-        """Return the host name of a machine, which Juju makes of the model's UUID and the machine's number."""
+        """Return a machine's host name, as Juju makes it from the model's UUID and a number."""
         return f"juju-{self.uuid[-6:]}-{machine}"
 
     def host_of(self, unit: str) -> str:
-        """Return the name of the host that a unit is on, or raise `SandboxError` where there is no such unit."""
+        """Return the name of a unit's host. Raises `SandboxError` if there is no such unit."""
         return self.host(self.unit(unit).machine)
 
     def machine_units(self, machine: int) -> list[Unit]:
@@ -290,7 +290,7 @@ class Model(_Record):
         return self.applications[name]
 
     def unit(self, name: str) -> Unit:
-        """Return the unit, or that of `APP/leader`; raise `SandboxError` naming those that exist."""
+        """Return the unit NAME/0, or the leader for NAME/leader. Raises `SandboxError`."""
         app, _, number = name.partition("/")
         if number == "leader":
             name = self.leader(self.application(app).name) or name
@@ -361,7 +361,7 @@ class Store:
 
     @contextlib.contextmanager
     def change(self, *, create: bool = False) -> collections.abc.Generator[Model]:
-        """Hold the model against other commands, give it out, and replace its file with what it became.
+        """Lock the model, yield it, and write it back.
 
         An exception meanwhile leaves the file as it was. `create` makes a model if none exists.
         """

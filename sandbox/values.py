@@ -1,4 +1,4 @@
-"""Values of actions' parameters, read from text as `juju run` does: with go-yaml 2.4, which PyYAML differs from."""
+"""Parse parameters of actions as `juju run` does, with go-yaml 2.4. PyYAML differs."""
 
 import collections.abc
 import math

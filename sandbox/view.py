@@ -101,7 +101,7 @@ def _status_of(unit: Unit) -> Status:
 
 
 def as_text(model: Model) -> str:
-    """Return applications, units and machines as tables, subordinates indented below their principal."""
+    """Return tables of applications, units (subordinates indented) and machines."""
     data = as_data(model)
     head = [
         ("Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp", "Notes"),

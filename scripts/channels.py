@@ -2,11 +2,12 @@
 
     channels.py BUNDLE [OVERLAY...]
 
-Reads `juju info CHARM --format json`, whose `channels` maps tracks to risks to revisions with their bases (Juju 3.6 and
-4, cmd/juju/charmhub/data.go). A risk without a revision takes the one of the next more stable risk, which the table of
-`juju info` marks with an arrow (infowriter.go). A client with --track (3.6) may leave out all tracks but one: a track
-that `tracks` lists, or that the bundle asks for, is requested by name. With `--channel TRACK/RISK` such a client lists
-that risk alone (info.go), so the more stable ones are requested, too.
+Reads `juju info CHARM --format json`, whose `channels` maps tracks to risks to revisions with their
+bases (Juju 3.6 and 4, cmd/juju/charmhub/data.go). A risk without a revision takes the one of the
+next more stable risk, which the table of `juju info` marks with an arrow (infowriter.go). A client
+with --track (3.6) may leave out all tracks but one: a track that `tracks` lists, or that the bundle
+asks for, is requested by name. With `--channel TRACK/RISK` such a client lists that risk alone
+(info.go), so the more stable ones are requested, too.
 """
 
 import concurrent.futures
@@ -49,7 +50,8 @@ def applications(paths: list[pathlib.Path]) -> list[Application]:
     """Return the applications from Charmhub of a bundle with overlays, merged as `juju deploy --overlay` does.
 
     Raises:
-        BundleError: a file is not YAML, or an application has no charm, or a channel no risk of Juju's.
+        BundleError: a file is not YAML, or an application has no charm, or a channel no risk of
+        Juju's.
     """
     found: list[Application] = []
     for name, body in _merge(paths).items():
@@ -128,7 +130,7 @@ def info(charm: str, *arguments: str) -> dict[str, Any]:
 
 
 def published(application: Application) -> tuple[bool, list[str]]:
-    """Return whether the application's channel leads to a revision for its base, and the channels that hold one."""
+    """Return whether the channel has a revision for the base, and the channels that do."""
     about = info(application.charm)
     channels: dict[str, dict[str, list[dict[str, Any]]]] = dict(
         about["channels"]

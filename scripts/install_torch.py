@@ -1,7 +1,7 @@
 """Install PyTorch into the Python that runs this script; a no-op if it is installed.
 
-The CPU build if any index has it, in the order of ddp.environment.uv; its dependencies are in payload/requirements.txt,
-hashed. Needs pip and the standard library.
+The CPU build if any index has it, in the order of ddp.environment.uv; its dependencies are in
+payload/requirements.txt, hashed. Needs pip and the standard library.
 """
 
 import collections.abc

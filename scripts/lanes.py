@@ -4,9 +4,10 @@
     python3 scripts/lanes.py unit lint             some lanes; `unit`, `functional` and `long` stand for several
     python3 scripts/lanes.py functional -- -k gpu  one lane, with arguments for pytest
 
-Installs the lanes' packages first; tox makes their Python environments with uv, and runs as many lanes at a time as
-there are cores. The functional lanes mostly wait, so they run beside the others, which have a lower priority. A single
-lane prints its output at once, others when they end: skipped tests with their reasons are in it.
+Installs the lanes' packages first; tox makes their Python environments with uv, and runs as many
+lanes at a time as there are cores. The functional lanes mostly wait, so they run beside the others,
+which have a lower priority. A single lane prints its output at once, others when they end: skipped
+tests with their reasons are in it.
 """
 
 import contextlib
@@ -130,7 +131,8 @@ def run(steps: list[list[list[str]]]) -> int:
 def chosen(words: list[str], *, is_split: bool = True) -> list[str]:
     """Return the lanes of the command line: those that run alone first, then those that wait.
 
-    Without `is_split`, `functional` is one lane with all of its tests, for which arguments of pytest make sense.
+    Without `is_split`, `functional` is one lane with all of its tests, for which arguments of
+    pytest make sense.
     """
     groups = GROUPS if is_split else GROUPS | {"functional": ("functional",)}
     lanes = dict.fromkeys(lane for word in words or ALL for lane in groups.get(word, (word,)))
@@ -196,7 +198,8 @@ def main(arguments: list[str]) -> int:
         print(f"lanes: no lane `{unknown[0]}`; choose from {', '.join(known)}", file=sys.stderr)
         return 2
 
-    # A cancelled CI job: the tests still clean up. SIGINT too, which a job in the background is started without
+    # A cancelled CI job: the tests still clean up. SIGINT too, which a job in the background is
+    # started without
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:

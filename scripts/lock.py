@@ -4,7 +4,8 @@
     tox -e lock -- --upgrade                     the newest of everything
     tox -e lock -- charms/slurm-gpu              only those under a folder
 
-Resolves for the oldest Python that is supported (3.11): its packages are a superset of those of newer ones.
+Resolves for the oldest Python that is supported (3.11): its packages are a superset of those of
+newer ones.
 """
 
 import argparse
@@ -45,7 +46,8 @@ def compile_one(source: pathlib.Path, *, upgrade: bool) -> int:
         str(source.with_suffix(".txt").relative_to(ROOT)),
         str(source.relative_to(ROOT)),
     ]
-    # Wheels that lie on this machine would add hashes that no other machine can match: look at the index alone.
+    # Wheels that lie on this machine would add hashes that no other machine can match: look at the
+    # index alone.
     hidden = {"UV_FIND_LINKS", "UV_INDEX", "PIP_FIND_LINKS"}
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode

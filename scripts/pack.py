@@ -4,16 +4,18 @@
     python scripts/pack.py slurm-gpu --force       one charm, whatever is in dist/
     python scripts/pack.py --base 24.04            what bundle.yaml deploys
 
-A charm carries packages for one Python, so there is one file for each base: dist/<charm>.charm for Ubuntu 24.04, which
-bundle.yaml deploys, and dist/26.04/<charm>.charm for Ubuntu 26.04, which overlays/2604.yaml deploys.
+A charm carries packages for one Python, so there is one file for each base: dist/<charm>.charm for
+Ubuntu 24.04, which bundle.yaml deploys, and dist/26.04/<charm>.charm for Ubuntu 26.04, which
+overlays/2604.yaml deploys.
 
-Each charm is staged first: its own folder, its Grafana dashboards, lib/slurm_ddp under lib/, and for the charm that
-submits jobs payload/ and lib/ddp.
-Charmcraft's managed mode mounts nothing else, and the sandbox runs exactly such a folder.
+Each charm is staged first: its own folder, its Grafana dashboards, lib/slurm_ddp under lib/, and
+for the charm that submits jobs payload/ and lib/ddp. Charmcraft's managed mode mounts nothing else,
+and the sandbox runs exactly such a folder.
 
-How it is packed chooses itself. On Ubuntu with LXD: the managed way, in a container of the charm's base. Elsewhere: in
-destructive mode, where Charmcraft builds on this machine. There it sees the base's os-release through a private mount
-namespace, and pip fetches wheels for the base's Python, so that what comes out runs on the base and not only here.
+How it is packed chooses itself. On Ubuntu with LXD: the managed way, in a container of the charm's
+base. Elsewhere: in destructive mode, where Charmcraft builds on this machine. There it sees the
+base's os-release through a private mount namespace, and pip fetches wheels for the base's Python,
+so that what comes out runs on the base and not only here.
 """
 
 import argparse
@@ -96,7 +98,8 @@ def stage(charm: str, dest: pathlib.Path) -> None:
     """Make the folder `dest` hold exactly what `charm` is packed from.
 
     Raises:
-        PackError: there is no such charm, or one of its files is a link (it would dangle in the charm).
+        PackError: there is no such charm, or one of its files is a link (it would dangle in the
+        charm).
     """
     if charm not in charm_names():
         raise PackError(f"no charm `{charm}` under charms/; there are {', '.join(charm_names())}")
@@ -218,7 +221,7 @@ def _succeeds(*command: str) -> bool:
 
 
 def _charmcraft() -> str:
-    """Return the pinned Charmcraft, made when it is missing. Raises `PackError` if it cannot be made."""
+    """Install the pinned Charmcraft if necessary, and return its path. Raises `PackError`."""
     for script, *words in (
         ["setup.sh", "pack"],
         ["venv.sh", "charmcraft", "tests/requirements/charmcraft.txt"],
@@ -271,7 +274,7 @@ def _python_part(folder: pathlib.Path) -> str | None:
 
 
 def _disguised(command: list[str], base: Base) -> list[str]:
-    """Return the command that runs `command` where os-release is the base's, in its own namespace."""
+    """Wrap a command so that it sees the base's os-release. Raises `PackError`."""
     fake = BUILD / "pack" / f"os-release-{base.version}"
     fake.parent.mkdir(parents=True, exist_ok=True)
     fake.write_text(base.os_release)
@@ -341,7 +344,7 @@ def artifact(name: str, base: Base = BASES[0]) -> pathlib.Path:
 
 
 def _check_python(path: pathlib.Path, base: Base, mode: Mode) -> None:
-    """Refuse a charm whose packages are not for its base's Python, which could import none of them."""
+    """Refuse a charm with packages for another Python. Raises `PackError`."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
     files = [

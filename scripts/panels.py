@@ -1,4 +1,4 @@
-"""Panels of Grafana dashboards as one SVG, drawn from their JSON and Prometheus' answers to their queries."""
+"""Draw panels of Grafana dashboards as one SVG, with Prometheus' answers to their queries."""
 
 import collections.abc
 import dataclasses
@@ -44,7 +44,7 @@ class Period:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A panel with data, and its place in the picture; its chart's axes count from its own corner."""
+    """A panel with data, and its place in the picture. Its axes start at its own corner."""
 
     suffix: str
     is_stat: bool
@@ -57,7 +57,7 @@ class Panel:
 def expressions(
     board: Json, variables: collections.abc.Mapping[str, str], period: Period
 ) -> list[str]:
-    """Return a dashboard's queries as Grafana sends them; a variable without a value here is "All"."""
+    """Return a dashboard's queries as Grafana sends them; variables default to "All"."""
     text = "\n".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
     text = text.replace("$__rate_interval", f"{4 * period.scrape_s}s")
     text = text.replace("$__range", f"{round(period.end - period.begin)}s")
@@ -67,7 +67,7 @@ def expressions(
 
 
 def draw(answered: collections.abc.Iterable[tuple[Json, list[list[Json]]]], period: Period) -> str:
-    """Return the SVG of dashboards, each given with the series of its `expressions`; empty if no panel has data."""
+    """Return the SVG of dashboards with the answers to `expressions`; "" without any data."""
     drawn: list[tuple[int, str, list[Panel]]] = []
     bottom = 0
     for board, answers in answered:

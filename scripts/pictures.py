@@ -2,8 +2,8 @@
 
     pictures.py [LOG]
 
-Runs `./sandboxctl demo`; with LOG, the recorded output of a demo whose deployment is still up, it starts there. Needs
-Chromium.
+Runs `./sandboxctl demo`; with LOG, the recorded output of a demo whose deployment is still up, it
+starts there. Needs Chromium.
 
     demo.svg       the result of the demo, in a terminal
     watch.svg      `ddp watch` of a second run while it trains
@@ -150,7 +150,7 @@ def report(browser: str) -> bytes:
 
 
 def dashboards(period: panels.Period) -> str:
-    """Return the SVG of the trainer's dashboards, by the Prometheus on its machine. Raises PictureError."""
+    """Return the SVG of the trainer's dashboards. Raises PictureError."""
     answered: list[tuple[panels.Json, list[list[panels.Json]]]] = []
     times = {"start": period.begin, "end": period.end, "step": period.scrape_s}
     for name in ("training", "run"):

@@ -37,7 +37,7 @@ _VARIABLES = {
 
 
 class InstallError(Exception):
-    """uv could not install packages; the text is one line, and uv's own message is on standard error."""
+    """uv could not install packages. uv's own message is on standard error."""
 
 
 @functools.cache
@@ -75,7 +75,8 @@ def environment() -> dict[str, str]:
     }
     if "find-links" in settings:
         found["UV_FIND_LINKS"] = ",".join(settings["find-links"])
-    # pip takes the best version of all indexes; the hashes of our requirements rule out a stranger's package
+    # pip takes the best version of all indexes; the hashes of our requirements rule out a
+    # stranger's package
     own = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "1"}
     if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):
         own["SSL_CERT_FILE"] = bundle

@@ -82,7 +82,7 @@ def _ours(dataset: shards.Dataset, run_dir: pathlib.Path) -> tuple[float, dict[s
 
 
 def _nanogpt(checkout: pathlib.Path, dataset: shards.Dataset, folder: pathlib.Path) -> float:
-    """Return the tokens per second of nanoGPT's whole program, by the times that it prints for its steps."""
+    """Return nanoGPT's tokens per second, from the times that it prints."""
     peers.lay_out(folder, checkout, dataset, has_vocab=False)
     size = {
         "batch_size": BATCH,

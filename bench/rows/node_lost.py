@@ -1,4 +1,4 @@
-"""Seconds from a node's loss of power to training again, in a sandbox model with three nodes of Slurm: one is spare."""
+"""Seconds from a node's loss of power to training again, in a sandbox model of three nodes."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import pathlib
@@ -10,7 +10,8 @@ from sandbox.store import Store
 
 FOLDER = "/mnt/shared/bench-node-lost"
 GOAL = 2.0
-# Two ranks that wait for each other in each step, as those of DDP do; the first step of each attempt makes a file.
+# Two ranks that wait for each other in each step, as those of DDP do; the first step of each
+# attempt makes a file.
 STEPS = """
 import datetime, os, pathlib, time, torch, torch.distributed as dist
 folder = os.environ.get("RUN_DIR") or os.getcwd()
@@ -36,7 +37,7 @@ exec srun sh -c 'exec {python} -m torch.distributed.run --nnodes=2 --nproc-per-n
 
 
 def run(_: pathlib.Path) -> list[row.Row]:
-    """Lose a node under ours with a spare node, under ours with an idle one, and under a bare script."""
+    """Lose a node of a run with a spare node, of one with an idle node, and of a bare script."""
     name = cluster.environment()
     if int(cluster.login("sinfo -h -o %D | head -n 1")) < 3:
         raise row.NotHere(f"three nodes in model {cluster.MODEL}: ./sandboxctl add-unit slurmd")
@@ -72,7 +73,7 @@ def _submitted(*params: str) -> tuple[str, str]:
 
 
 def _again_s(job: str, folder: str) -> float:
-    """Cut the power of a job's second node; return the seconds to the tenth step of the next attempt."""
+    """Cut the power of the second node; return the seconds to the next attempt's tenth step."""
     cluster.awaited(
         f"ls {folder}/tenth.* 2>/dev/null", "true", f"tail -n 5 {folder}/log {folder}/logs/*.out"
     )

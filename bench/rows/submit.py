@@ -1,7 +1,7 @@
 """What the trainer adds to a job, in a sandbox model: submitting, a preemption warning.
 
-`./sandboxctl deploy ./bundle.yaml` and `./sandboxctl run trainer/0 install-environment` come first; SLURM_DDP_MODEL
-names a model that is not called `default`. Its clock is this machine's.
+`./sandboxctl deploy ./bundle.yaml` and `./sandboxctl run trainer/0 install-environment` come first;
+SLURM_DDP_MODEL names a model that is not called `default`. Its clock is this machine's.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -19,10 +19,11 @@ SMALL = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=2G")
 USER = "ubuntu"
 LIMITS_S = {"ddp submit": 0.7, "submit-ddp": 1.0}  # over bare sbatch
 TURNS = 6  # the first one warms caches and unpacks the environment
-# Slurm starts batch jobs at most every three seconds (slurm.conf(5), batch_sched_delay) by a loop of one second: who
-# submits within that time of the last job waits for the rest of it.
+# Slurm starts batch jobs at most every three seconds (slurm.conf(5), batch_sched_delay) by a loop
+# of one second: who submits within that time of the last job waits for the rest of it.
 REST_S = 4.0
-# The first step, and when this job's batch script began: the oldest process that has the job's number
+# The first step, and when this job's batch script began: the oldest process that has the job's
+# number
 FIRST = """
 import json, os, pathlib, time, torch
 torch.ones(64, 64).sum().item()
@@ -65,7 +66,7 @@ class Start:
 
     @property
     def without_slurm_s(self) -> float:
-        """Return the time before the queue and in the job: Slurm begins jobs in rounds of a second."""
+        """The time before the queue and in the job; Slurm itself starts jobs once a second."""
         return self.queued - self.typed + self.first - self.began
 
 
@@ -141,7 +142,7 @@ def _typed(*argv: str) -> Start:
 
 
 def _action_started(*params: str) -> Start:
-    """Time the action, less the time that `./sandboxctl` takes to do nothing, in place of Juju's client."""
+    """Time the action, without the start of `./sandboxctl`, which stands in for Juju's client."""
     began = time.time()
     cluster.on("sackd/0", "true")
     typed = 2 * time.time() - began
@@ -150,7 +151,7 @@ def _action_started(*params: str) -> Start:
 
 
 def _warning() -> row.Row:
-    """Return the time from the signal of a preemption or time limit to a job that is saved and queued again."""
+    """Measure the time from a preemption's signal until the job is saved and queued again."""
     words = f"{commands.TINY} --steps 1000000 --epoch-steps 1000000"
     job = cluster.action("submit-ddp", "nodes=2", *SMALL[1:], f"args={words}")
     log = job["log"]

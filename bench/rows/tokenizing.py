@@ -16,8 +16,8 @@ import tokenizers as hf  # pyright: ignore[reportMissingImports] - the peer; mak
 from bench import data, row
 from ddptrain.data import tokenizers
 
-# Words met before are remembered, here as there: a turn is long enough, and one goes before, to be like the many that
-# follow when gigabytes are tokenised.
+# Words met before are remembered, here as there: a turn is long enough, and one goes before, to be
+# like the many that follow when gigabytes are tokenised.
 TURN_BYTES, TURNS = 8_000_000, 5
 SCALING_BYTES, PARTS = 160_000_000, 40
 

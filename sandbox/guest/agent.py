@@ -1,11 +1,13 @@
 """The part that runs inside a host: it runs one charm's class for one event, with real effects.
 
-`python agent.py` reads one request a line on standard input and answers with lines of JSON on standard output. Each
-event runs in a process of its own, forked from one that has imported the unit's charm, so an event costs neither an
-interpreter's start nor the imports, and no event sees what another left in memory. This file imports nothing of the
-sandbox: it is all that a host needs of it.
+`python agent.py` reads one request a line on standard input and answers with lines of JSON on
+standard output. Each event runs in a process of its own, forked from one that has imported the
+unit's charm, so an event costs neither an interpreter's start nor the imports, and no event sees
+what another left in memory. This file imports nothing of the sandbox: it is all that a host needs
+of it.
 
-Answers while a hook runs: {"kind": "status" | "log" | "action-log", ...}; and one at its end: {"kind": "result", ...}.
+Answers while a hook runs: {"kind": "status" | "log" | "action-log", ...}; and one at its end:
+{"kind": "result", ...}.
 """
 
 # Scenario has no public way to do what a unit's own Juju agent does: its internals are used, pinned by a hash.
@@ -36,10 +38,12 @@ AGENTS = pathlib.Path("/var/lib/juju/agents")
 STORAGE = pathlib.Path("/var/lib/juju/storage")
 _PORTS = {"tcp": testing.TCPPort, "udp": testing.UDPPort}
 _UNDECLARED = logging.getLogger("scenario")
-# What most charms import of the environment they share: imported once here, not in each event's child
+# What most charms import of the environment they share: imported once here, not in each event's
+# child
 _SHARED = ("pydantic.main", "pydantic.types", "prometheus_client", "jinja2", "slurmutils", "dotenv")
 
-# Scenario writes and reads charmcraft.yaml for every event, which by Python's own code is most of what an event costs
+# Scenario writes and reads charmcraft.yaml for every event, which by Python's own code is most of
+# what an event costs
 yaml.SafeLoader, yaml.SafeDumper = yaml.CSafeLoader, yaml.CSafeDumper
 
 Json = dict[str, typing.Any]
@@ -72,7 +76,7 @@ def main() -> None:
 
 
 class _Zygote:
-    """A process that has imported a unit's charm from one source, and forks for each of the unit's events."""
+    """A process that has imported a unit's charm, and forks for each event."""
 
     def __init__(self, unit: str, source: str, answers: typing.TextIO) -> None:
         self.source = source
@@ -98,7 +102,7 @@ class _Zygote:
 
 
 def _breed(unit: str, source: str, answers: typing.TextIO, connection: typing.TextIO) -> None:
-    """Answer each request that comes over the connection from a fork of this process, then write its wait status."""
+    """Answer each request in a fork of this process, and report its wait status."""
     with contextlib.suppress(BaseException):  # the event does it again, and reports what fails
         _load_charm(unit, source)
     for line in connection:
@@ -160,7 +164,7 @@ def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
 
 
 def _metadata(charm_root: pathlib.Path, action: Json) -> Json:
-    """Read a charm's metadata. Scenario knows no lists of types: a parameter has the type of its value."""
+    """Read a charm's metadata, without lists of types, which Scenario does not support."""
     found: Json = yaml.safe_load((charm_root / "charmcraft.yaml").read_text())
     actions: dict[str, Json] = found.get("actions") or {}
     for name, declared in actions.items():
@@ -173,7 +177,7 @@ def _metadata(charm_root: pathlib.Path, action: Json) -> Json:
 
 
 def _install_charm(source: pathlib.Path, charm_root: pathlib.Path) -> None:
-    """Give the unit its own copy of the charm, as Juju does; a copy of another revision is replaced."""
+    """Give the unit its own copy of the charm, and replace one of another revision."""
     stamp = charm_root / ".source"
     if stamp.exists() and stamp.read_text() == str(source):
         return
@@ -207,7 +211,7 @@ def _load_charm(unit: str, source: str) -> tuple[pathlib.Path, type[ops.CharmBas
 
 
 class _Context(testing.Context[ops.CharmBase]):
-    """Scenario's context with storages where a unit would find them, instead of in a temporary directory."""
+    """Scenario's context with storages at a unit's paths, not in a temporary directory."""
 
     def _get_storage_root(self, name: str, index: int) -> pathlib.Path:
         location = STORAGE / f"{name}-{index}"
@@ -268,7 +272,7 @@ def _patch_backend(send: typing.Callable[..., None]) -> None:
 
 
 def _patch_remote_unit(event: Json) -> None:
-    """Name the unit that leaves, which may be this one, and no unit where data of an application changed."""
+    """Name the unit that leaves, and none if an application's data changed."""
     runtime: typing.Any = scenario._runtime.Runtime
     event_env = runtime._get_event_env
 

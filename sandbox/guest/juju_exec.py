@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -I
 """juju-exec of a host, where it is /usr/bin/juju-exec: queues a unit's update-status hook.
 
-A request is a file that a command of the sandbox takes. Other uses of juju-exec are refused. This file imports nothing
-of the sandbox.
+A request is a file that a command of the sandbox takes. Other uses of juju-exec are refused. This
+file imports nothing of the sandbox.
 """
 
 import os
@@ -20,7 +20,7 @@ _POLL_S = 0.3
 
 
 def main() -> str | int:
-    """Wait until a command has queued the hook; return the exit status, or the error to exit with."""
+    """Wait until a command has queued the hook; return an exit status or an error."""
     unit = (sys.argv[1:] or [""])[0].replace("/", "-")
     hook = f"JUJU_DISPATCH_PATH=hooks/update-status {AGENTS}/unit-{unit}/charm/dispatch"
     if os.environ.get("JUJU_CONTEXT_ID"):
@@ -42,7 +42,7 @@ def main() -> str | int:
 
 
 def take_requests(root: pathlib.Path) -> list[str]:
-    """Remove the requests of the host whose files are in `root`; return their units. Runs beside the engine."""
+    """Take the requests of the host at `root`; return their units. Runs in the engine."""
     units: list[str] = []
     for path in (root / REQUESTS.relative_to("/")).glob("*"):
         if found := re.fullmatch(r"[0-9a-f]{32}\.(.+)-(\d+)", path.name):

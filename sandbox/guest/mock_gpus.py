@@ -1,9 +1,10 @@
 """Shows a sandbox host the NVIDIA GPUs it was given, and hides those of the machine underneath.
 
-Runs inside the host with its own python3, at each boot and whenever the GPUs change; imports nothing of ours. What a
-driver would show is mocked: `/proc/driver/nvidia`, device nodes, and the PCI functions with the driver bound to them;
-where a GPU names its NUMA node, also the kernel's table of NUMA nodes. The device nodes carry NVIDIA's own major
-number, so cgroups tell them apart; opening one fails (ENXIO) where no real driver answers to it.
+Runs inside the host with its own python3, at each boot and whenever the GPUs change; imports
+nothing of ours. What a driver would show is mocked: `/proc/driver/nvidia`, device nodes, and the
+PCI functions with the driver bound to them; where a GPU names its NUMA node, also the kernel's
+table of NUMA nodes. The device nodes carry NVIDIA's own major number, so cgroups tell them apart;
+opening one fails (ENXIO) where no real driver answers to it.
 """
 
 import json
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def show_proc(gpus: Gpus) -> None:
-    """Put a tmpfs over /proc/driver with what the driver reports; the layout is in NVIDIA's README, /proc interface."""
+    """Mock /proc/driver (NVIDIA's README, /proc interface) in a tmpfs."""
     unmount(PROC)
     if not PROC.is_dir():
         return
@@ -90,7 +91,7 @@ def show_devices(count: int) -> None:
 
 
 def show_bus(gpus: Gpus, nodes: list[list[int]]) -> None:
-    """Overlay /sys/bus: the mocked functions appear, NVIDIA functions of the machine underneath do not."""
+    """Overlay /sys/bus with the mocked functions, and hide the machine's own."""
     unmount(BUS)
     unmount(LAYER.parent)
     hidden = [
@@ -135,7 +136,7 @@ def show_bus(gpus: Gpus, nodes: list[list[int]]) -> None:
 
 
 def show_nodes(gpus: Gpus) -> list[list[int]]:
-    """Divide CPUs and memory evenly among the NUMA nodes that GPUs name, numa(7); return the CPUs of each."""
+    """Divide CPUs and memory among the GPUs' NUMA nodes; return the CPUs of each."""
     unmount(NODES)
     count = max(
         [int(gpu["numa_node"]) + 1 for gpu in gpus if gpu["numa_node"] is not None], default=0

@@ -1,1 +1,1 @@
-"""Examine the cluster as the user: probes on the nodes, and rules that turn what they return into findings."""
+"""Examine the cluster as the user: a probe on the nodes, and rules over its reports."""

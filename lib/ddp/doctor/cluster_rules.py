@@ -10,8 +10,8 @@ from ddp.problem import one_line
 from ddp.settings import Settings
 from ddp.slurm import jobs, usable_nodes
 
-# slurmctld looks the account up to sign what starts a job (fetch_identity() in cred.c), not when it is
-# submitted. Without one srun prints this (slurm_errno.c)
+# slurmctld looks the account up to sign what starts a job (fetch_identity() in cred.c), not when it
+# is submitted. Without one srun prints this (slurm_errno.c)
 _NO_CREDENTIAL = "Error generating job credential"
 _REFUSED = "Unable to allocate resources: "  # srun, with slurmctld's reason behind it
 _NOT_FREE = re.compile(r"busy|immediate|Job/step already completing")

@@ -151,7 +151,7 @@ def _probe(
 ) -> tuple[dict[str, Json], str]:
     """Run the probe; return the nodes' reports, and srun's errors if some returned none.
 
-    It is sent: what lies on this host need not lie on the nodes, and the workspace is what it looks at.
+    The program is sent along: the nodes need not have this host's files.
     """
     hosts = list(spec["hosts"])
     argv = (folders.PYTHON, "-I", "-", json.dumps(spec))

@@ -30,7 +30,7 @@ class Finding:
 
 
 class Findings:
-    """The findings so far; `add` takes the name of a rule, where it applies, and the values of its texts."""
+    """The findings so far. `add` takes a rule, the subject, and the values of its texts."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

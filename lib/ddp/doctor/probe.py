@@ -1,7 +1,8 @@
 """What `doctor` runs on all nodes at once, as `python3 -I - JSON`; it answers with JSON in lines.
 
-Only the standard library, and this process does nothing that may hang: a child touches the filesystem and
-is left behind if it gives no answer, commands have deadlines, and a peer is waited for only so long.
+Only the standard library, and this process does nothing that may hang: a child touches the
+filesystem and is left behind if it gives no answer, commands have deadlines, and a peer is waited
+for only so long.
 """
 
 import base64
@@ -211,7 +212,7 @@ def _mount(workspace: str) -> Json:
 
 
 def _write(folder: pathlib.Path, node: str, nonce: str) -> Json:
-    """Measure MB/s of one file with fsync, and the milliseconds of making and renaming a small one."""
+    """Measure writing with fsync (MB/s), and making and renaming a small file (ms)."""
     big = folder / f"big-{node}"
     began = time.perf_counter()
     _store(big, os.urandom(_WRITE_BYTES))

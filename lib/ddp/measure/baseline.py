@@ -13,7 +13,7 @@ _ABOUT = ("backend", "nodes", "world_size", "iface", "torch", "created")
 
 
 def read(workspace: Workspace) -> list[Json]:
-    """Read the entries that this user stored, or else the trainer's account; [] if there are none."""
+    """Read the entries of this user or, without any, of the trainer's account."""
     for folder in workspace.folders:
         path = str(folder / "baselines" / FILE)
         entries = workspace.do(operations.read_baseline, path=path)["entries"]
@@ -51,7 +51,8 @@ def _point(row: Json) -> Json:
 def nearest(entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool) -> Json | None:
     """Choose the all_reduce whose job was most like the planned one.
 
-    busbw hardly depends on the number of ranks, but very much on whether a network lies between them.
+    busbw hardly depends on the number of ranks, but very much on whether a network lies between
+    them.
     """
     backend = "nccl" if on_gpu else "gloo"
     fitting: list[Json] = []

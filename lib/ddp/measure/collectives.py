@@ -1,4 +1,4 @@
-"""benchmark-collectives: measure collectives over some nodes, and keep the figures as the baseline."""
+"""benchmark-collectives: measure collectives, and keep the figures as the baseline."""
 
 import dataclasses
 import re

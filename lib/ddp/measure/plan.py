@@ -1,9 +1,10 @@
 """plan: predict a step's memory, time and efficiency before anything is submitted.
 
-A step takes the computation, and the part of the communication that the backward pass does not hide. DDP
-reduces the gradients in buckets. The backward pass is two thirds of the computation (it does twice the
-forward's work: Kaplan et al. 2020, 2.1), and all buckets but the last can travel during it (Li et al., VLDB
-2020, 3.2.3). The network's speed is read from the baseline, at the size of a bucket.
+A step takes the computation, and the part of the communication that the backward pass does not
+hide. DDP reduces the gradients in buckets. The backward pass is two thirds of the computation (it
+does twice the forward's work: Kaplan et al. 2020, 2.1), and all buckets but the last can travel
+during it (Li et al., VLDB 2020, 3.2.3). The network's speed is read from the baseline, at the size
+of a bucket.
 """
 
 import dataclasses
@@ -20,8 +21,8 @@ from ddp.submit import resources
 BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those are fp32
 BYTES_OF_STATE = 16  # of a parameter in fp32: itself, its gradient, and AdamW's two moments
 BACKWARD_SHARE = 2 / 3  # of the computation
-# Of what could be hidden: on CPUs the transport takes the ranks' own cores (two gloo ranks over 2 Gbit/s,
-# November 2026: 43 % of all bytes were hidden where the last bucket is 38 %)
+# Of what could be hidden: on CPUs the transport takes the ranks' own cores (two gloo ranks over 2
+# Gbit/s, November 2026: 43 % of all bytes were hidden where the last bucket is 38 %)
 OVERLAP_ON_GPU = 1.0
 OVERLAP_ON_CPU = 0.7
 BUCKET_BYTES = 25 << 20  # the payload's bucket_mb

@@ -1,9 +1,10 @@
 """Which files of a project a run takes along.
 
-In a git repository: what git tracks, uncommitted edits and new files. Of what git ignores, files that lie
-beside those are taken along, such as the data that a script in the same folder makes: readable by the user
-alone, hidden ones not, and up to a size. Elsewhere: all files that are not generated. `.ddpignore` at the
-root, in gitignore's syntax, leaves out more, and takes in with `!` what git ignores.
+In a git repository: what git tracks, uncommitted edits and new files. Of what git ignores, files
+that lie beside those are taken along, such as the data that a script in the same folder makes:
+readable by the user alone, hidden ones not, and up to a size. Elsewhere: all files that are not
+generated. `.ddpignore` at the root, in gitignore's syntax, leaves out more, and takes in with `!`
+what git ignores.
 """
 
 import collections.abc
@@ -17,7 +18,7 @@ from ddp.host import files
 from ddp.problem import ParameterError
 from ddp.project import git, problems
 
-# What .ddpignore says of a path: False leaves it out, True takes it in, None is no rule
+# What .ddpignore says about a path: False leaves it out, True takes it in, None: no rule matches
 Verdict = collections.abc.Callable[[str], bool | None]
 
 IGNORED_BYTES = 64 * 2**20  # of files that git ignores, beside kept ones
@@ -25,7 +26,7 @@ _IMPORTABLE = (".py", ".so")
 # A folder with one of these is generated: a virtual environment (PEP 405), a cache
 # (https://bford.info/cachedir), conda
 _GENERATED = ("pyvenv.cfg", "CACHEDIR.TAG", "conda-meta")
-# What nobody misses of what git ignores: hidden files and folders, logs, and what installers write
+# Ignored files that nobody misses: hidden ones, logs, and traces of installers
 _TRIFLES = re.compile(r"(.*/)?(\.[^/]*|[^/]*(\.egg-info|\.log|\.pyc|~)|node_modules|__pycache__)/?")
 
 
@@ -39,12 +40,12 @@ class Contents:
 
 
 def in_folder(root: pathlib.Path) -> collections.abc.Iterator[str]:
-    """Yield the files of a folder that is no repository. Raises ParameterError."""
+    """Yield the files of a folder outside of git. Raises ParameterError."""
     return _walk(root, _read_ignore(root))
 
 
 def in_repository(top: pathlib.Path) -> Contents:
-    """List what git tracks or does not ignore, and some of what it ignores. Raises ParameterError."""
+    """List the files of a repository, with some that git ignores. Raises ParameterError."""
     verdict = _read_ignore(top)
     kept = [*git.list_tracked(top), *_new_files(top)]
     ignored = [name for name in git.list_ignored(top) if not _TRIFLES.fullmatch(name)]
@@ -107,7 +108,7 @@ def _smallest(top: pathlib.Path, names: set[str]) -> list[str]:
 
 
 def _left_out(top: pathlib.Path, ignored: list[str], taken: list[str]) -> list[str]:
-    """List what is ignored, not taken along, and worth a word; git may list a folder and its files."""
+    """List the ignored files and folders that stay behind, without generated ones."""
     kept = set(taken)
     for name in taken:
         kept |= {f"{above}/" for above in pathlib.PurePosixPath(name).parents[:-1]}

@@ -1,7 +1,7 @@
 """The copy of a project in a run's folder, where its ranks start: later edits change nothing.
 
-A run that is submitted again keeps its copy, which is updated: files that the run wrote stay, files that
-changed in the project replace the old ones.
+A run that is submitted again keeps its copy, which is updated: files that the run wrote stay, files
+that changed in the project replace the old ones.
 """
 
 import collections.abc
@@ -55,7 +55,7 @@ class Copy:
 
     @property
     def start(self) -> Start:
-        """Where the ranks start."""
+        """The folder and the PYTHONPATH of the ranks."""
         origin = self.found.root
         parts: list[str] = []
         if self.python_path:
@@ -95,7 +95,7 @@ class Copy:
 
     def _apply(self) -> None:
         """Update the copy in place; each file appears whole."""
-        # For what is replaced, until the submission succeeds
+        # Holds the replaced files until the submission succeeds
         old = pathlib.Path(tempfile.mkdtemp(dir=self.partial))
         for name in self.update.removed:
             self._rename(self.folder / name, old / str(len(self.done)))
@@ -111,7 +111,7 @@ class Copy:
                 (self.folder / folder).rmdir()
 
     def _replace(self, name: str, old: pathlib.Path) -> None:
-        """Move a file into the copy; what the run wrote there is set aside."""
+        """Move a file into the copy, and set aside the run's own file of that name."""
         for above in reversed(pathlib.PurePath(name).parents[:-1]):
             place = self.folder / above
             if place.is_symlink() or (place.exists() and not place.is_dir()):
@@ -190,7 +190,7 @@ def copied(
 def stage(
     workspace: Workspace, found: root.Project, partial: pathlib.Path, folder: pathlib.Path
 ) -> Copy:
-    """Copy what a run's copy lacks of a project to `partial`, a new folder. Raises ParameterError."""
+    """Copy the new and changed files to `partial`, a new folder. Raises ParameterError."""
     states = folder.with_name(updates.STATES)
     former = states.read_text() if states.is_file() else None
     update = updates.compare(found, folder)
@@ -213,7 +213,7 @@ def find(workspace: Workspace, params: models.Training) -> root.Project:
 
 
 def in_place(params: models.Training) -> Start:
-    """Return where the ranks start if the program runs where it lies."""
+    """Return the start of a program that runs in its own folder, without a copy."""
     folder = pathlib.Path(params.typed_in or pathlib.Path(params.workload).parent)
     parts: list[str] = []
     given = _python_path(params)
@@ -277,7 +277,7 @@ def _describe_update(update: updates.Update) -> str:
 
 
 def _free_name(path: pathlib.Path) -> pathlib.Path:
-    """Return a name beside a path that nothing has."""
+    """Return a free name in the folder of a path."""
     number = 1
     while os.path.lexists(path.with_name(f"{path.name}.run-{number}")):
         number += 1

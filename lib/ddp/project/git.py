@@ -36,7 +36,7 @@ def find_top(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def list_tracked(top: pathlib.Path) -> list[str]:
-    """List the files that git tracks, those of submodules too."""
+    """List the files that git tracks, including submodules."""
     return _ls_files(top, "--cached", "--recurse-submodules")
 
 

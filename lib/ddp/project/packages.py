@@ -1,4 +1,4 @@
-"""Where the packages of a project lie: the folders that `pip install -e` would put on sys.path."""
+"""Find the packages of a project: the folders that `pip install -e` would put on sys.path."""
 
 import configparser
 import contextlib
@@ -10,7 +10,7 @@ from ddp.host import files
 from slurm_ddp import backports
 
 Json = dict[str, typing.Any]
-# Folders in which setuptools looks for no packages, and modules that it takes for none
+# Folders and modules that setuptools skips
 _NO_PACKAGES = frozenset(
     "test tests doc docs example examples script scripts tool tools bench benchmarks build dist"
     " setup conftest".split()
@@ -29,9 +29,9 @@ def importable(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _packages(root: pathlib.Path) -> list[pathlib.Path]:
-    """Return the folders that a project's build names, else `src`, else the root; [] without a build.
+    """Return the folders that a project's build names, or `src`, or the root; [] without a build.
 
-    A setup.py is a program: that it is there counts, not what it says.
+    A setup.py only marks a project: it is a program, and is not read.
     """
     pyproject = _read_pyproject(root)
     setup = _read_setup(root)
@@ -68,7 +68,7 @@ def _read_setup(root: pathlib.Path) -> configparser.ConfigParser:
 
 
 def _named_in(tools: Json) -> list[str]:
-    """List the folders in the tables of setuptools, poetry, maturin and hatch, in pyproject.toml."""
+    """List the folders that setuptools, poetry, maturin and hatch name in pyproject.toml."""
     setuptools = tools.get("setuptools", {})
     named = _texts(setuptools.get("package-dir", {}).get(""))
     packages = setuptools.get("packages", {})
@@ -99,7 +99,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _holds_modules(folder: pathlib.Path) -> bool:
-    """Return whether the folder may go on PYTHONPATH: it has modules, and none shadows the library's.
+    """Return whether the folder may go on PYTHONPATH: none of its modules shadows the library.
 
     PYTHONPATH comes before the standard library, where `pip install -e` puts its folders behind it.
     """

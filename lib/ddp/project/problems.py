@@ -10,7 +10,7 @@ IGNORE_FILE = ".ddpignore"
 def of_path(
     path: pathlib.Path | str, why: str, how: str = "give the path of a script"
 ) -> ParameterError:
-    """Make an error of a path, what is wrong with it, and what to do."""
+    """Make an error from a path, the reason and the remedy."""
     text = str(path)
     shown = text if text.isprintable() else ascii(text)
     return ParameterError("workload", f"{shown}: {why}; {how}")

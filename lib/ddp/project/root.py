@@ -1,9 +1,14 @@
-"""The project of a user's program: which folder it is, with the files that a run takes along.
+"""The project of a user's program: its folder, and the files that a run takes along.
 
-The project is the git repository of the program; else the nearest folder with a pyproject.toml or
-.ddpignore; else the folder where the command was typed, if the script lies below it; else the script's
-folder. A home folder is never copied as a whole: there, as in the workspace's own folders and in a folder
-of others in /tmp, the project is the script alone.
+The first of these is the project:
+
+1. the git repository of the program
+2. the nearest folder with a pyproject.toml or .ddpignore
+3. the folder in which the command was typed, if the script lies below it
+4. the script's folder
+
+A home folder is never copied as a whole. There, in the workspace's own folders and in other
+people's folders in /tmp, the project is the script alone.
 """
 
 import collections
@@ -27,7 +32,7 @@ _MARKERS = ("pyproject.toml", problems.IGNORE_FILE)
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """What is sent along with a run."""
+    """The files that a run takes along."""
 
     root: pathlib.Path
     script: str  # its path below `root`; "" for a module
@@ -37,7 +42,7 @@ class Project:
     commit: str = ""
     private: frozenset[str] = frozenset()  # of `files`: only the user may read their copies
     left_out: tuple[str, ...] = ()  # what git ignores and is not copied; folders end in "/"
-    is_alone: bool = False  # `root` is never copied: the script, without what lies beside it
+    is_alone: bool = False  # `root` is never copied as a whole, only the script
 
     @functools.cached_property
     def _paths(self) -> frozenset[str]:
@@ -53,7 +58,7 @@ class Project:
         return str(real) if real.exists() else str(source.readlink())
 
     def stamp(self, name: str) -> str:
-        """Describe the state of a file as that of its copy: size, time and mode, or a link's target."""
+        """Describe a file as its copy will be: size, time and mode, or a link's target."""
         path = self.root / name
         return f"link:{self.link(name)}" if path.is_symlink() else stamp(path)
 
@@ -79,10 +84,10 @@ def mode_of(about: os.stat_result) -> int:
 def find(
     script: pathlib.Path | None, *, own: Paths = (), typed_in: pathlib.Path | None = None
 ) -> Project:
-    """Find the project of a script, or with None of a module, and its files. Raises ParameterError.
+    """Find the project of a script or, without one, of a module. Raises ParameterError.
 
-    A link to a script is followed, as Python does. `own` are folders of the workspace, which are no
-    projects; `typed_in` is where the command was typed, which a module needs.
+    A link to a script is followed, as Python does. `own` are folders of the workspace, which are
+    not projects; `typed_in` is the folder in which the command was typed. A module needs it.
     """
     here = None if typed_in is None else pathlib.Path(os.path.realpath(typed_in))
     if script is not None:
@@ -141,7 +146,7 @@ def _marked(folder: pathlib.Path, own: Paths) -> pathlib.Path | None:
 
 
 def _unmarked(folder: pathlib.Path, here: pathlib.Path | None, own: Paths) -> pathlib.Path:
-    """Return where the command was typed, if that is above `folder` and may be copied, or `folder`."""
+    """Return the folder of the command if it is above `folder` and may be copied, or `folder`."""
     if here is None or not folder.is_relative_to(here):
         return folder
     if _is_never(here, own) or os.path.ismount(here):
@@ -150,10 +155,7 @@ def _unmarked(folder: pathlib.Path, here: pathlib.Path | None, own: Paths) -> pa
 
 
 def _is_never(path: pathlib.Path, own: Paths) -> bool:
-    """Return whether a folder is never copied as a whole.
-
-    So are folders that hold homes or all runs, and those in which others write, as in /tmp.
-    """
+    """Return whether a folder holds homes or all runs, or others write to it as to /tmp."""
     homes = (pathlib.Path.home(), pathlib.Path(pwd.getpwuid(os.getuid()).pw_dir))
     if path in own or any(home.resolve().is_relative_to(path) for home in homes):
         return True
@@ -165,7 +167,7 @@ def _is_never(path: pathlib.Path, own: Paths) -> bool:
 
 
 def _measured(project: Project) -> Project:
-    """Drop what is no file, and add the size. Raises ParameterError beyond a limit."""
+    """Keep only files and links, and add up their sizes. Raises ParameterError beyond a limit."""
     sizes: dict[str, int] = {}
     for name in project.files:
         with contextlib.suppress(OSError):  # git tracks it, but it was removed
@@ -181,7 +183,7 @@ def _measured(project: Project) -> Project:
 
 
 def _too_large(root: pathlib.Path, limit: str, weights: dict[str, int]) -> Exception:
-    """Name the folders with most of what is too much."""
+    """Name the folders that hold the most."""
     most = collections.Counter[str]()
     for name, weight in weights.items():
         most[name.partition("/")[0]] += weight

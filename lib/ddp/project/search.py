@@ -1,4 +1,4 @@
-"""Where a run's program could have found what it lacked: in its project, or beside its copy."""
+"""Find modules and files that a run's program lacked, in its project."""
 
 import collections.abc
 import dataclasses
@@ -10,17 +10,17 @@ import typing
 from ddp.project import contents, updates
 
 Record = collections.abc.Mapping[str, object]  # of a run, its job.json
-_LEVELS = 3  # of folders in which what a copy lacks is looked for
+_LEVELS = 3  # of folders that find_left_out searches
 _FOLDERS = 2000  # at most
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a run's program started, and where it is from."""
+    """The start of a run's program, and its project."""
 
     code: pathlib.Path  # the copy of the project
     start: pathlib.Path  # the folder that the ranks started in
-    origin: pathlib.Path | None  # the project's root; None: the program runs where it lies
+    origin: pathlib.Path | None  # the project's root; None: the program was not copied
 
 
 def _place(folder: pathlib.Path, record: Record) -> _Place:
@@ -36,7 +36,7 @@ def _place(folder: pathlib.Path, record: Record) -> _Place:
 def find_module(folder: pathlib.Path, record: Record, name: str) -> tuple[str, str] | None:
     """Find a module in the project of a run.
 
-    Returns its path there, and its folder as seen from where the ranks started.
+    Returns its path there, and its folder relative to the folder in which the ranks started.
     """
     place = _place(folder, record)
     below = name.replace(".", "/")
@@ -70,9 +70,9 @@ def _folders_of(module: list[str], files: collections.abc.Iterable[str]) -> set[
 def find_left_out(
     folder: pathlib.Path, record: Record, names: collections.abc.Sequence[str]
 ) -> str | None:
-    """Find what a run's copy lacks, by its name.
+    """Find a file or package that the run's copy lacks, by its name.
 
-    Looks where the command was typed, above that, and three levels below.
+    Searches the folder in which the command was typed, its parent, and three levels below.
     """
     place = _place(folder, record)
     start = place.start

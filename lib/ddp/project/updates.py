@@ -1,7 +1,7 @@
-"""What a run's copy of a project holds, and how it differs from the project.
+"""Compare a project with its copy in a run's folder.
 
-A list beside the copy has the state of each file when it was copied, which shows what the run has changed
-since.
+A list next to the copy has the state of each file when it was copied. So the run's own changes
+show.
 """
 
 import collections.abc
@@ -15,7 +15,7 @@ import typing
 from ddp.project import root
 
 FOLDER = "code"  # in the run's folder
-STATES = "code.json"  # the list, beside it
+STATES = "code.json"  # the list, in the same folder
 _THREADS = 8
 
 T = typing.TypeVar("T")
@@ -27,7 +27,7 @@ class Update:
     """The difference between a project and its copy."""
 
     copied: dict[str, str]  # files, with their states in the project
-    aside: set[str]  # those of `copied` that both the run and its user changed
+    aside: set[str]  # files of `copied` that both the run and its user changed
     removed: tuple[str, ...]
     written: list[str]  # by the run, later than the project's files of these names
     known: States  # of the files that stay
@@ -36,8 +36,8 @@ class Update:
 def compare(found: root.Project, folder: pathlib.Path) -> Update:
     """Compare a project with its copy in a run's folder, which need not exist.
 
-    Where both the run and its user changed a file, the user's is copied and the run's set aside, except
-    one that the run made and that is newer: an output that was fetched before.
+    Where both the run and its user changed a file, the user's is copied and the run's set aside,
+    except one that the run made and that is newer: an output that was fetched before.
     """
     before = read_states(folder)
     former = before or {}
@@ -71,7 +71,7 @@ def compare(found: root.Project, folder: pathlib.Path) -> Update:
 
 
 class _View:
-    """The copy in a run's folder, in which the run may have replaced folders by links."""
+    """The copy in a run's folder. The run may have replaced folders by links."""
 
     def __init__(self, folder: pathlib.Path, names: list[str]) -> None:
         self._folder = folder
@@ -81,7 +81,7 @@ class _View:
         self._links = {parent for parent in parents if is_link[parent]}
 
     def state(self, name: str) -> str:
-        """Describe a file; what lies behind a link of the run's is not the copy's."""
+        """Describe a file; files behind a link of the run are not part of the copy."""
         behind = self._links & _parents(name)
         if not behind:
             return root.stamp(self._folder / name)
@@ -102,13 +102,13 @@ def each(
 
 
 def _time(stamp: str) -> int:
-    """Return when a file was changed; 0 for what is no file."""
+    """Return the time of a file's last change; 0 if it is not a file."""
     size, _, rest = stamp.partition(":")
     return int(rest.partition(":")[0]) if size.isdecimal() else 0
 
 
 def read_states(folder: pathlib.Path) -> States | None:
-    """Read the list beside a copy; None if it is missing or damaged."""
+    """Read the list of a copy; None if it is missing or damaged."""
     states: States = {}
     try:
         held: object = json.loads(folder.with_name(STATES).read_text())

@@ -22,11 +22,11 @@ def write(
 ) -> None:
     """Copy a project's files, or some, to `target`, a new folder.
 
-    Links to files of the project stay relative, others lead to where they led: their content is not
+    Links to files of the project stay relative. Other links keep their targets: the content is not
     copied, since others may read a run's folder. Modes and times are kept, setuid bits are not.
 
     Raises:
-        ParameterError: a file cannot be copied; what was copied before stays.
+        ParameterError: a file cannot be copied; the files copied so far stay.
     """
     names = project.files if names is None else names
     target.mkdir(mode=0o755)
@@ -34,7 +34,7 @@ def write(
         (target / folder).mkdir(parents=True, exist_ok=True)
 
     def write_one(name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # it was just removed
             _write(project, name, target / name)
 
     try:
@@ -54,8 +54,8 @@ def _write(project: projects.Project, name: str, target: pathlib.Path) -> None:
         return
     about = source.stat()
     if not stat.S_ISREG(about.st_mode):
-        return  # it was replaced meanwhile
-    target.touch(mode=0o600)  # what git ignores nobody else reads, not even while it is copied
+        return  # it was just replaced
+    target.touch(mode=0o600)  # nobody else may read an ignored file, even while it is copied
     shutil.copyfile(source, target)
     os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
     readers = 0o700 if name in project.private else 0o777

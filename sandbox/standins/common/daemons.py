@@ -72,8 +72,8 @@ class Daemon(charm.Standin):
     ) -> wire.ControllerData | None:
         """Take the controller's key and return what it published, None before it published anything.
 
-        The keys are of the secret revisions that this unit tracks. If one of `keys` is missing the event is deferred.
-        Raises `Stop`.
+        The keys are of the secret revisions that this unit tracks. If one of `keys` is missing the
+        event is deferred. Raises `Stop`.
         """
         bag = event.relation.data[event.relation.app]
         if not bag:

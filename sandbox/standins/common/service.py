@@ -1,7 +1,7 @@
 """One of Slurm's daemons under systemd: its package, its options in /etc/default, its keys in /etc/slurm.
 
-An error of systemctl is a `CommandError`, one of `scontrol` a `SlurmError`. Upstream's handlers catch only the second,
-so the first is a hook error, except out of `Service.reconfigure`.
+An error of systemctl is a `CommandError`, one of `scontrol` a `SlurmError`. Upstream's handlers
+catch only the second, so the first is a hook error, except out of `Service.reconfigure`.
 """
 
 import base64
@@ -23,7 +23,8 @@ VAR = pathlib.Path("/var/lib/slurm")
 DEFAULTS = pathlib.Path("/etc/default")
 LIMITS = pathlib.Path("/etc/security/limits.d/20-charmed-hpc-openfile.conf")
 
-# Upstream sets no deadline; a daemon of Type=notify that does not come up ends at systemd's own, 90 s by default.
+# Upstream sets no deadline; a daemon of Type=notify that does not come up ends at systemd's own, 90
+# s by default.
 _PATIENCE_S = 600
 
 Options = dict[str, str | bool]
@@ -66,7 +67,8 @@ class Service:
 
     def install(self) -> None:
         """Install the packages; the daemon neither runs nor starts at boot until it has a configuration."""
-        # Debian starts what it installs, and a daemon without a controller to ask would block until systemd gives up.
+        # Debian starts what it installs, and a daemon without a controller to ask would block until
+        # systemd gives up.
         systemctl("mask", "--runtime", "--no-reload", self.name)
         try:
             apt.ensure_packages((self.name, *self.packages))

@@ -12,7 +12,8 @@ _ENDPOINT = "database"
 _SERVICE = "mariadb.service"
 _PORT = 3306
 _CONFIG = pathlib.Path("/etc/mysql/mariadb.conf.d/60-sandbox.cnf")
-# Clients are known by address alone: no machine of a model resolves another. 20 MB is what `profile=testing` takes.
+# Clients are known by address alone: no machine of a model resolves another. 20 MB is what
+# `profile=testing` takes.
 _SETTINGS = "[mariadbd]\nbind-address = 0.0.0.0\nskip-name-resolve\ninnodb_buffer_pool_size = 20M\n"
 
 

@@ -103,7 +103,8 @@ def remove_partition(name: str) -> None:
 def set_accounting(host: str) -> None:
     """Let slurmctld account with the slurmdbd on `host`.
 
-    A slurmctld that ran alone gave itself a ClusterID. slurmdbd takes it over since 25.11 (SchedMD/slurm 6086f2c3);
+    A slurmctld that ran alone gave itself a ClusterID. slurmdbd takes it over since 25.11
+    (SchedMD/slurm 6086f2c3);
     24.11 gives another one, which is fatal for slurmctld unless its own is removed.
     """
     with slurm_conf().beside("accounting").edit() as config:

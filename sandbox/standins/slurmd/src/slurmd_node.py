@@ -56,9 +56,9 @@ def parse(app: str, options: collections.abc.Mapping[str, object]) -> Settings:
 def describe(unit: str, gpus: list[str]) -> slurmutils.Node:
     """Return the report of `slurmd -C` on this machine, as a node of the application's partition.
 
-    Where there is no GPU, gres stays in `--conf` as an empty word. Hosts share the cores of one computer: nodes with
-    odd numbers leave the first half of them to those with even numbers, which leave the second half (CpuSpecList).
-    Raises CommandError, slurmutils.ModelError.
+    Where there is no GPU, gres stays in `--conf` as an empty word. Hosts share the cores of one
+    computer: nodes with odd numbers leave the first half of them to those with even numbers, which
+    leave the second half (CpuSpecList). Raises CommandError, slurmutils.ModelError.
     """
     node = slurmutils.Node.from_str(
         run("/usr/sbin/slurmd", "-C").stdout.strip().splitlines()[:-1][0]
