@@ -1,4 +1,7 @@
-"""`python3 -I -S -B PROGRAM PART SPEC ...`: a part of a job; PROGRAM, a folder or a zip, has this and the package."""
+"""`python3 -I -S -B PROGRAM PART SPEC ...`: run a part of a job.
+
+PROGRAM, a folder or a zip, has this file and the package.
+"""
 
 import importlib
 import os
@@ -14,7 +17,10 @@ MODULES = {
 
 
 def main() -> int:
-    """Run the part that the command line names; import its modules alone, as imports delay every job."""
+    """Run the part that the command line names.
+
+    Only its own modules are imported: imports delay every job.
+    """
     part, name, *words = sys.argv[1:]
     program = sys.path[0]
     module = importlib.import_module(f"ddp.node.{MODULES[part]}")

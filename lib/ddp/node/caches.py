@@ -24,7 +24,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks
 
 
 def keep_local(env: dict[str, str], cache: str) -> None:
-    """Set the caches' variables that are unset, if the home folder is missing or on a network filesystem."""
+    """Set the unset variables of the caches if the home folder is missing or on a network."""
     if is_local(env.get("HOME", "")):
         return
     with contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ def _real_folder(path: str) -> str:
 
 
 def filesystem(path: str, mounts: str) -> str:
-    """Return the type of the filesystem with a path, by the lines of mountinfo (proc(5)), "" if unknown."""
+    """Return the type of a path's filesystem by the lines of mountinfo (proc(5)), "" if unknown."""
     kind = ""
     length = 0
     for line in mounts.splitlines():

@@ -136,7 +136,10 @@ def _folders(image: spec.Environment, env: dict[str, str]) -> tuple[str, str]:
 def _config(
     job: spec.JobSpec, container: spec.Container, root: str, of_image: list[str], home: str
 ) -> Json:
-    """Return a bundle's config.json; Slurm adds the command and the job's variables (slurmstepd, container.c)."""
+    """Return a bundle's config.json.
+
+    Slurm adds the command and the job's variables (slurmstepd, container.c).
+    """
     kept = {*container.variables.split(","), "HOME", "TERM"}  # umoci adds the last two
     variables = [pair for pair in of_image if pair.partition("=")[0] not in kept]
     mounts = _mounts(job, home)

@@ -1,4 +1,4 @@
-"""The files that a job reads and writes in its run's control/, whatever the filesystem does meanwhile."""
+"""The files that a job reads and writes in its run's control/, also while the filesystem fails."""
 
 import contextlib
 import json
@@ -77,7 +77,7 @@ class ControlFiles:
         self._storage.do(lambda: _write(path, ""))
 
     def clear(self, attempt: str) -> bool:
-        """Remove files of an earlier attempt of this name; return whether the run has a checkpoint."""
+        """Remove an earlier attempt's files; return whether the run has a checkpoint."""
         paths = (self.outcome_path(attempt), self.stop_path(attempt))
         return self._storage.do(lambda: _clear(paths, f"{self._job.run_dir}/latest"))
 
@@ -87,7 +87,7 @@ class ControlFiles:
         return found[1] if found else ""
 
     def write_outcome(self, attempt: str, outcome: str, exit_code: int, cause: str) -> None:
-        """Write an outcome of which the ranks wrote none: without accounting, Slurm soon forgets a job."""
+        """Write the outcome for ranks that wrote none: Slurm alone soon forgets a job."""
         found: dict[str, object] = {"outcome": outcome, "exit_code": exit_code}
         if cause:
             found["cause"] = cause

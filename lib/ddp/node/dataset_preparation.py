@@ -1,4 +1,4 @@
-"""The preparation of a dataset: run the payload's commands in turn, in the environment, on this node."""
+"""Prepare a dataset: run the payload's commands in turn, in the environment, on this node."""
 
 import os
 import signal

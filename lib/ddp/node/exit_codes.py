@@ -9,5 +9,5 @@ class FatalError(Exception):
 
 
 def exit_code(returncode: int) -> int:
-    """Convert a process's return code as a shell does: 128 plus the number of the signal that ended it."""
+    """Convert a return code as a shell does: 128 plus the number of the signal."""
     return returncode if returncode >= 0 else 128 - returncode

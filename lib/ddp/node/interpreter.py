@@ -1,4 +1,4 @@
-"""The Python that runs the ranks on a node: of the job's environment, of an image, or the user's own."""
+"""The Python of the ranks on a node: of the job's environment, of an image, or the user's own."""
 
 import os
 import shutil

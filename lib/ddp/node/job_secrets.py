@@ -1,4 +1,4 @@
-"""The files with a job's secrets: variables that stand in no script, and the user's Hugging Face token."""
+"""The files with a job's secrets: variables of --env-file, and the Hugging Face token."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""A connection from each task of a step to the supervisor, which shows within seconds that a node is lost.
+"""A connection from each task to the supervisor shows within seconds that a node is lost.
 
 Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes; here
 TCP's keepalive shows it. The supervisor sends signals for the ranks the other way, a line
@@ -56,7 +56,7 @@ class Lifelines:
             thread.join(max(0.0, until - time.monotonic()))
 
     def signal(self, number: int) -> list[str]:
-        """Send a signal to the ranks of every task, and return the nodes that it reached, in order."""
+        """Send a signal to the ranks of every task; return the nodes that it reached, in order."""
         reached: list[str] = []
         with self._sending:
             for host, connection in sorted(self._tasks.items()):
@@ -73,7 +73,7 @@ class Lifelines:
     def _watch(self, connection: socket.socket, address: str, host: str) -> None:
         """Report a task's node, and its loss if the connection breaks.
 
-        A task that ends closes it, and so does a machine that is stopped: from then on the node is probed.
+        A task that ends closes it, and so does a machine that is stopped; then the node is probed.
         """
         with connection:
             _keep_alive(connection)
@@ -117,7 +117,10 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def hold(address: str, place: str, host: str) -> socket.socket | None:
-    """Return a connection to the supervisor, to keep open as long as the task runs; None if it is not reached."""
+    """Return a connection to keep open as long as the task runs.
+
+    None: the supervisor is not reached.
+    """
     port, _, secret = place.partition(" ")
     until = time.monotonic() + JOINING_S
     while time.monotonic() < until:
@@ -131,7 +134,7 @@ def hold(address: str, place: str, host: str) -> socket.socket | None:
 
 
 def _join(address: str, port: int, words: str) -> socket.socket:
-    """Connect, and send the secret and this node's name. Raises OSError unless the supervisor answers."""
+    """Connect, and send the secret and this node's name. Raises OSError without an answer."""
     connection = socket.create_connection((address, port), timeout=CONNECTING_S)
     try:
         connection.sendall(words.encode())

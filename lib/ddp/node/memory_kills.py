@@ -1,4 +1,4 @@
-"""Kills for lack of memory, by this task's cgroup, which Slurm made: what the job had, and what it reached."""
+"""Kills for lack of memory, by this task's cgroup: the job's limit, and the memory it reached."""
 
 import math
 import pathlib
@@ -25,7 +25,7 @@ class _Limit(typing.NamedTuple):
 
 
 def shortage(host: str, proc: pathlib.Path = pathlib.Path("/proc/self")) -> str:
-    """Report the memory for which the kernel killed a process of this task, "" if it killed none."""
+    """Report the memory for which the kernel killed a process of this task, or ""."""
     try:
         groups = _groups(proc)
         # The job's own count has those of earlier attempts, too
@@ -68,7 +68,7 @@ def _lowest_limit(groups: list[pathlib.Path]) -> _Limit | None:
 
 
 def _groups(proc: pathlib.Path) -> list[pathlib.Path]:
-    """Return the folders of this task's cgroup and of those above it, up to the job's; [] outside of a job."""
+    """Return the folders of the cgroups from this task's up to the job's; [] outside of a job."""
     kinds, path = _find_cgroup(proc)
     filesystem = "cgroup" if kinds else "cgroup2"
     for line in _lines(proc / "mounts"):
@@ -80,7 +80,7 @@ def _groups(proc: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _find_cgroup(proc: pathlib.Path) -> tuple[str, str]:
-    """Return the controllers and the path of the cgroup that counts memory; in version 2 they are ""."""
+    """Return the controllers ("" in version 2) and the path of the cgroup that counts memory."""
     paths: dict[str, str] = {}
     for line in _lines(proc / "cgroup"):
         _, kinds, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""The network between a job's nodes: addresses, routes, and the variables of each fabric's libraries."""
+"""The network between a job's nodes: addresses, routes, variables of each fabric's libraries."""
 
 import array
 import errno
@@ -19,7 +19,7 @@ _PROBE_PORT = 9  # connecting UDP sends nothing, it picks the route
 
 
 def choose(job: spec.JobSpec, num_nodes: int) -> spec.Fabric:
-    """Choose the fabric: the one that the job names, or the first whose devices are on this node."""
+    """Choose the fabric that the job names, or the first whose devices are on this node."""
     is_automatic = job.fabric == "auto" and num_nodes > 1
     for fabric in job.fabrics:
         if fabric.name == job.fabric or (is_automatic and _is_here(fabric)):
@@ -59,8 +59,8 @@ def interface_address(name: str) -> str:
 def head_address(here: str, hosts: list[str], shown: str) -> str:
     """Return this node's address on the way to another node of the job. Raises FatalError.
 
-    A node's name is a label that need not resolve anywhere: its address is NodeAddr, which slurmctld took from its
-    registration. `shown` is what `scontrol -o show node` printed just now.
+    A node's name is a label that need not resolve anywhere: its address is NodeAddr, which
+    slurmctld took from its registration. `shown` is the output of `scontrol -o show node`.
     """
     known: dict[str, str] = dict(
         re.findall(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", shown, re.MULTILINE)
@@ -104,7 +104,7 @@ def is_free(port: int) -> bool:
 
 
 def find_way(head: str, head_node: str, interface: str) -> tuple[str, str]:
-    """Return this node's address and interface ("": unknown) on the way to the head; `interface` is preferred."""
+    """Return this node's address and interface on the way to the head; `interface` is preferred."""
     mine = _route(head, head_node)
     known = addresses()
     if interface in known.values() and known.get(mine) != interface:
@@ -134,7 +134,7 @@ def check_head(head: str, port: int, head_node: str) -> None:
 
 
 def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: int) -> None:
-    """Set the variables of the fabric's libraries in `env`; the user's own stay. Raises FatalError."""
+    """Set the variables of the fabric's libraries; the user's own stay. Raises FatalError."""
     if num_nodes < 2:  # NCCL needs none of them
         return
     _check_needs(fabric, job)

@@ -69,7 +69,7 @@ def _squeezed(line: str) -> str:
 
 
 def _find(line: str, text: str, start: int) -> int:
-    """Return where a text begins, not within a word: `loss` is no part of `val_loss`. -1: nowhere."""
+    """Return where a text begins, not within a word (`loss` in `val_loss`), or -1."""
     at = line.find(text, start)
     while at > 0 and _is_in_word(text[:1]) and _is_in_word(line[at - 1]):
         at = line.find(text, at + 1)
@@ -120,7 +120,7 @@ class Lines:
             self.step = int(step)
 
     def resume(self, tail: str) -> None:
-        """Go on with the count and the lowest losses in the end of earlier attempts' metrics.jsonl."""
+        """Continue with the count and the lowest losses of earlier attempts' metrics.jsonl."""
         for line in tail.splitlines():
             with contextlib.suppress(ValueError, AttributeError, TypeError):
                 record = json.loads(line)
@@ -131,7 +131,7 @@ class Lines:
 
 
 class Scanner:
-    """A thread that follows rank 0's output below a folder of logs; it waits for a filesystem that fails."""
+    """Follows rank 0's output below a folder of logs; waits while the filesystem fails."""
 
     def __init__(self, logs: str, target: str, texts: Texts) -> None:
         self._logs = logs

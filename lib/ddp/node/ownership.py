@@ -17,7 +17,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class UntrustedError(Exception):
-    """Another account can replace the file. `str()` is one line: the folder, its owner and mode, the remedy."""
+    """Another account can replace the file. `str()` is one line with the remedy."""
 
 
 def open_trusted(path: str, trusted_uids: frozenset[int]) -> int:
@@ -32,15 +32,15 @@ def open_trusted(path: str, trusted_uids: frozenset[int]) -> int:
 
 
 def check_folder(path: str, trusted_uids: frozenset[int]) -> None:
-    """Check that only trusted accounts can replace a folder or its files, by the rules of `open_trusted`.
+    """Check that only trusted accounts can replace a folder or its files.
 
-    Raises UntrustedError, OSError.
+    The rules are those of `open_trusted`. Raises UntrustedError, OSError.
     """
     os.close(_open(path, trusted_uids, _FOLDER))
 
 
 def _open(path: str, trusted_uids: frozenset[int], flags: int) -> int:
-    """Check all components of a path, each opened relative to the one above it; return the last one's descriptor."""
+    """Check all components of a path, each opened relative to the one above it; open the last."""
     names = [name for name in path.split("/") if name]
     if not path.startswith("/") or ".." in names or "." in names:
         raise UntrustedError(f"{path} is not an absolute path without `..`: name the folder itself")

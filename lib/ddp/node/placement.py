@@ -46,7 +46,7 @@ class Placement:
         slurm_calls.keep(self._job.slurm_id, self._without(bad))
 
     def can_exclude(self, bad: list[str]) -> bool:
-        """Return whether the partition has enough nodes without these and those excluded already."""
+        """Return whether the partition has enough nodes without these and the excluded ones."""
         if set(bad) & set(self._job.spec.nodelist):
             return False  # nodelist names it
         usable = slurm_calls.usable_nodes(self._job.partition, self._job.spec.reservation)

@@ -24,7 +24,7 @@ _LOCAL_RANK = re.compile(r"(?:^|\0)LOCAL_RANK=(\d+)\0")
 
 
 class State(typing.NamedTuple):
-    """A state by the kernel's letter, and the kernel's function that the thread waits in; "": not shown."""
+    """The kernel's letter for a state, and the function that the thread waits in, or ""."""
 
     letter: str
     function: str = ""

@@ -1,4 +1,4 @@
-"""Checks whether the ranks connect: by the keys of the agent's store, and by their open connections.
+"""Check whether the ranks connect, by the keys of the agent's store and by their sockets.
 
 A program that forms no group, such as Lightning's Trainer without num_nodes, trains the whole alone
 in each rank, and ends well. Another rendezvous is legitimate and cannot be seen, so this is a
@@ -61,7 +61,7 @@ _ANY = "the program has to call init_process_group in each rank"
 
 
 class Watch:
-    """Watches the ranks of a job's first node from a thread; the log gets a line after a minute, and one at the end.
+    """Watches the ranks of a job's first node; logs a line after a minute, and one at the end.
 
     `path` is the file that holds the remark for as long as it is true.
     """

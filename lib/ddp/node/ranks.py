@@ -1,4 +1,4 @@
-"""The ranks of a job, as its supervisor sees them: started on all nodes, signalled, watched, ended."""
+"""The ranks of a job, as its supervisor sees them: started, signalled, watched, ended."""
 
 import contextlib
 import random
@@ -122,7 +122,10 @@ class Ranks:
         )
 
     def _prepare_image(self) -> int:
-        """Unpack an imported image; slurmstepd reads its bundle before the step begins. Return the exit code."""
+        """Unpack an imported image and return the exit code.
+
+        slurmstepd reads its bundle before the step begins.
+        """
         job = self._job.spec
         if not job.container or not job.environment:
             return 0
@@ -165,7 +168,7 @@ class Ranks:
                 self._files.ask_to_stop(self.attempt_id)
 
     def signal(self, name: str) -> bool:
-        """Send a signal to the ranks on all nodes, and log who was reached; return whether any was."""
+        """Send a signal to the ranks, and log which nodes it reached; return whether any."""
         reached: list[str] = []
         if self._lines is not None:
             reached = self._lines.signal(signal.Signals[f"SIG{name}"])
@@ -197,7 +200,7 @@ class Ranks:
             self._placement.remove_swapped()
 
     def _on_lost(self, host: str) -> None:
-        """End the step, whose lifelines end the tasks, once all nodes that are lost together are known."""
+        """End the step, once all nodes that are lost together are known."""
         if not self.is_running() or host not in self._placement.hosts or host in self.lost:
             return
         spool.write(f"[ENV] {slurm_calls.stamp()} {host} does not respond")
@@ -229,7 +232,7 @@ def _fill_in(words: list[str | None], resume: str) -> list[str]:
 
 
 def _find_port() -> int | None:
-    """Choose a port for torchrun's store that nobody foresees: the store accepts every connection."""
+    """Choose a random port for torchrun's store, which accepts every connection."""
     for port in random.SystemRandom().sample(PORTS, _TRIES):
         if network.is_free(port):
             return port

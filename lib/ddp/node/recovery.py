@@ -1,4 +1,4 @@
-"""What follows a failed attempt: another one here, on other nodes, after a pause, or none."""
+"""Decide after a failed attempt: another one here, on other nodes, after a pause, or none."""
 
 import contextlib
 
@@ -106,7 +106,7 @@ class Recovery:
             self._stop.make_way(self._output)
 
     def _restart(self, remark: str = "") -> bool:
-        """Count a restart after a failure of the program; return False once max-restarts is reached."""
+        """Count a restart after the program's failure; return False if max-restarts is reached."""
         limit = self._job.spec.max_restarts
         if self._retries["program"] >= limit:
             return False

@@ -1,4 +1,4 @@
-"""Slurm's commands, as a job calls them on its own behalf; they are repeated while the controller restarts."""
+"""Slurm's commands, as a job calls them; they are repeated while the controller restarts."""
 
 import contextlib
 import dataclasses
@@ -15,9 +15,11 @@ ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
 REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 NODE_BACK_S = 600.0
 CAUSE_S = (1, 2, 4, 8, 0)  # pauses within Slurm's KillWait
-# Later than the end of the last attempt, 6 s if it lost a node; else cred_expire is added (batch_requeue_fini()).
+# Later than the end of the last attempt, 6 s if it lost a node; otherwise cred_expire is added
+# (batch_requeue_fini())
 RELEASING_S = 10
-# ... and later than slurmd's next look whether the job has ended, every 10 s then (pause_for_job_completion()).
+# ... and later than slurmd's next look whether the job has ended, every 10 s then
+# (pause_for_job_completion())
 QUICK_S = 8.0
 RELEASING_LATE_S = 15
 _SIGNALS_CHILDREN = re.compile(
@@ -75,7 +77,7 @@ def slurmd_port() -> int:
 
 
 def usable_nodes(partition: str, reservation: str) -> set[str]:
-    """Return the nodes that jobs of a partition, and of a reservation if there is one, can run on."""
+    """Return the nodes for jobs of a partition, and of a reservation unless it is empty."""
     states = "idle,mixed,allocated,completing"
     if reservation:  # its nodes have other states
         states += ",reserved,maint"
@@ -93,9 +95,10 @@ def _reserved_nodes(reservation: str) -> set[str]:
 
 
 def await_node(node: str, is_stopping: storage.Claim, *, is_silent: bool) -> bool:
-    """Wait until Slurm can use a node again; return whether it can. After a longer time Slurm requeues the job.
+    """Wait until Slurm can use a node again; return whether it can.
 
-    Slurm may not know yet that a silent node is lost: a task must start there.
+    After a longer time Slurm requeues the job. Slurm may not know yet that a silent node is lost:
+    a task must start there.
     """
     began = time.monotonic()
     reported = began - storage.REPORT_S
@@ -143,7 +146,7 @@ class Ending:
 
 
 def ending_of(job_id: str, restarts: int, end: float) -> Ending:
-    """Return why Slurm ends a job; if the controller does not answer, by the `end` of its time limit."""
+    """Return why Slurm ends a job; without an answer, by the `end` of its time limit."""
     for pause_s in CAUSE_S:
         found = show_job(job_id)
         if found:
@@ -165,7 +168,10 @@ def _cause(job_id: str, found: dict[str, str], restarts: int) -> str:
 
 
 def is_preempted(job_id: str) -> bool:
-    """Return whether another job takes this one's place. Slurm forgets it as soon as the job's last node is free."""
+    """Return whether another job takes this one's place.
+
+    Slurm forgets it as soon as the job's last node is free.
+    """
     # scontrol does not always show it
     shown = call("squeue", "-h", "-j", job_id, "-O", "PreemptTime")
     return bool(re.match(r"\d{4}-", shown.stdout))
@@ -202,7 +208,10 @@ def requeue(
 
 
 def signals_every_process() -> bool:
-    """Return whether Slurm sends a signal to each process of a step; by default proctrack/cgroup spares children."""
+    """Return whether Slurm sends a signal to each process of a step.
+
+    By default proctrack/cgroup spares children.
+    """
     shown = call("scontrol", "show", "config").stdout
     if not re.search(r"^ProctrackType += proctrack/cgroup", shown, re.MULTILINE):
         return True
@@ -228,11 +237,11 @@ def keep(job_id: str, hosts: list[str]) -> None:
 
 
 def release(job_id: str, restarts: int, *, is_ours: bool, ending_s: float = 0.0) -> None:
-    """Let a requeued job start without Slurm's delay. One that an operator holds, or requeued, waits.
+    """Let a requeued job start without Slurm's delay.
 
-    So does one that Slurm requeued as it lost a node: for some seconds Slurm tries to end the last
-    attempt there, and a node that is back by then would end the next one (deallocate_nodes()).
-    `ending_s` has passed since Slurm's TERM.
+    One that an operator holds, or requeued, waits. So does one that Slurm requeued as it lost a
+    node: for some seconds Slurm tries to end the last attempt there, and a node that is back by
+    then would end the next one (deallocate_nodes()). `ending_s` has passed since Slurm's TERM.
     """
     found = show_job(job_id)
     if _restarts(found) <= restarts or found.get("Priority") == "0":

@@ -1,4 +1,4 @@
-"""Readers of JSON objects and the ends of logs that another program may write or replace meanwhile."""
+"""Read JSON objects and the ends of logs that another program may write or replace."""
 
 import errno
 import io

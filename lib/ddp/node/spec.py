@@ -1,4 +1,4 @@
-"""The specification of a job: one JSON file beside the program, written at submission and parsed in the job."""
+"""The specification of a job: a JSON file that submission writes and the job parses."""
 
 import dataclasses
 import itertools
@@ -23,28 +23,23 @@ class Archive:
     sha256: str
     unpacked_bytes: int
     remedy: str  # the command that builds a damaged archive again
-    parts: tuple[
-        tuple[int, str], ...
-    ] = ()  # bytes and SHA-256 of each part of the archive; () where it is one
+    parts: tuple[tuple[int, str], ...] = ()  # bytes and SHA-256 of each; (): it is one part
 
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
     """The Python environment that the job unpacks on each node."""
 
-    layers: tuple[
-        Archive, ...
-    ]  # the environment, then a layer in front of it, whose Python then runs
+    layers: tuple[Archive, ...]  # the environment, then a layer in front, whose Python then runs
     cache: str  # folder on the node's own disk, private to the job's user
     python: str  # version, such as 3.12; empty: it is an image
-    trusted_uids: tuple[
-        int, ...
-    ]  # who may own the archives and the folders above, beside root and the job's user
+    # Accounts that may own the archives and the folders above, like root and the job's user
+    trusted_uids: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fabric:
-    """One kind of network, as ddp.submit.fabrics describes it."""
+    """One kind of network, as ddp.options.fabrics describes it."""
 
     name: str
     variables: tuple[tuple[str, str], ...] = ()
@@ -73,9 +68,7 @@ class JobSpec:
     run: str
     job_dir: str
     workspace: str
-    cache: (
-        str  # folder on each node's own disk, for the environment and for output until it is copied
-    )
+    cache: str  # folder on each node's own disk, for the environment and output not yet copied
     command: tuple[Word, ...]
     resume: str  # the value of the word `resume` in a run without a checkpoint of its own
     leaves_outcome: bool  # the program writes its outcome to a file
@@ -96,17 +89,11 @@ class JobSpec:
     metrics: tuple[tuple[str, str], ...]  # in rank 0's output: names, and the text around each
     workdir: str  # the folder that the ranks start in
     origin: str = ""  # the root of the user's project, which may have been copied
-    secrets_path: str = (
-        ""  # file with variables that nobody else may read, a JSON object; empty: there are none
-    )
-    python: str = (
-        ""  # of the user's own environment, which runs where it lies; empty: another environment
-    )
+    secrets_path: str = ""  # JSON object of variables that only the user may read; empty: none
+    python: str = ""  # of the user's own environment, which runs in place; empty: another one
     nodes: int = 0  # that the ranks use, if the job has spare ones; 0: all of the job's
-    payload: str = (
-        ""  # folder that holds the payload's package, for a container and the user's own Python
-    )
-    stop_signal: str = ""  # that the ranks get when they are asked to stop, such as USR1; empty: $STOP_FILE alone asks
+    payload: str = ""  # folder with the payload's package, for an image and the user's own Python
+    stop_signal: str = ""  # to the ranks as they are asked to stop, such as USR1; "": $STOP_FILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,19 +127,23 @@ def parse(kind: type[Spec], text: str) -> Spec:
 
 
 def build(kind: typing.Any, value: typing.Any) -> typing.Any:
-    """Build a `kind`, a dataclass or a type of its fields, from JSON or TOML, whose names may have hyphens."""
+    """Build a `kind`, a dataclass or a type of its fields, from JSON or TOML.
+
+    Names may have hyphens.
+    """
     inner = typing.get_args(kind)
     if typing.get_origin(kind) is types.UnionType:
         return None if value is None else build(inner[0], value)
     if typing.get_origin(kind) is tuple:
         kinds = itertools.repeat(inner[0]) if inner[-1] is Ellipsis else inner
-        return tuple(build(one, item) for one, item in zip(kinds, value))  # noqa: B905 - repeat() has no end
+        pairs = zip(kinds, value)  # noqa: B905 - repeat() has no end
+        return tuple(build(one, item) for one, item in pairs)
     if dataclasses.is_dataclass(kind):
         kinds = {field.name: field.type for field in dataclasses.fields(kind)}
-        given = {
-            name: item for key, item in value.items() if (name := key.replace("-", "_")) in kinds
-        }
-        return typing.cast(typing.Any, kind)(
-            **{name: build(kinds[name], item) for name, item in given.items()}
-        )
+        given: dict[str, typing.Any] = {}
+        for key, item in value.items():
+            name = key.replace("-", "_")
+            if name in kinds:
+                given[name] = build(kinds[name], item)
+        return typing.cast(typing.Any, kind)(**given)
     return value

@@ -1,4 +1,4 @@
-"""Write output to the node's own disk and copy it to the shared filesystem, so that no line is lost.
+"""Write output to the node's own disk and copy it to the shared filesystem: no line is lost.
 
 Each copy opens the target again, appends and closes it: a descriptor of a dead filesystem client
 never works again, and `close` reports errors that `write` does not. After a failed copy, only the
@@ -149,7 +149,7 @@ class Forwarder:
         self._mirrors[source] = Mirror(source, target)
 
     def add_tree(self, source: str, target: str, *, below: str) -> None:
-        """Copy all files below a folder, also later ones, to a folder below the existing one `below`."""
+        """Copy all files below a folder, also later ones; the folder `below` exists."""
         self._trees.append((source, target, below))
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
@@ -243,7 +243,10 @@ class Output(Forwarder):
         os.close(descriptor)
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Copy all output for the last time; the rest stays on this node's disk. Return whether all was copied."""
+        """Copy the output for the last time; return whether that succeeded.
+
+        The rest stays on this node's disk.
+        """
         succeeded = super().close(timeout_s)
         if succeeded and self._path:
             with contextlib.suppress(OSError):

@@ -40,7 +40,10 @@ def command(
     env: dict[str, str],
     mounts: tuple[str, ...] = (),
 ) -> list[str]:
-    """Return the command that runs `program`, a file, a part and its arguments, on each host. Raises FatalError."""
+    """Return the command that runs `program` on each host. Raises FatalError.
+
+    `program` is a file, a part and its arguments.
+    """
     argv = [
         srun,
         f"--nodes={len(hosts)}",

@@ -40,7 +40,7 @@ _HALTED = (processes.STOPPED, processes.TRACED, processes.ENDED)
 
 
 class Watch:
-    """Reads the metrics of an attempt that begins now, until `close`; reports once that it stands still."""
+    """Reads the metrics of an attempt that begins now; reports once that it stands still."""
 
     def __init__(self, run_dir: str, on_stalled: collections.abc.Callable[[str], None]) -> None:
         self._run_dir = run_dir
@@ -70,7 +70,10 @@ class Watch:
 
 
 def judge(lines: list[str], began: float, now: float) -> str:
-    """Return how long a run has made no step, "" unless it stands still. `began` and `now` are seconds since 1970."""
+    """Return how long a run has made no step, "" unless it stands still.
+
+    `began` and `now` are seconds since 1970.
+    """
     records = _records_since(began, lines)
     steps = [record for record in records if _is_step(record)]
     if len(steps) < _FEWEST or steps[-1]["step"] == steps[-1].get("total_steps"):

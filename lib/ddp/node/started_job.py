@@ -38,7 +38,7 @@ class StartedJob:
         return self.spec.nodes or self.num_allocated
 
     def attempt_id(self, restarts_here: int) -> str:
-        """Return the name of an attempt, such as 12.r1t2, by the restarts within this start of the job."""
+        """Return an attempt's name, such as 12.r1t2, by the restarts in this start of the job."""
         name = f"{self.job_id}.r{self.restarts}"
         return f"{name}t{restarts_here}" if restarts_here else name
 

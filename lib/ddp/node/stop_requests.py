@@ -144,7 +144,7 @@ class StopRequests:
             self.requeue()
 
     def _makes_progress(self) -> bool:
-        """Return whether another attempt may get further, and note where this one began for the next one."""
+        """Return whether another attempt may get further; note where this one began."""
         is_by_operator = time.time() < self._job.end - WARNED_S
         if is_by_operator:
             return True

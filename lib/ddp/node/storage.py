@@ -33,7 +33,7 @@ Claim = collections.abc.Callable[[], bool]
 
 
 def within(action: collections.abc.Callable[[], T], timeout_s: float) -> T:
-    """Call `action` in a thread. Raises TimeoutError after `timeout_s`; the thread is abandoned then."""
+    """Call `action` in a thread, which is abandoned after `timeout_s`. Raises TimeoutError."""
     done: list[T] = []
     failed: list[BaseException] = []
 
@@ -59,7 +59,7 @@ def reason(e: OSError) -> str:
 
 
 class Witness:
-    """A file that is held open: it is lost with the filesystem's client, as programs' open files are.
+    """Holds a file open, which is lost with the filesystem's client as programs' files are.
 
     A client that is started again within a second leaves no other sign. The file is opened for
     writing although nothing writes it: JuiceFS's client knows files that are only read even after
@@ -114,7 +114,7 @@ class Storage:
                 os.unlink(path)
 
     def await_ready(self) -> bool:
-        """Wait until the folder can be used; return whether that took more than one try. Raises FatalError."""
+        """Wait until the folder can be used; return whether it was away. Raises FatalError."""
         began = time.monotonic()
         reported: float | None = None
         pause_s = 0.25
@@ -134,7 +134,7 @@ class Storage:
         return reported is not None
 
     def do(self, action: collections.abc.Callable[[], T]) -> T:
-        """Call `action`, again after a fault of the filesystem. Raises FatalError, and OSError for another one."""
+        """Call `action`, again after a fault of the filesystem. Raises FatalError, OSError."""
         while True:
             try:
                 return within(action, CALL_S)

@@ -173,7 +173,7 @@ class Supervisor:
         job_secrets.check_token(job.token_path, self.storage)
 
     def _words(self) -> list[str | None]:
-        """Return the words of the ranks' command; None stands for the checkpoint. Raises FatalError."""
+        """Return the words of the command; None stands for the checkpoint. Raises FatalError."""
         places = {"RUN_DIR": self.job.run_dir, "resume": None}
         words: list[str | None] = []
         for word in self.job.spec.command:

@@ -112,9 +112,9 @@ class Task:
             pass
 
     def _connect(self, fabric: spec.Fabric) -> None:
-        """Set the address and the interface of this node, and connect to the supervisor. Raises FatalError.
+        """Set this node's address and interface, and connect to the supervisor.
 
-        gloo takes one exact name; "=" makes NCCL match exactly.
+        Raises FatalError. gloo takes one exact name; "=" makes NCCL match exactly.
         """
         env = self.env
         head = env["HEAD_IP"]
@@ -196,7 +196,7 @@ class Task:
         return agent
 
     def _watch_connections(self, words: list[str]) -> rank_connections.Watch | None:
-        """Watch on the first node whether a user's program connects its ranks, if it has several."""
+        """Watch on the first node whether a user's program connects its ranks."""
         num_nodes = int(self.env["SLURM_STEP_NUM_NODES"])
         is_alone = num_nodes * self.job.ranks_per_node == 1
         if self.number != "0" or self.job.leaves_outcome or is_alone:
@@ -219,7 +219,7 @@ class Task:
         return True
 
     def _on_term(self, _number: int, _frame: object) -> None:
-        """Let the agent exit by itself once its ranks have saved, unless another task has failed."""
+        """Let the agent exit once its ranks have saved, unless another task has failed."""
         self._is_leaving = True
         if self._agent is not None:
             threading.Thread(target=self._kill_if_failed, args=(self._agent,), daemon=True).start()
@@ -235,7 +235,7 @@ class Task:
             agent.kill()
 
     def _follow(self, connection: socket.socket) -> None:
-        """Pass on the supervisor's signals; end the ranks when it ends the step, as after the loss of a node."""
+        """Pass on the supervisor's signals, and end the ranks when it ends the step."""
         lifelines.follow(connection, self._pass_on)
         self._signal_ranks(signal.SIGKILL)
         if self._agent is None:
@@ -243,7 +243,7 @@ class Task:
         self._agent.kill()
 
     def _pass_on(self, number: int) -> None:
-        """Pass on a signal of the supervisor's. Before SIGABRT log the ranks' states: not all can print more."""
+        """Pass on a signal; before SIGABRT log the ranks' states, as not all can print more."""
         if number != signal.SIGABRT:
             self._signal_ranks(number)
             return
@@ -254,7 +254,7 @@ class Task:
         self._signal_ranks(signal.SIGCONT)  # one that is stopped prints its stack only then
 
     def _signal_ranks(self, number: int) -> None:
-        """Send a signal to the ranks alone: not to torchrun's agent, nor to programs that it or they started."""
+        """Send a signal to the ranks alone, not to torchrun's agent or other processes."""
         if number in _STOPS:
             self._is_leaving = True
         for process in self._ranks():

@@ -1,8 +1,9 @@
-"""Checks whether a run that reaches its time limit makes progress: else each attempt would repeat the last one.
+"""Check whether a run that reaches its time limit makes progress.
 
-It does if an attempt began at a later step than the one before, or if a file appeared or changed in
-the run's folder, in the folder that the ranks start in, or in one that their command names. Logs,
-metrics and caches do not count: programs write them in any case.
+Otherwise each attempt would repeat the last one. A run makes progress if an attempt began at a
+later step than the one before, or if a file appeared or changed in the run's folder, in the
+folder that the ranks start in, or in one that their command names. Logs, metrics and caches do
+not count: programs write them in any case.
 """
 
 import dataclasses
@@ -43,7 +44,7 @@ def dump(mark: Mark) -> str:
 
 
 def folders(run_dir: str, workdir: str, words: list[str]) -> list[str]:
-    """Return the folders to search: the run's, the one the ranks start in, and those that their command names."""
+    """Return the run's folder, the one that the ranks start in, and those in their command."""
     named = [word.rpartition("=")[2] for word in words]
     found = [run_dir, workdir]
     for path in named:
@@ -53,7 +54,10 @@ def folders(run_dir: str, workdir: str, words: list[str]) -> list[str]:
 
 
 def has_saved(run_dir: str, places: list[str], since: float) -> bool:
-    """Return whether a file below one of these folders is newer than `since`; True if the search takes too long."""
+    """Return whether a file below these folders is newer than `since`.
+
+    True if the search takes too long.
+    """
     until = time.monotonic() + SEARCHING_S
     top = os.path.realpath(run_dir)
     for place in places:

@@ -1,4 +1,4 @@
-"""The Python environment, unpacked once on each node's own disk from archives on the shared filesystem.
+"""Unpack the Python environment once on each node's own disk.
 
 A job holds a shared lock on its environment for as long as it runs, which prevents the removal; a
 second lock lets one job at a time unpack it.
@@ -32,9 +32,10 @@ _FIND_TORCH = (
 
 
 def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tuple[int, ...]]:
-    """Return the environment's interpreter, and the open locks that prevent its removal. Raises FatalError.
+    """Return the environment's interpreter, and the open locks that prevent its removal.
 
-    While it unpacks, a file in the folder `control` of the run has the percentage.
+    Raises FatalError. While it unpacks, a file in the folder `control` of the run has the
+    percentage.
     """
     # Of the node's python3, which runs this and which the environment links to
     version = f"3.{sys.version_info[1]}"
@@ -63,7 +64,7 @@ def main(spec_path: str) -> int:
 
 
 def is_for_cpus(python: str, env: dict[str, str]) -> bool:
-    """Return whether an interpreter's torch is built for CPUs. Does not import torch, which takes seconds."""
+    """Return whether an interpreter's torch is built for CPUs, without its import."""
     argv = [python, "-c", _FIND_TORCH]
     try:
         found = subprocess.run(
@@ -123,7 +124,10 @@ def _acquire(lock: int, kind: int, reason: str) -> None:
 
 
 def _marker(layer: spec.Archive) -> str:
-    """Return the mark of a complete environment, with the boot: files unpacked before a crash may be lost."""
+    """Return the mark of a complete environment.
+
+    It has the boot: files unpacked before a crash may be lost.
+    """
     boot = ""
     with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
         boot = file.read().strip()
@@ -231,7 +235,7 @@ class _Part:
 
 
 def _extract(archive: int, layer: spec.Archive, folder: str, report: str) -> None:
-    """Unpack the open archive, the first part, then the others side by side, with digests. Raises FatalError."""
+    """Unpack the first part of an archive, then the others side by side. Raises FatalError."""
     import concurrent.futures
 
     held = os.fstat(archive).st_size
@@ -261,7 +265,7 @@ def _extract(archive: int, layer: spec.Archive, folder: str, report: str) -> Non
 def _reporting(
     path: str, percent: collections.abc.Callable[[], int]
 ) -> collections.abc.Generator[None]:
-    """Write the percentage to a file every second, and remove it at the end; "" for the path: do not."""
+    """Write the percentage to a file every second, unless `path` is ""."""
     import threading
 
     over = threading.Event()
@@ -316,10 +320,10 @@ def _pipe(argv: list[str], content: collections.abc.Iterator[bytes], errors: int
 
 
 def _decompressed(blocks: collections.abc.Iterable[bytes]) -> collections.abc.Iterator[bytes]:
-    """Decompress zstd frames with libzstd, for nodes without the program; dpkg and systemd depend on the library.
+    """Decompress zstd frames with libzstd, for nodes without the program.
 
-    Raises ValueError for another format, or a truncated archive. The calls are those of zstd.h,
-    "Streaming decompression".
+    dpkg and systemd depend on the library. Raises ValueError for another format, or a truncated
+    archive. The calls are those of zstd.h, "Streaming decompression".
     """
     import ctypes
 

@@ -38,7 +38,7 @@ def results_of(run: Run) -> Results:
 
 
 def exit_code(run: Run) -> int:
-    """Return the exit code of the last job. Slurm's accounting prints 137 as 9:0 (print.c of 24.11)."""
+    """Return the last job's exit code. Slurm's accounting prints 137 as 9:0 (print.c of 24.11)."""
     attempt = run.last_attempt
     written = attempt.exit_code if attempt is not None else None
     if run.job is not None and written != run.job.exit_code + 128:
@@ -47,7 +47,7 @@ def exit_code(run: Run) -> int:
 
 
 def explain(workspace: Workspace, run: Run, job_id: int | None) -> Problem | None:
-    """Return why a run that ended did not complete, with details as results; None if it completed."""
+    """Return why a run failed, with details as results; None if it completed or goes on."""
     if run.state == State.COMPLETED or run.state.is_active or job_id is None:
         return None
     ended = f"job {job_id} {run.state}, exit code {exit_code(run)}"

@@ -64,7 +64,8 @@ def find(workspace: Workspace, run: Run, lines: list[str]) -> Remedy | None:
 def _module_not_found(workspace: Workspace, run: Run, lines: list[str]) -> Remedy | None:
     """Return how Python finds the module that a ModuleNotFoundError names.
 
-    A module of the project is never to be installed: a package index may have another one of its name.
+    A module of the project is never to be installed: a package index may have another one of
+    its name.
     """
     found = _MISSING_MODULE.search(lines[-1])
     if found is None or _has_own_image(run):

@@ -21,7 +21,7 @@ _TIMED_OUT = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class AbsentRanks:
-    """Ranks that never joined, with the names of their nodes; none of either if that is not why it failed."""
+    """Ranks that never joined, and their nodes; none if that is not why the attempt failed."""
 
     ranks: list[int]
     hosts: list[str]

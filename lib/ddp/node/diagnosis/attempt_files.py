@@ -1,4 +1,4 @@
-"""The files that an attempt leaves in its run's folder: the job's log, and the files of each rank."""
+"""The files that an attempt leaves in its run's folder: the job's log, and each rank's files."""
 
 import collections.abc
 import contextlib
@@ -35,10 +35,11 @@ class RankLog:
 
 
 def attempt_log(folder: pathlib.Path, job_id: int) -> list[str]:
-    """Return the lines of a job's last attempt: the end of its log, after earlier lines of the job and its launcher.
+    """Return the lines of a job's last attempt.
 
-    A rank that prints much goes on after another one has failed, so its output lies between that
-    and the log's end.
+    They are the end of its log, after earlier lines of the job and its launcher: a rank that
+    prints much goes on after another one has failed, so its output lies between that and the
+    log's end.
     """
     lines: list[str] = []
     with contextlib.suppress(OSError):
@@ -83,7 +84,7 @@ def rank_logs(folder: pathlib.Path, job_id: int) -> list[RankLog]:
 def rank_files(
     folder: pathlib.Path, job_id: int, name: str
 ) -> collections.abc.Iterator[tuple[pathlib.Path, int, int]]:
-    """Yield the ranks' files of a name in the last attempt, each with its rank and its node's number."""
+    """Yield the ranks' files of a name in the last attempt, with rank and node's number."""
     attempts = [path for path in (folder / "logs").glob(f"{int(job_id)}.r*") if path.is_dir()]
     if not attempts:
         return
@@ -98,7 +99,7 @@ def rank_files(
 
 
 def attempt_order(name: str) -> tuple[int, int, int]:
-    """Return job, requeues and restarts of an attempt's name such as 12.r1t2; -1 for other names."""
+    """Return job, requeues and restarts of a name such as 12.r1t2; -1 for other names."""
     found = _ATTEMPT.fullmatch(name)
     if found is None:
         return -1, -1, -1

@@ -28,7 +28,7 @@ _FULL = ("No space left on device", "Disk quota exceeded")  # strerror(3)'s: not
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """The traces of a job's last attempt. Nodes are numbers, in the order of the ranks, or names."""
+    """The traces of a job's last attempt; nodes have names, and numbers in the ranks' order."""
 
     folder: pathlib.Path  # of the run
     hosts: list[str]  # names of the nodes
@@ -88,7 +88,10 @@ def gather(
     attempt: str = "",
     max_lines: int = MAX_CHAIN,
 ) -> Evidence:
-    """Gather the evidence of a job's last attempt; with its name also the payload's outcome. Raises OSError."""
+    """Gather the evidence of a job's last attempt. Raises OSError.
+
+    Without the attempt's name the payload's outcome is left out.
+    """
     log = attempt_files.attempt_log(folder, job_id)
     per_node = attempt_files.ranks_per_node(folder)
     errors, outputs = rank_errors.read(folder, job_id, max_lines)
@@ -135,7 +138,7 @@ def _find_away(log: list[str]) -> dict[str, str]:
 
 
 def _read_recorded(folder: pathlib.Path, job_id: int, log: list[str]) -> str:
-    """Return the fault of filesystem or network that the job itself recorded of its last attempt, or ""."""
+    """Return the fault of filesystem or network that the job itself recorded, or ""."""
     path = folder / "control" / f"{int(job_id)}.failures"
     try:
         last = small_files.tail(path, _MAX_RECORDS_BYTES)[-1:]
@@ -157,7 +160,7 @@ def _read_outcome(folder: pathlib.Path, attempt: str) -> small_files.Json:
 
 
 def _with_shortage(error: rank_errors.Failure, shortages: dict[int, str]) -> rank_errors.Failure:
-    """Add the shortage of memory for which the kernel killed a worker of DataLoader to its rank's error."""
+    """Add the shortage of memory that killed a worker of DataLoader to its rank's error."""
     shortage = shortages.get(error.node or 0)
     if shortage is None or not messages.is_lost_worker(error.lines[-1]):
         return error

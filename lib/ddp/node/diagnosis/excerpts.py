@@ -1,4 +1,4 @@
-"""The lines of an output that say what failed: its last error, and the exceptions that led to it."""
+"""The lines of an output that name the failure: its last error, and its causes."""
 
 import itertools
 import re
@@ -42,7 +42,8 @@ def without_rank(line: str) -> str:
 def last_error(text: list[str], max_lines: int) -> list[str]:
     """Return the lines up to the last `[FATAL]`, exception or crash, without those after it.
 
-    The last line holds the whole message: with the indented lines below it, or the place of a crash.
+    The last line holds the whole message, with the indented lines below it, or the place of a
+    crash.
     """
     text = [line for line in text if without_rank(line).strip()]
     bare = [without_rank(line) for line in text]

@@ -28,7 +28,10 @@ _LEFT_EARLY = (
 
 
 def find(evidence: Evidence) -> Failure:
-    """Return the rank that failed first, by the first rule that fits; without a rank, the end of the job's log."""
+    """Return the rank that failed first, by the first rule that fits.
+
+    Without a rank it is the end of the job's log.
+    """
     for rule in RULES:
         failure = rule(evidence)
         if failure is not None:
@@ -77,7 +80,7 @@ def _killed(evidence: Evidence) -> Failure | None:
 
 
 def _exited_without_report(evidence: Evidence) -> Failure | None:
-    """A rank exited by itself and reported no error: its last lines say why, or another rank does."""
+    """A rank exited by itself and reported no error; its last lines or another rank say why."""
     if evidence.is_end_explained:
         return None
     failed = {error.rank for error in evidence.errors}
@@ -133,7 +136,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def _end_of_log(evidence: Evidence) -> Failure:
-    """No rank is known: the job's log ends with what failed, apart from lines of Slurm and of ours."""
+    """No rank is known: the job's log ends with the error, apart from Slurm's lines and ours."""
     text = _unlabelled(evidence.log)
     others = [line for line in text if not _OURS.match(line)]
     return Failure(None, None, excerpts.last_error(others or text, evidence.max_lines))

@@ -45,7 +45,10 @@ class ProgramFault:
 
 
 def _of_system(number: int, words: str) -> str:
-    """Return the pattern of an error of errno.h: Python's have the number, libraries' the words of strerror(3)."""
+    """Return the pattern of an error of errno.h.
+
+    Python's errors have the number, those of libraries the words of strerror(3).
+    """
     return (
         rf"{MODULES}(?:\w+Error: \[Errno {number}\]"
         rf"|(?:OS|IO|Runtime|Safetensor)Error: .*{words})"
@@ -112,7 +115,8 @@ PROGRAM_FAULTS = (
         source="rank_ends.py; signal(7), SIGBUS",
     ),
     ProgramFault(
-        r"RuntimeError: DataLoader worker .* Bus error|ERROR: Unexpected bus error encountered in w",
+        r"RuntimeError: DataLoader worker .* Bus error"
+        r"|ERROR: Unexpected bus error encountered in w",
         _SHM,
         source="torch/csrc/DataLoader.cpp",
     ),
@@ -221,7 +225,7 @@ NOT_DESTROYED = (  # the first alone is not enough if a model of DDP still holds
 
 
 def proves_machine_fault(lines: list[str]) -> bool:
-    """Return whether a rank's last line, or an exception that led to it, proves a fault of the machine."""
+    """Return whether a rank's last line, or an exception before it, proves a machine's fault."""
     for line in excerpts.raised(lines, with_context=True):
         if any(_compiled(fault.pattern).match(line) for fault in MACHINE_FAULTS):
             return True
@@ -262,7 +266,7 @@ def has_left(line: str) -> bool:
 
 
 def reported_rank(line: str) -> int | None:
-    """Return the rank whose own failure another rank reports; None if it only reports a lost one."""
+    """Return the rank whose own failure another rank reports; None for a lost rank."""
     line = excerpts.without_rank(line)
     found = PASSED_ON.match(line)
     if found is None or reports_peer(line[found.end() :]):
@@ -276,7 +280,7 @@ def reports_cut(line: str) -> bool:
 
 
 def was_group_left(lines: list[str]) -> bool:
-    """Return whether torch aborted a rank whose program had ended without `destroy_process_group`."""
+    """Return whether torch aborted a program that had not called `destroy_process_group`."""
     if _TERMINATED not in lines:
         return False
     after = lines[lines.index(_TERMINATED) :]

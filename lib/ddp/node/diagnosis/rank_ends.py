@@ -40,7 +40,10 @@ class RankEnd:
 
 
 def parse(log: list[str], per_node: int) -> list[RankEnd]:
-    """Return how ranks ended, in order. A task of srun's is a node's agent, and stands for its first rank."""
+    """Return how ranks ended, in order.
+
+    A task of srun's is a node's agent, and stands for its first rank.
+    """
     ran_out = shortages(log)
     ends: list[RankEnd] = []
     has_task_exited = False
@@ -69,7 +72,7 @@ def parse(log: list[str], per_node: int) -> list[RankEnd]:
 
 
 def shortages(log: list[str]) -> dict[int, str]:
-    """Return the nodes, by number, on which the kernel killed a process for memory, with the details if known."""
+    """Return the nodes, by number, on which the kernel killed for memory, with details if known."""
     found: dict[int, str] = {}
     for line in log:
         if ran_out := _RAN_OUT.match(line):
@@ -80,7 +83,7 @@ def shortages(log: list[str]) -> dict[int, str]:
 
 
 def describe(code: int, shortage: str | None) -> str:
-    """Describe how a process ended, by its code, and by the details if the kernel killed one for memory."""
+    """Describe how a process ended; `shortage` has details of a kill for memory."""
     if code >= 0:
         return f"exited with code {code} and no error output"
     if shortage is None or code != -signal.SIGKILL:

@@ -13,7 +13,7 @@ _LOG_BYTES = 32768
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """The last lines of a rank that failed, and its node's number; without a rank, those of the job's log."""
+    """The last lines of a rank that failed; without a rank, of the job's log."""
 
     rank: int | None
     node: int | None
@@ -27,7 +27,7 @@ class Failure:
 def read(
     folder: pathlib.Path, job_id: int, max_lines: int
 ) -> tuple[list[Failure], dict[int, list[str]]]:
-    """Return the errors that ranks of the last attempt report, and the output of the other ranks by rank."""
+    """Return the errors that ranks of the last attempt report, and the others' output by rank."""
     errors: list[Failure] = []
     for path, rank, node in attempt_files.rank_files(folder, job_id, "error.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""Errors of the operating system in a rank's last lines: their number, the files, and whose fault they may be."""
+"""Errors of the operating system in a rank's last lines: number, files and possible cause."""
 
 import dataclasses
 import re
@@ -87,7 +87,7 @@ def _find_number(line: str) -> int | None:
 
 
 def find_paths(line: str) -> tuple[str, ...]:
-    """Return the paths that an error names: the absolute ones, and a relative one in quotes at its end."""
+    """Return the paths that an error names: absolute ones, and a quoted relative one at its end."""
     quoted = [match[2] for match in _QUOTED_PATH.finditer(line)]
     bare = _BARE_PATH.findall(_QUOTED_PATH.sub("", line))
     relative = _RELATIVE_PATH.findall(line)

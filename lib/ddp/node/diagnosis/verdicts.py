@@ -27,7 +27,10 @@ _MAX_WORDS = 200  # before a remedy
 
 
 class Verdict(typing.NamedTuple):
-    """Who failed (program, parameters, node, filesystem, network, unknown), the node ("-": none), and the reason."""
+    """Whose fault it was, the node ("-": none), and the reason.
+
+    Kinds are program, parameters, node, filesystem, network and unknown.
+    """
 
     kind: str
     node: str
@@ -110,7 +113,7 @@ def _node_lost(case: Case) -> Verdict | None:
 
 
 def _filesystem_refused(case: Case) -> Verdict | None:
-    """A call on a path of the shared filesystem ended with an error that a failed filesystem gives."""
+    """A call on the shared filesystem ended with an error that a failed filesystem gives."""
     refused = _refusal(case)
     if refused is None or not refused.is_of_filesystem:
         return None
@@ -165,7 +168,7 @@ def _of_filesystem(case: Case, node: str, words: str) -> Verdict:
 
 
 def _are_shared(paths: tuple[str, ...], folder: pathlib.Path) -> bool:
-    """Return whether a path is on the filesystem of a run's folder; relative ones begin in the workspace."""
+    """Return whether a path is on a run's filesystem; relative ones begin in the workspace."""
     workspace = os.path.realpath(folder.parent.parent)
     top = _mount_point(workspace)
     for path in paths:
@@ -176,7 +179,7 @@ def _are_shared(paths: tuple[str, ...], folder: pathlib.Path) -> bool:
 
 
 def _mount_point(workspace: str) -> str:
-    """Return the mount point that a workspace is below; itself if it is on the system's own disk."""
+    """Return the mount point above a workspace; itself if it is on the system's own disk."""
     top = workspace
     while not os.path.ismount(top):
         top = os.path.dirname(top)
