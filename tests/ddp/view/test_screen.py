@@ -33,7 +33,7 @@ from ddp.results.result import values_of
 from ddp.settings import Settings
 from ddp.view import screen
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3|9|4|10)[0-8](?:;\d+)*m")
 BOXES = re.compile("[\u2500-\u257f\u2800-\u28ff]")
@@ -300,7 +300,7 @@ def test_without_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
 def test_waiting_for_a_job_reports_its_steps(
     settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ddp.submit.control.REPORT_S", 0.0)
+    monkeypatch.setattr("ddp.submit.following.REPORT_S", 0.0)
     cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
 
     def started(job: typing.Any) -> None:
