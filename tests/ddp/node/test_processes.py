@@ -73,3 +73,24 @@ def test_a_thread_that_nothing_interrupts_goes_before_the_main_one(tmp_path: pat
         os.close(os.open(pipe, os.O_RDWR))  # lets the child go
         process.kill()
     assert str(state).startswith("is in a call of the kernel that nothing interrupts (D")
+
+
+def test_a_rank_is_a_child_with_a_number_of_torchruns():
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    ranks = [
+        subprocess.Popen(sleeps, env={"LOCAL_RANK": str(number), "PATH": os.defpath})
+        for number in range(2)
+    ]
+    other = subprocess.Popen(sleeps, env={"PATH": os.defpath})
+    try:
+        for process in (*ranks, other):
+            until(process, "S")
+        children = set(processes.children(os.getpid()))
+        assert {process.pid for process in (*ranks, other)} <= children
+        assert [processes.local_rank(process.pid) for process in ranks] == [0, 1]
+        assert processes.local_rank(other.pid) is None
+    finally:
+        for process in (*ranks, other):
+            process.kill()
+            process.wait()
+    assert processes.local_rank(other.pid) is None, "it has ended"
