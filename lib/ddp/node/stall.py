@@ -159,8 +159,8 @@ def _find_behind(places: dict[int, _Place], stacks: _Stacks) -> int | None:
         known = {*places, *stacks.waiting}
         silent = sorted(known - stacks.waiting)
         return silent[0] if len(silent) == 1 else None
-    is_one_among_others = len(suspects) == 1 or bool(stacks.waiting)
-    return suspects[0] if is_one_among_others else None
+    is_ambiguous = len(suspects) > 1 and not stacks.waiting
+    return None if is_ambiguous else suspects[0]
 
 
 def _places(log: list[str]) -> dict[int, _Place]:

@@ -103,7 +103,7 @@ def gather(
         max_lines=max_lines,
         log=log,
         recorded=_read_recorded(folder, job_id, log),
-        complaints=_find_by_host(_COMPLAINT, log),
+        complaints=_find_complaints(log),
         lost=_find_all(_NODE_FAILURE, log),
         away=_find_away(log),
         started=set(_find_all(_STARTED, log)),
@@ -121,10 +121,13 @@ def _find_all(pattern: re.Pattern[str], log: list[str]) -> list[str]:
     return [found[1] for found in matches if found]
 
 
-def _find_by_host(pattern: re.Pattern[str], log: list[str]) -> dict[str, str]:
-    """Return the second group of the last match by its first one."""
-    matches = (pattern.match(line) for line in log)
-    return {found[1]: found[2] for found in matches if found}
+def _find_complaints(log: list[str]) -> dict[str, str]:
+    """Return why nodes could not start their ranks, by name."""
+    complaints: dict[str, str] = {}
+    for line in log:
+        if found := _COMPLAINT.match(line):
+            complaints[found[1]] = found[2]
+    return complaints
 
 
 def _find_away(log: list[str]) -> dict[str, str]:
