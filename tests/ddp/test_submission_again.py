@@ -252,7 +252,7 @@ def test_the_id_is_found_among_any_lines_or_doubted(
             )
 
 
-WAITS = "Slurm rejects the job: job 41 would wait for ever:"
+WAITS = "Slurm rejects the job: job 41 can never start:"
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,6 @@ def test_a_site_s_account_and_limits(plain: PlainSlurm, smoke: Json):
     assert many.err.splitlines()[-1] == "ddp: --nodes: 2 exceeds the limit of 1 (MaxNodes)"
     stranger = plain.tries("ddp submit -p members smoke")
     assert re.search(
-        r"job \d+ would wait for ever: Job's account not known, .*; it is cancelled$", stranger.err
+        r"job \d+ can never start: Job's account not known, .*; it is cancelled$", stranger.err
     )
     assert plain.does("squeue -h") == ""

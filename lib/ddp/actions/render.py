@@ -42,7 +42,7 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
         if kept is not None and not kept.is_new:
             _check_unchanged(run, kept)
         text = _manifests(settings, params, run, kept)
-        store.store_payload(workspace, settings.payload)
+        store.Store(settings).store_payload()
         if kept is not None:
             workspace.do(creation.create, path=workspace.runs / run, texts={}, again=True)
             kept.place()

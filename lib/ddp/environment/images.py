@@ -17,7 +17,6 @@ from ddp.problem import Command, ParameterError, Problem, Results, Step
 from ddp.results.progress import Log, with_progress
 from ddp.settings import Settings
 from ddp.workspace import folders
-from ddp.workspace.folders import Workspace
 
 TOOLS = ("skopeo", "umoci", "zstd")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname(2)'s names, and those of images
@@ -114,17 +113,3 @@ def _call(*argv: str) -> None:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         found = re.search(r'msg=(".*")', last)
         raise Problem(f"{argv[0]}: {json.loads(found[1]) if found else last}")
-
-
-def find_imported(workspace: Workspace, name: str | None) -> folders.Manifest | None:
-    """Return the imported image that an option names; None for another image, or none. Raises ParameterError."""
-    if not name or re.search("[/:#@]", name):
-        return None
-    images = workspace.look().images
-    if found := next((one for one in images if one.name == name), None):
-        return found
-    known = ", ".join(dict.fromkeys(one.name for one in images)) or "none"
-    remedy = Command("image import", arguments=("docker://IMAGE:TAG", name))
-    raise ParameterError(
-        "container-image", f"{name} is not imported; known: {known}", remedy=remedy
-    )

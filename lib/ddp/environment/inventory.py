@@ -1,8 +1,9 @@
-"""The environments and images that are stored: listed, shown and removed."""
+"""A user's environments and images: made from requirements, listed, shown and removed."""
 
 import pathlib
+import re
 
-from ddp.environment import archives, store
+from ddp.environment import archives, requirements, store
 from ddp.options import models
 from ddp.problem import Command, ParameterError, Results
 from ddp.results import tables
@@ -11,26 +12,48 @@ from ddp.settings import Settings
 from ddp.workspace.folders import Manifest, Workspace
 
 
+def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Results:
+    """Make an environment and store it, unless one of this name with these requirements is stored."""
+    workspace = settings.workspace
+    if (params.requirements is None) == (params.project is None):
+        raise ParameterError("requirements", "give either a file of requirements, or a project")
+    path = pathlib.Path(params.requirements or "")
+    if params.project is not None:
+        folder = pathlib.Path(params.project)
+        path = workspace.do(lambda: requirements.find_in_project(folder))
+    extras = tuple(re.split("[, ]+", params.extra)) if params.extra else ()
+    if extras and path.suffix != ".toml":
+        raise ParameterError("extra", f"{path} has none; a pyproject.toml may")
+    if any(one.digest for one in store.own(workspace, params.name)):
+        remedy = Command("env remove", arguments=(params.name,))
+        text = f"{params.name} is an image; choose another name, or remove it"
+        raise ParameterError("name", text, remedy=remedy)
+
+    environments = store.Store(settings)
+    build = params.torch or settings.torch_build
+    wanted = environments.request(path, build, params.name, *extras)
+    made = environments.layer(wanted, log, force=params.force)
+    return {"name": params.name, **store.describe(made)}
+
+
 def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
     """List the environments that this user's jobs can use, the newest first."""
     workspace = settings.workspace
     found = (contents := workspace.look()).environments + contents.images
     rows = [["NAME", "HASH", "ON", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]]
     for one in found:
-        owner = (
-            workspace.user
-            if one.folder == str(workspace.environments)
-            else workspace.account or "-"
-        )
-        build = (
-            one.build
-            if one.build == "cuda" or one.torch.endswith("+cpu")
-            else "cpu (default build)"
-        )
-        about = [one.name or "-", one.hash, one.base or "-", one.torch, build, one.python]
-        about = [one.name, one.hash, "-", "-", "image", "-"] if one.digest else about
-        rows.append([*about, str(one.size_bytes >> 20), owner, one.created])
+        is_own = one.folder == str(workspace.environments)
+        owner = workspace.user if is_own else workspace.account or "-"
+        rows.append([*_about(one), str(one.size_bytes >> 20), owner, one.created])
     return {"count": str(len(found)), "environments": tables.Table(rows)}
+
+
+def _about(one: Manifest) -> list[str]:
+    if one.digest:
+        return [one.name, one.hash, "-", "-", "image", "-"]
+    is_cuda_or_cpu = one.build == "cuda" or one.torch.endswith("+cpu")
+    build = one.build if is_cuda_or_cpu else "cpu (default build)"
+    return [one.name or "-", one.hash, one.base or "-", one.torch, build, one.python]
 
 
 def show(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:

@@ -10,8 +10,9 @@ import hashlib
 import json
 import pathlib
 import platform
+import re
 
-from ddp.environment import archives, builder, wheelhouse
+from ddp.environment import archives, builder, requirements, wheelhouse
 from ddp.environment.uv import TIMEOUT_S, TORCH
 from ddp.options import models
 from ddp.problem import Command, ParameterError, Problem, Results
@@ -145,6 +146,37 @@ class Store:
         has_base = not manifest.base or manifest.below is not None
         return has_base and manifest.key == self.key(manifest.build, manifest.requirements)
 
+    def imported(self, name: str | None) -> Manifest | None:
+        """Return the imported image that an option names; None for another image, or none. Raises ParameterError."""
+        if not name or re.search("[/:#@]", name):
+            return None
+        images = self.settings.workspace.look().images
+        for one in images:
+            if one.name == name:
+                return one
+        known = ", ".join(dict.fromkeys(one.name for one in images)) or "none"
+        remedy = Command("image import", arguments=("docker://IMAGE:TAG", name))
+        text = f"{name} is not imported; known: {known}"
+        raise ParameterError("container-image", text, remedy=remedy)
+
+    def payload_folder(self) -> str:
+        """Return the folder of the payload for containers, whose images have torch and numpy."""
+        digest = _payload_digest(self.settings.payload)
+        return str(self.settings.workspace.environments / f"payload-{digest[:16]}")
+
+    def store_payload(self) -> None:
+        """Copy the payload to the workspace unless it exists there."""
+        source, target = self.settings.payload, self.payload_folder()
+        self.settings.workspace.do(archives.store_payload, source=source, target=target)
+
+    def request(
+        self, path: pathlib.Path, build: str, name: str = "", *extras: str
+    ) -> builder.Request:
+        """Return the inputs of a layer with a user's requirements. Raises ParameterError if the file is no good."""
+        sha256 = self.settings.workspace.do(lambda: requirements.digest(path, *extras))
+        wheels = wheelhouse.find(self.settings)
+        return builder.Request(build, wheels, name, path, extras, sha256)
+
     def ensure(self, log: Log, contents: Contents | None = None) -> Manifest:
         """Return the environment that jobs use, made now if it is missing. Raises Problem."""
         contents = contents or self.settings.workspace.look()
@@ -249,17 +281,6 @@ def _prune(workspace: Workspace, log: Log, *, keep: str) -> None:
     workspace.do(archives.remove_environments, timeout_s=120, folder=folder, hashes=old)
     if old:
         log(f"removed {len(old)} older environments: {', '.join(old[:5])}")
-
-
-def payload_folder(workspace: Workspace, payload: pathlib.Path) -> str:
-    """Return the folder of the payload for containers, whose images have torch and numpy."""
-    return str(workspace.environments / f"payload-{_payload_digest(payload)[:16]}")
-
-
-def store_payload(workspace: Workspace, payload: pathlib.Path) -> None:
-    """Copy the payload to the workspace unless it exists there."""
-    target = payload_folder(workspace, payload)
-    workspace.do(archives.store_payload, source=payload, target=target)
 
 
 def describe(environment: Manifest) -> dict[str, str]:

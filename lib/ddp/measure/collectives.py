@@ -48,7 +48,9 @@ def benchmark_collectives(
         "torch": environment.torch,
         "request": dataclasses.asdict(request),
     }
-    submitted = control.submit(settings.workspace, run, job.texts(environment), facts, again=False)
+    submitted = control.Submission(settings.workspace, run).submit(
+        job.texts(environment), facts, again=False
+    )
     log(f"job {submitted.job_id} measures {params.collective} on {request.num_nodes} nodes")
     results = following.follower(settings, submitted, log).follow(timeout_s=params.wait_timeout)
     return results | _conclude(settings, submitted, log)

@@ -64,25 +64,6 @@ def new_name(workspace: Workspace, kind: str) -> str:
     raise Problem(f"{workspace.runs} holds 99 runs of this second; try again")
 
 
-def claim(workspace: Workspace, run: str) -> None:
-    """Keep other commands from submitting this run. Raises ParameterError if one is submitting it now."""
-    if not workspace.claims.take(run):
-        raise ParameterError("run", f"another command is submitting {run}", remedy=catalog.LIST)
-
-
-def refuse_if_active(workspace: Workspace, run: str) -> None:
-    """Raise ParameterError if a job of this run is pending or running."""
-    names = [run, catalog.read_record(workspace, run).get("sweep")]
-    with jobs.asking():
-        found = [
-            job for name in names if name for job in jobs.jobs(user=workspace.user, name=str(name))
-        ]
-    for known in found:
-        if known.is_active:
-            text = f"{run} is active as job {known.job_id} ({known.state}); wait for its end, or cancel it"
-            raise ParameterError("run", text, remedy=Command("cancel", arguments=(known.name,)))
-
-
 def new_mark() -> str:
     """Return a unique text that a submission's job carries in its comment, so that a later look finds the job."""
     return f"ddp:{uuid.uuid4().hex[:16]}"
@@ -99,110 +80,153 @@ def new_record(run: str, facts: dict[str, object]) -> dict[str, object]:
     }
 
 
-def submit(
-    workspace: Workspace,
-    run: str,
-    texts: dict[str, str],
-    facts: dict[str, object],
-    *,
-    again: bool,
-    token: str = "",
-    kept: copies.Copy | None = None,
-    secrets: collections.abc.Mapping[str, str] | None = None,
-    elements: collections.abc.Sequence[dict[str, str]] = (),
-) -> Submitted:
-    """Write a run's files and submit its script; a `token` is delivered, and `secrets`. Raises Problem.
+@dataclasses.dataclass(frozen=True)
+class Submission:
+    """A run on its way to Slurm."""
 
-    The run's job.json is there before Slurm has the job, with the job's mark and the record that it replaces.
-    `elements` are the files of a sweep's runs.
-    """
-    path = workspace.runs / run
-    mark = new_mark()
-    record = new_record(run, {"submission": mark, **facts})
-    if again:
-        record |= _before(workspace, run)
-    texts = {**texts, folder.RECORD: folder.dump(record)}
-    make = functools.partial(creation.create, again=again)
-    if elements:
-        make = functools.partial(creation.create_sweep, elements=elements)
-    timeout_s = 120 if elements else 30
-    former = workspace.do(make, timeout_s=timeout_s, path=path, texts=texts)
+    workspace: Workspace
+    run: str
 
-    undo = functools.partial(creation.undo, path, former, len(elements))
-    steps: list[collections.abc.Callable[[], object]] = []
-    if kept is not None:
-        steps.append(kept.undo)
-    steps.append(functools.partial(workspace.do, undo, timeout_s=timeout_s))
-    with undone(workspace, run, *steps):
+    @property
+    def path(self) -> pathlib.Path:
+        """The run's folder."""
+        return self.workspace.runs / self.run
+
+    def claim(self) -> None:
+        """Keep other commands from submitting this run. Raises ParameterError if one is submitting it now."""
+        if not self.workspace.claims.take(self.run):
+            text = f"another command is submitting {self.run}"
+            raise ParameterError("run", text, remedy=catalog.LIST)
+
+    def is_new(self) -> bool:
+        """Return whether the run has no folder yet."""
+        return self.workspace.locate(str(self.path)).kind == "absent"
+
+    def is_unfinished(self, sweep: str = "") -> bool:
+        """Return whether an earlier submission, of this sweep, left the folder before Slurm had a job of it."""
+        return self.workspace.do(creation.is_unfinished, path=self.path, sweep=sweep)
+
+    def read_kind(self) -> str | None:
+        """Return the kind of the run in the folder: "" if job.json is damaged, None for another folder."""
+        return self.workspace.do(creation.kind_of, path=self.path)
+
+    def refuse_if_active(self) -> None:
+        """Raise ParameterError if a job of this run is pending or running."""
+        names = [self.run, catalog.read_record(self.workspace, self.run).get("sweep")]
+        for name in filter(None, names):
+            with jobs.asking():
+                found = jobs.jobs(user=self.workspace.user, name=str(name))
+            for known in found:
+                if known.is_active:
+                    text = f"{self.run} is active as job {known.job_id} ({known.state})"
+                    cancel = Command("cancel", arguments=(known.name,))
+                    text += "; wait for its end, or cancel it"
+                    raise ParameterError("run", text, remedy=cancel)
+
+    def submit(
+        self,
+        texts: dict[str, str],
+        facts: dict[str, object],
+        *,
+        again: bool,
+        token: str = "",
+        kept: copies.Copy | None = None,
+        secrets: collections.abc.Mapping[str, str] | None = None,
+        elements: collections.abc.Sequence[dict[str, str]] = (),
+    ) -> Submitted:
+        """Write the run's files and submit its script; a `token` is delivered, and `secrets`. Raises Problem.
+
+        job.json is there before Slurm has the job, with the job's mark and the record that it replaces. `elements`
+        are the files of a sweep's runs.
+        """
+        workspace, path = self.workspace, self.path
+        mark = new_mark()
+        record = new_record(self.run, {"submission": mark, **facts})
+        if again:
+            record |= self._before()
+        texts = {**texts, folder.RECORD: folder.dump(record)}
+        make = functools.partial(creation.create, again=again)
+        if elements:
+            make = functools.partial(creation.create_sweep, elements=elements)
+        timeout_s = 120 if elements else 30
+        former = workspace.do(make, timeout_s=timeout_s, path=path, texts=texts)
+
+        undo = functools.partial(creation.undo, path, former, len(elements))
+        steps: list[collections.abc.Callable[[], object]] = []
         if kept is not None:
-            kept.place()
-        tokens.deliver(workspace, run, token)
-        tokens.deliver_variables(workspace, run, secrets or {})
-        job_id, limit = send(workspace, run, "job.sbatch", texts["job.sbatch"], mark)
+            steps.append(kept.undo)
+        steps.append(functools.partial(workspace.do, undo, timeout_s=timeout_s))
+        with self.undone(*steps):
+            if kept is not None:
+                kept.place()
+            tokens.deliver(workspace, self.run, token)
+            tokens.deliver_variables(workspace, self.run, secrets or {})
+            job_id, limit = self.send("job.sbatch", texts["job.sbatch"], mark)
 
-    full = {**folder.without_previous(record), "job_id": job_id}
-    with contextlib.suppress(folders.WorkspaceError):  # the next look at the run does it
-        workspace.do(folder.write_record, path=path, record=full)
-    workspace.claims.drop(run)
-    return Submitted(job_id, path, limit)
+        full = {**folder.without_previous(record), "job_id": job_id}
+        with contextlib.suppress(folders.WorkspaceError):  # the next look at the run does it
+            workspace.do(folder.write_record, path=path, record=full)
+        workspace.claims.drop(self.run)
+        return Submitted(job_id, path, limit)
 
-
-def _before(workspace: Workspace, run: str) -> dict[str, object]:
-    """Return the fields of job.json on the run's earlier job, whose summary is not the new job's."""
-    found: dict[str, object] = {
-        "summary_before": workspace.do(folder.summarised, path=workspace.runs / run)
-    }
-    if before := catalog.read_record(workspace, run):
-        found["previous"] = folder.without_previous(before)
-    return found
-
-
-@contextlib.contextmanager
-def undone(
-    workspace: Workspace, run: str, *steps: collections.abc.Callable[[], object]
-) -> collections.abc.Generator[None]:
-    """Do these steps if the submission in the block fails, but not if Slurm may have the job. Raises Problem."""
-    try:
-        yield
-    except jobs.UncertainError as e:
-        raise Problem(f"{run}: {e}", remedy=catalog.LIST) from e
-    except (jobs.SlurmError, folders.WorkspaceError) as e:
-        tokens.drop(workspace, run)
-        for step in steps:
-            step()
-        raise cluster.refused(str(e)) if isinstance(e, jobs.SlurmError) else e from e
-
-
-def send(workspace: Workspace, run: str, name: str, text: str, mark: str) -> tuple[int, str]:
-    """Submit a script of a run's folder; return its job's id, and the limit that it waits for. Raises SlurmError."""
-    job_id = _send(workspace, run, name, text, mark)
-    limit, is_final = submissions.explain_wait(job_id, user=workspace.user)
-    if not is_final:
-        return job_id, limit
-    what = f"job {job_id} would wait for ever: {limit}"
-    try:
-        jobs.cancel(job_id)
-    except jobs.SlurmError as e:
-        raise jobs.UncertainError(f"{what}; it cannot be cancelled: {e}") from e
-    raise jobs.SlurmError(f"{what}; it is cancelled")
-
-
-def _send(workspace: Workspace, run: str, name: str, text: str, mark: str) -> int:
-    """Submit a script and return its job's id; if sbatch's answer was lost, look for the job."""
-    theirs = _COMMENT.search(text)
-    comment = f"{theirs[1]} {mark}" if theirs else mark
-    try:
-        return submissions.submit(f"--comment={comment}", str(workspace.runs / run / name))
-    except jobs.SlurmError as e:
-        if not isinstance(e, jobs.UncertainError) and not _LOST_ANSWER.search(str(e)):
-            raise
-        try:
-            found = submissions.find(mark, user=workspace.user, name=run)
-        except jobs.SlurmError as silence:
-            raise jobs.UncertainError(f"{e}; Slurm may have accepted the job") from silence
-        if found is None:
-            raise
+    def _before(self) -> dict[str, object]:
+        """Return the fields of job.json on the run's earlier job, whose summary is not the new job's."""
+        summary = self.workspace.do(folder.summarised, path=self.path)
+        found: dict[str, object] = {"summary_before": summary}
+        if before := catalog.read_record(self.workspace, self.run):
+            found["previous"] = folder.without_previous(before)
         return found
+
+    @contextlib.contextmanager
+    def undone(
+        self, *steps: collections.abc.Callable[[], object]
+    ) -> collections.abc.Generator[None]:
+        """Do these steps if the submission in the block fails, but not if Slurm may have the job. Raises Problem."""
+        try:
+            yield
+        except jobs.UncertainError as e:
+            raise Problem(f"{self.run}: {e}", remedy=catalog.LIST) from e
+        except (jobs.SlurmError, folders.WorkspaceError) as e:
+            tokens.drop(self.workspace, self.run)
+            for step in steps:
+                step()
+            if isinstance(e, jobs.SlurmError):
+                raise cluster.refused(str(e)) from e
+            raise
+
+    def send(self, name: str, text: str, mark: str) -> tuple[int, str]:
+        """Submit a script of the run's folder; return its job's id, and the limit that it waits for.
+
+        Raises SlurmError.
+        """
+        job_id = self._send(name, text, mark)
+        limit, is_final = submissions.explain_wait(job_id, user=self.workspace.user)
+        if not is_final:
+            return job_id, limit
+        what = f"job {job_id} can never start: {limit}"
+        try:
+            jobs.cancel(job_id)
+        except jobs.SlurmError as e:
+            raise jobs.UncertainError(f"{what}; it cannot be cancelled: {e}") from e
+        raise jobs.SlurmError(f"{what}; it is cancelled")
+
+    def _send(self, name: str, text: str, mark: str) -> int:
+        """Submit a script and return its job's id; if sbatch's answer was lost, look for the job."""
+        theirs = _COMMENT.search(text)
+        comment = f"{theirs[1]} {mark}" if theirs else mark
+        try:
+            return submissions.submit(f"--comment={comment}", str(self.path / name))
+        except jobs.SlurmError as e:
+            if not isinstance(e, jobs.UncertainError) and not _LOST_ANSWER.search(str(e)):
+                raise
+            try:
+                found = submissions.find(mark, user=self.workspace.user, name=self.run)
+            except jobs.SlurmError as silence:
+                text = f"{e}; Slurm may have accepted the job"
+                raise jobs.UncertainError(text) from silence
+            if found is None:
+                raise
+            return found
 
 
 def draw(run: Run) -> str:

@@ -59,6 +59,11 @@ class _Preparation:
         return f"{PREPARATION}{self.dataset}"
 
     @property
+    def submission(self) -> control.Submission:
+        """The run on its way to Slurm."""
+        return control.Submission(self.workspace, self.run)
+
+    @property
     def workspace(self) -> Workspace:
         """The workspace of the run and the dataset."""
         return self.settings.workspace
@@ -97,7 +102,7 @@ class _Preparation:
     ) -> tuple[control.Submitted, int | None]:
         """Submit the job, and before it the array if there is one, whose id is returned. Raises Problem."""
         texts = self.texts(environment)
-        is_again = self.workspace.locate(str(self.workspace.runs / self.run)).kind != "absent"
+        is_again = not self.submission.is_new()
         parts = None
         if self.elements > 1:  # before the job that waits for all jobs of this name
             parts = self._submit_parts(texts, is_again=is_again)
@@ -113,7 +118,7 @@ class _Preparation:
         }
         again = is_again or parts is not None
         try:
-            submitted = control.submit(self.workspace, self.run, texts, facts, again=again)
+            submitted = self.submission.submit(texts, facts, again=again)
         except Problem as e:
             if parts is not None:
                 parts.cancel(e)
@@ -123,14 +128,13 @@ class _Preparation:
         return submitted, array
 
     def _submit_parts(self, texts: dict[str, str], *, is_again: bool) -> _Parts:
-        workspace = self.workspace
-        path = workspace.runs / self.run
+        workspace, path = self.workspace, self.submission.path
         former = workspace.do(creation.create, path=path, texts=texts, again=is_again)
         undo = functools.partial(workspace.do, creation.undo, path=path, former=former)
-        with control.undone(workspace, self.run, undo):
+        with self.submission.undone(undo):
             mark = control.new_mark()
             script = "parts.sbatch"
-            array, waits_for = control.send(workspace, self.run, script, texts[script], mark)
+            array, waits_for = self.submission.send(script, texts[script], mark)
         return _Parts(array, waits_for, undo)
 
     def follow(
@@ -201,8 +205,9 @@ def _check(settings: Settings, params: models.PrepareDataset) -> _Preparation:
     if params.tokenizer.startswith("/"):
         checks.check_inside(workspace, "tokenizer", params.tokenizer, kinds=("file", "folder"))
     request = resources.preparation(params, partitions)
-    control.claim(workspace, f"{PREPARATION}{name}")
-    control.refuse_if_active(workspace, f"{PREPARATION}{name}")
+    submission = control.Submission(workspace, f"{PREPARATION}{name}")
+    submission.claim()
+    submission.refuse_if_active()
 
     elements = params.elements
     if elements is None:

@@ -58,9 +58,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
                 f"all runs start in one folder, {kept.start.folder}: let each write to $RUN_DIR, which is its own"
             )
         facts |= {"kind": "sweep", "count": len(choices)}
-        submitted = control.submit(
-            workspace,
-            name,
+        submitted = control.Submission(workspace, name).submit(
             texts,
             facts,
             again=False,

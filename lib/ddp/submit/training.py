@@ -5,13 +5,12 @@ import json
 import pathlib
 import shlex
 
-from ddp.environment import images, requirements, store
+from ddp.environment import requirements, store
 from ddp.options import fabrics, fields, models
 from ddp.problem import Command, ParameterError
 from ddp.project import copies
 from ddp.results.progress import Log
 from ddp.results.result import Answer, Result
-from ddp.run import creation
 from ddp.settings import Settings
 from ddp.slurm import cluster
 from ddp.submit import (
@@ -114,9 +113,7 @@ def _submit(checked: Checked, environment: Manifest, log: Log) -> control.Submit
     """Copy the project, and submit the run."""
     workspace, run = checked.settings.workspace, checked.run
     with copies.copied(workspace, checked.params, run.name, log) as kept:
-        return control.submit(
-            workspace,
-            run.name,
+        return control.Submission(workspace, run.name).submit(
             checked.texts(environment, kept),
             checked.facts(environment, kept),
             again=run.is_again,
@@ -187,21 +184,21 @@ def _name(workspace: Workspace, workload: workloads.Workload, run: str | None) -
     """Name a new run, or claim the one that is named. Raises ParameterError if it cannot be used again."""
     if run is None:
         return workloads.RunName(control.new_name(workspace, workload.label))
-    control.claim(workspace, run)
-    path = workspace.runs / run
-    if workspace.locate(str(path)).kind == "absent":
+    submission = control.Submission(workspace, run)
+    submission.claim()
+    if submission.is_new():
         return workloads.RunName(run)
-    if workspace.do(creation.is_unfinished, path=path):
-        control.refuse_if_active(workspace, run)  # sbatch's answer may have been lost
+    if submission.is_unfinished():
+        submission.refuse_if_active()  # sbatch's answer may have been lost
         remark = f"{run} was left unfinished by an earlier submission, and no job has used it"
         return workloads.RunName(run, is_again=True, remark=f"{remark}: it starts there")
 
     workload.check_again(run)
-    kind = workspace.do(creation.kind_of, path=path)
+    kind = submission.read_kind()
     if kind not in (workload.kind, ""):
-        text = f"{path} exists and is not a {workload.kind} run; choose another name"
+        text = f"{submission.path} exists and is not a {workload.kind} run; choose another name"
         raise ParameterError("run", text)
-    control.refuse_if_active(workspace, run)
+    submission.refuse_if_active()
     remark = ""
     if not kind:
         remark = f"job.json of {run} is missing or damaged"
@@ -212,7 +209,8 @@ def _name(workspace: Workspace, workload: workloads.Workload, run: str | None) -
 def _check_environment(settings: Settings, params: models.Training, contents: Contents) -> str:
     """Check the options on packages; return the check in words. Raises ParameterError."""
     workspace = settings.workspace
-    images.find_imported(workspace, params.container_image)
+    environments = store.Store(settings)
+    environments.imported(params.container_image)
     if params.container_image and params.container_image.startswith("/"):
         checks.check_inside(workspace, "container-image", params.container_image, kinds=("file",))
     given = {
@@ -225,7 +223,7 @@ def _check_environment(settings: Settings, params: models.Training, contents: Co
         raise ParameterError(chosen[0], f"{chosen[1]} brings packages, too; omit one of them")
 
     if params.environment is not None:
-        store.Store(settings).named(contents, params.environment)
+        environments.named(contents, params.environment)
         return f"environment: {params.environment} exists"
     if not params.requirements:
         return ""
@@ -252,14 +250,14 @@ def provide(checked: Checked, log: Log) -> Manifest:
 
 def _provide_environment(checked: Checked, log: Log) -> Manifest:
     settings, params = checked.settings, checked.params
-    workspace = settings.workspace
+    environments = store.Store(settings)
     if params.container_image or params.own_python:
-        store.store_payload(workspace, settings.payload)
-        return images.find_imported(workspace, params.container_image) or store.NOT_INSTALLED
+        environments.store_payload()
+        return environments.imported(params.container_image) or store.NOT_INSTALLED
     if params.environment:
-        return store.Store(settings).named(checked.contents, params.environment)
+        return environments.named(checked.contents, params.environment)
 
-    environment = store.Store(settings).ensure(log, checked.contents)
+    environment = environments.ensure(log, checked.contents)
     if checked.request.gpus_per_node and environment.build == "cpu":
         install = settings.render(Command("env install", {"torch": "cuda"}))
         what = "the environment has torch for CPUs, so this job trains on them"
@@ -267,7 +265,7 @@ def _provide_environment(checked: Checked, log: Log) -> Manifest:
     if not params.requirements:
         return environment
     path = pathlib.Path(params.requirements)
-    return store.Store(settings).layer(requirements.request(settings, path, environment.build), log)
+    return environments.layer(environments.request(path, environment.build), log)
 
 
 def dry(checked: Checked) -> Result:
@@ -297,12 +295,13 @@ def dry(checked: Checked) -> Result:
 
 def _installed(checked: Checked) -> Manifest | None:
     """Return the environment that the job would use, if it is stored."""
-    settings, params = checked.settings, checked.params
+    params = checked.params
+    environments = store.Store(checked.settings)
     if params.environment:
-        return store.Store(settings).named(checked.contents, params.environment)
+        return environments.named(checked.contents, params.environment)
     if params.container_image:
-        return images.find_imported(settings.workspace, params.container_image)
-    return store.Store(settings).installed(checked.contents)
+        return environments.imported(params.container_image)
+    return environments.installed(checked.contents)
 
 
 def _describe_environment(params: models.Training, installed: Manifest | None) -> str:

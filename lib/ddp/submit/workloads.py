@@ -80,6 +80,7 @@ class Workload(abc.ABC):
     payload: pathlib.Path  # the payload's code on this host
     params: models.Training
     resume: str = "auto"  # auto, never or a run's name
+    stored_payload: str = ""  # in the workspace: for a container, or the user's own Python
     has_transformers: bool = False  # in the environment of all jobs
     dataset: str | None = None  # its path
     prepares: bool = False  # the dataset is the default one, and has to be made first
@@ -118,13 +119,6 @@ class Workload(abc.ABC):
     def facts(self) -> dict[str, object]:
         """Describe the workload for job.json."""
         return {"kind": self.kind, "workload": self.params.workload, "dataset": self.dataset}
-
-    @property
-    def _stored_payload(self) -> str:
-        """The payload in the workspace, for a container or the user's own Python."""
-        if self.params.container_image or self.params.own_python:
-            return store.payload_folder(self.workspace, self.payload)
-        return ""
 
     def _refuse_option(self, name: str, hint: str = "") -> typing.NoReturn:
         raise ParameterError(name, f"only the workload gpt has it{hint}")
@@ -168,7 +162,7 @@ class Payload(Workload):
             (*command, *self.params.words),
             leaves_outcome=True,
             resume=self._resume_from(),
-            payload=self._stored_payload,
+            payload=self.stored_payload,
         )
 
     def _flags(self) -> Words:
@@ -402,7 +396,7 @@ class UserProgram(Workload):
         return scripts.Program(
             (*words, *params.words),
             leaves_outcome=False,
-            payload=self._stored_payload,
+            payload=self.stored_payload,
             start=start,
         )
 
@@ -413,11 +407,13 @@ _KINDS: dict[str, type[Payload]] = {"gpt": Gpt, "smoke": Smoke}
 def of(settings: Settings, params: models.Training, *, resume: str = "auto") -> Workload:
     """Return the workload that the options name."""
     kind = _KINDS.get(params.workload, UserProgram)
+    needs_payload = params.container_image or params.own_python
     return kind(
         settings.workspace,
         settings.payload,
         params,
         resume,
+        stored_payload=store.Store(settings).payload_folder() if needs_payload else "",
         has_transformers=settings.transformers,
     )
 

@@ -6,6 +6,7 @@ import os
 import pwd
 import subprocess
 import sys
+import typing
 
 import pytest
 from cluster import Cluster
@@ -137,13 +138,13 @@ def test_an_action_that_holds_the_machine_can_be_ended_before_it_has_a_job(
 ):
     """While it makes an environment, say: it ends as soon as its job is submitted."""
     trainer.holds_machine = True
-    submit = control.submit
+    submit = control.Submission.submit
 
-    def submit_after_stop(*words: object, **more: object) -> object:
+    def submit_after_stop(*words: typing.Any, **more: typing.Any) -> object:
         assert waits.stop(None) == [["submit-ddp"]]
-        return submit(*words, **more)  # type: ignore[arg-type]
+        return submit(*words, **more)
 
-    monkeypatch.setattr(control, "submit", submit_after_stop)
+    monkeypatch.setattr(control.Submission, "submit", submit_after_stop)
     monkeypatch.setattr(control, "pause", lambda _: pytest.fail("it still waits"))
     results = trainer.run("submit-ddp", workload="smoke", run="first", wait=True)
     assert results["state"] in ("PENDING", "RUNNING")

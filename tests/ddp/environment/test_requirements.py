@@ -11,7 +11,7 @@ from cluster import Cluster
 from pip_double import Pip
 
 from ddp.actions import verbs
-from ddp.environment import images, requirements, store
+from ddp.environment import requirements, store
 from ddp.options import fields
 from ddp.problem import ParameterError
 from ddp.results.result import texts_of
@@ -288,15 +288,14 @@ def test_an_image_shares_list_and_names_with_environments(
     row = do(settings, "env list")["environments"].splitlines()[1]
     assert row.split()[:5] == ["torch", image.hash, "-", "-", "image"]
     assert do(settings, "env show", name="torch")["digest"] == image.digest
-    assert images.find_imported(settings.workspace, "torch") == settings.workspace.look().images[0]
+    assert store.Store(settings).imported("torch") == settings.workspace.look().images[0]
     assert [
-        images.find_imported(settings.workspace, name)
-        for name in (None, "/i/x.sqsh", "nvcr.io#a/b:1")
+        store.Store(settings).imported(name) for name in (None, "/i/x.sqsh", "nvcr.io#a/b:1")
     ] == [None] * 3
     with pytest.raises(
         ParameterError, match=r"^container-image: x is not imported; known: torch; ddp image import"
     ):
-        images.find_imported(settings.workspace, "x")
+        store.Store(settings).imported("x")
     remedy = "choose another name, or remove it; ddp env remove torch$"
     with pytest.raises(ParameterError, match=rf"^name: torch is an image; {remedy}"):
         do(settings, "env create", name="torch", requirements=str(wanted))
