@@ -116,6 +116,16 @@ class Training(Nodes):
         """The interpreter of the user's own environment; empty: the job uses another environment."""
         return self.python if self.python.startswith("/") else ""
 
+    @property
+    def memory_mb(self) -> int | None:
+        """`memory` in MiB; 0 where the site decides, None if it is not given."""
+        return None if self.memory is None else fields.memory_mb(self.memory)
+
+    @property
+    def mem_per_cpu_mb(self) -> int:
+        """`mem_per_cpu` in MiB; 0 if it is not given."""
+        return 0 if self.mem_per_cpu is None else fields.memory_mb(self.mem_per_cpu)
+
     @functools.cached_property
     def variables(self) -> dict[str, str]:
         """The variables of `env`."""

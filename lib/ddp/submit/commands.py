@@ -1,4 +1,4 @@
-"""What people type before a program: `torchrun ...` and `python ...` become options of submit, others are refused."""
+"""Commands that people type: `torchrun ...` and `python ...` become options of submit, other launchers are refused."""
 
 import collections.abc
 import pathlib
@@ -26,31 +26,41 @@ def unwrap(values: Values, arguments: tuple[str, ...]) -> tuple[Values, tuple[st
     the command has an option that ddp sets itself, or starts no Python program.
     """
     workload = values.get("workload")
-    name = pathlib.PurePath(workload).name if isinstance(workload, str) else ""
+    typed = workload if isinstance(workload, str) else ""
+    name = pathlib.PurePath(typed).name
     if _is_python(name):
-        prefix = pathlib.Path(str(workload)).absolute().parent.parent
-        if "/" in str(workload) and any(
-            (prefix / marker).exists() for marker in ("pyvenv.cfg", "conda-meta")
-        ):
-            values = values | {"active": str(prefix)}
+        values = values | _active(typed)
         return _torchrun(values, arguments) if name == "torchrun" else _python(values, arguments)
-    is_ours = bool(values.get("module")) or name in ("", "gpt", "smoke") or name.endswith(".py")
-    if not is_ours and _SETTING.match(
-        str(workload)
-    ):  # as a shell takes NAME=value before a command
-        rest = [word for word in arguments if not _is_python(word)]
-        raise ParameterError(
-            "workload", f"{workload}: write: ddp submit --env {shlex.join((str(workload), *rest))}"
-        )
-    # as `time python train.py` and `pdm run train.py` do
-    starts_python = not is_ours and any(
-        _is_python(word) or word.endswith(".py") for word in arguments
-    )
-    if (name in _LAUNCHERS or starts_python) and not pathlib.Path(str(workload)).is_file():
-        raise ParameterError(
-            "workload", f"{name}: ddp starts the ranks itself; {instead(arguments)}"
-        )
+    is_launcher = name in _LAUNCHERS
+    if not values.get("module") and not _is_ours(name):
+        _refuse_setting(typed, arguments)
+        # as `time python train.py` and `pdm run train.py` do
+        is_launcher |= any(_is_python(word) or word.endswith(".py") for word in arguments)
+    if is_launcher and not pathlib.Path(typed).is_file():
+        text = f"{name}: ddp starts the ranks itself; {instead(arguments)}"
+        raise ParameterError("workload", text)
     return values, arguments
+
+
+def _active(typed: str) -> Values:
+    """Return the environment of a Python that is typed with its path, as an option."""
+    if "/" not in typed:
+        return {}
+    prefix = pathlib.Path(typed).absolute().parent.parent
+    markers = (prefix / "pyvenv.cfg", prefix / "conda-meta")
+    return {"active": str(prefix)} if any(marker.exists() for marker in markers) else {}
+
+
+def _is_ours(name: str) -> bool:
+    return name in ("", "gpt", "smoke") or name.endswith(".py")
+
+
+def _refuse_setting(typed: str, arguments: tuple[str, ...]) -> None:
+    """Raise ParameterError for NAME=value, as a shell takes it before a command."""
+    if _SETTING.match(typed):
+        rest = [word for word in arguments if not _is_python(word)]
+        line = f"ddp submit --env {shlex.join((typed, *rest))}"
+        raise ParameterError("workload", f"{typed}: write: {line}")
 
 
 def _is_python(word: str) -> bool:

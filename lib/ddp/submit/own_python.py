@@ -34,7 +34,7 @@ def choose(workspace: Workspace, params: models.Training, *, is_anywhere: bool) 
         text = f"{others} brings its own; give one of python, environment, requirements, container-image"
         raise ParameterError("python", text)
 
-    found = workspace.do(lambda: _look(workspace, pathlib.Path(place)))
+    found = workspace.do(_Place(pathlib.Path(place)).look, shared=workspace.path)
     why = found.trouble
     if is_auto and (why or not found.is_shared):
         why = why or "is not on the shared filesystem"
@@ -71,18 +71,24 @@ class _Interpreter:
         return "" if self.torch else "has no torch"
 
 
-def _look(workspace: Workspace, path: pathlib.Path) -> _Interpreter:
-    """Look at an environment's folder, or at an interpreter."""
-    places = [path]
-    if path.is_dir():
-        places = [path / "bin" / name for name in ("python", "python3")]
-    for place in places:
-        if place.is_file() and os.access(place, os.X_OK):
-            prefix = place.parent.parent
-            is_mounted_alike = prefix.stat().st_dev == workspace.path.stat().st_dev
-            is_shared = is_mounted_alike or not caches.is_local(str(prefix))
-            return _Interpreter(str(place), _torch_of(prefix), is_shared)
-    return _Interpreter()
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """An environment's folder, or an interpreter."""
+
+    path: pathlib.Path
+
+    def look(self, shared: pathlib.Path) -> _Interpreter:
+        """Find the interpreter and its torch; `shared` is a folder that all nodes see."""
+        places = [self.path]
+        if self.path.is_dir():
+            places = [self.path / "bin" / name for name in ("python", "python3")]
+        for place in places:
+            if place.is_file() and os.access(place, os.X_OK):
+                prefix = place.parent.parent
+                is_beside = prefix.stat().st_dev == shared.stat().st_dev
+                is_shared = is_beside or not caches.is_local(str(prefix))
+                return _Interpreter(str(place), _torch_of(prefix), is_shared)
+        return _Interpreter()
 
 
 def _torch_of(prefix: pathlib.Path) -> str:

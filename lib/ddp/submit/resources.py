@@ -266,7 +266,7 @@ def _amounts(
 ) -> tuple[int, int, int]:
     """Compute the cores and the memory on a node, and the memory for each core or 0. Raises ParameterError."""
     is_whole = params.exclusive or most.is_exclusive
-    per_cpu_mb = fields.memory_mb(params.mem_per_cpu or fields.SITE)
+    per_cpu_mb = params.mem_per_cpu_mb
     least_mb = min(node.memory_mb for node in nodes)
 
     cpus = params.cpus_per_task
@@ -276,7 +276,7 @@ def _amounts(
         if per_cpu_mb:  # no more cores than there is memory for
             memory_mb = min(least_mb, most.max_memory_mb or least_mb)
             cpus = max(1, min(cpus, memory_mb // per_cpu_mb))
-    if params.memory == fields.SITE:
+    if params.memory_mb == 0:
         default_mb = most.default_memory_mb or cpus * (most.default_memory_per_cpu_mb or 0)
         _check_site(default_mb, cpus, least_mb)
 
@@ -284,7 +284,7 @@ def _amounts(
         _check_per_cpu(params, per_cpu_mb, cpus, least_mb, most)
         return cpus, per_cpu_mb * cpus, per_cpu_mb
     shares = [node.memory_mb if is_whole else _memory(node, cpus, gpus) for node in nodes]
-    return cpus, bounded_mb(params.memory, min(shares), cpus, most), 0
+    return cpus, bounded_mb(params.memory_mb, min(shares), cpus, most), 0
 
 
 def _check_per_cpu(
@@ -320,16 +320,21 @@ def _check(name: str, amount: int, limit: int | None, what: str, unit: str = "")
         raise ParameterError(name, f"{amount}{unit} exceeds the limit of {limit}{unit} ({what})")
 
 
-def bounded_mb(given: str | None, share_mb: int, cpus: int, most: partition_limits.Limits) -> int:
-    """Compute the memory on a node within the limits; 0 where the site decides, or Slurm does not know a node's."""
-    memory_mb = _memory_mb(given)
+def bounded_mb(
+    wanted_mb: int | None, share_mb: int, cpus: int, most: partition_limits.Limits
+) -> int:
+    """Compute the memory on a node within the limits: what is wanted, or without that a share.
+
+    0 where the site decides, or Slurm does not know a node's.
+    """
     by_cpus = most.max_memory_per_cpu_mb and most.max_memory_per_cpu_mb * cpus
-    bounds = {"MaxMemPerNode": most.max_memory_mb, f"MaxMemPerCPU, for {cpus} cores": by_cpus}
-    for what, bound in bounds.items():
-        _check("memory", memory_mb, bound, what, "M")
-    if given == fields.SITE or (not given and share_mb <= _UNKNOWN_MB):
+    _check("memory", wanted_mb or 0, most.max_memory_mb, "MaxMemPerNode", "M")
+    _check("memory", wanted_mb or 0, by_cpus, f"MaxMemPerCPU, for {cpus} cores", "M")
+    if wanted_mb is not None:
+        return wanted_mb
+    if share_mb <= _UNKNOWN_MB:
         return 0
-    return memory_mb or min([share_mb, *filter(None, bounds.values())])
+    return min(filter(None, (share_mb, most.max_memory_mb, by_cpus)))
 
 
 def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition:
@@ -337,17 +342,15 @@ def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition
     wanted = set(re.split(r"[&|]", constraint))
     least = 1 if "|" in constraint else len(wanted)
     is_mixed = "&" in constraint and "|" in constraint
-    found = tuple(
-        node for node in partition.nodes if is_mixed or len(wanted & node.features) >= least
-    )
+    found = [node for node in partition.nodes if is_mixed or len(wanted & node.features) >= least]
     if not any(node.is_usable for node in found):
-        features = (
-            ", ".join(sorted({name for node in partition.usable for name in node.features})[:12])
-            or "none"
-        )
-        text = f"no usable node of partition {partition.name} has {constraint}; its features are: {features}"
-        raise ParameterError("constraint", text)
-    return dataclasses.replace(partition, nodes=found)
+        known: set[str] = set()
+        for node in partition.usable:
+            known |= node.features
+        features = ", ".join(sorted(known)[:12]) or "none"
+        text = f"no usable node of partition {partition.name} has {constraint}"
+        raise ParameterError("constraint", f"{text}; its features are: {features}")
+    return dataclasses.replace(partition, nodes=tuple(found))
 
 
 def hosts(name: str, hostlist: str | None) -> tuple[str, ...]:
@@ -372,12 +375,13 @@ def _able(
     params: models.Training, gpus: int, candidates: Nodes, partition: jobs.Partition
 ) -> Nodes:
     """Select the nodes that have what the job asks of each. Raises ParameterError if none has."""
-    per_cpu_mb = fields.memory_mb(params.mem_per_cpu or fields.SITE)
+    _check_memory(params)
+    per_core_mb = params.mem_per_cpu_mb * (params.cpus_per_task or 1)
     amounts: tuple[tuple[str, int | str | None, int, str], ...] = (
         ("gpus-per-node", params.gpus_per_node, gpus, "gpus"),
         ("cpus-per-task", params.cpus_per_task, params.cpus_per_task or 1, "cpus"),
-        ("memory", params.memory, _memory_mb(params.memory), "memory_mb"),
-        ("mem-per-cpu", params.mem_per_cpu, per_cpu_mb * (params.cpus_per_task or 1), "memory_mb"),
+        ("memory", params.memory, params.memory_mb or 0, "memory_mb"),
+        ("mem-per-cpu", params.mem_per_cpu, per_core_mb, "memory_mb"),
     )
     for name, given, least, attribute in amounts:
         most = max(getattr(node, attribute) for node in candidates)
@@ -391,15 +395,13 @@ def _able(
     return candidates
 
 
-def _memory_mb(given: str | None) -> int:
-    """Convert the option; 0 without one. Raises ParameterError if torch alone takes more."""
-    memory_mb = fields.memory_mb(given) if given else 0
-    if given not in (None, fields.SITE) and memory_mb < _TOO_LITTLE_MB:
+def _check_memory(params: models.Training) -> None:
+    """Raise ParameterError if torch alone takes more than the memory that is asked for."""
+    given, memory_mb = params.memory, params.memory_mb
+    if given and memory_mb and memory_mb < _TOO_LITTLE_MB:
         meant = f"; {given}G?" if given.isdecimal() else ""
-        raise ParameterError(
-            "memory", f"{given} is {memory_mb} MiB, and torch alone takes more{meant}"
-        )
-    return memory_mb
+        text = f"{given} is {memory_mb} MiB, and torch alone takes more{meant}"
+        raise ParameterError("memory", text)
 
 
 def _share(total: int, wanted: int, there: int) -> int:
@@ -415,17 +417,21 @@ def _memory(node: jobs.Capacity, cpus: int, gpus: int) -> int:
 
 def _times(wanted: str | None, partition: jobs.Partition) -> tuple[str | None, int]:
     """Compute the time limit to request, and how long before its end the job is warned."""
-    seconds = (
-        times.parse_time(wanted) if wanted else partition.default_time_s or partition.max_time_s
-    )
-    if wanted and partition.max_time_s and (seconds is None or seconds > partition.max_time_s):
-        most = times.format_time(partition.max_time_s)
-        raise ParameterError(
-            "time-limit", f"{wanted} exceeds partition {partition.name}'s limit; use at most {most}"
-        )
-    least, most_s = _LEAD_S
-    lead_s = most_s if seconds is None else min(most_s, max(least, seconds // 5))
-    return (times.format_time(seconds) if seconds else "UNLIMITED") if wanted else None, lead_s
+    seconds = partition.default_time_s or partition.max_time_s
+    limit = None
+    if wanted:
+        seconds = times.parse_time(wanted)
+        limit = times.format_time(seconds) if seconds else "UNLIMITED"
+        most_s = partition.max_time_s
+        if most_s and (seconds is None or seconds > most_s):
+            text = f"{wanted} exceeds partition {partition.name}'s limit"
+            text += f"; use at most {times.format_time(most_s)}"
+            raise ParameterError("time-limit", text)
+
+    least_lead_s, most_lead_s = _LEAD_S
+    if seconds is None:
+        return limit, most_lead_s
+    return limit, min(most_lead_s, max(least_lead_s, seconds // 5))
 
 
 def _describe_needs(params: models.Training) -> str:
