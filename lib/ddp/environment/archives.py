@@ -1,4 +1,4 @@
-"""The operations on environments in the workspace: builds and their archives; see workspace/operations.py."""
+"""Operations on environments in the workspace: builds and their archives."""
 
 import contextlib
 import hashlib
@@ -27,9 +27,10 @@ def open_build(base: str) -> str:
 
 
 def open_layer(build: str, base: str, part: tuple[int, str], skipped: int) -> list[str]:
-    """Give an empty environment the scripts and the packages' metadata of an archive; return the latter's names.
+    """Unpack scripts and metadata of an archive into an empty environment; return the names.
 
-    They are the part of this size and SHA-256 behind `skipped` bytes. Raises RefusedError if it is damaged.
+    They are the part of this size and SHA-256 behind `skipped` bytes. Raises RefusedError if it is
+    damaged.
     """
     with pathlib.Path(base).open("rb") as file:
         file.seek(skipped)
@@ -43,10 +44,10 @@ def open_layer(build: str, base: str, part: tuple[int, str], skipped: int) -> li
 
 
 def finish_layer(build: str, base: str, names: list[str]) -> int:
-    """Remove the base's own metadata, put the environment `base` behind the layer on sys.path; return its bytes.
+    """Put the environment `base` behind the layer on sys.path; return the layer's bytes.
 
-    A node unpacks both side by side, and compiles what it imports. The file sorts before those of packages, whose .pth
-    files may need the base.
+    A node unpacks both side by side, and compiles what it imports. The file sorts before those of
+    packages, whose .pth files may need the base.
     """
     environment = pathlib.Path(build, "env")
     (site,) = environment.glob("lib/python3.*/site-packages")
@@ -57,7 +58,7 @@ def finish_layer(build: str, base: str, names: list[str]) -> int:
 
 
 def finish_environment(build: str, payload: pathlib.Path) -> int:
-    """Add the payload to a built environment, remove what no run reads, compile the rest; return its bytes."""
+    """Add the payload to a built environment, trim and compile it; return its bytes."""
     environment = pathlib.Path(build, "env")
     (site,) = environment.glob("lib/python3.*/site-packages")
     _copy_payload(payload, site)
@@ -91,7 +92,10 @@ def _clean(environment: pathlib.Path) -> int:
 
 
 def store_environment(build: str, folder: str, manifest: small_files.Json) -> small_files.Json:
-    """Archive a built environment into `folder` under its hash; the manifest, written last, makes it valid."""
+    """Archive a built environment in `folder` under its hash.
+
+    The manifest is written last and makes the archive valid.
+    """
     descriptor, name = tempfile.mkstemp(prefix=".environment-", suffix=".tmp", dir=folder)
     partial = pathlib.Path(name)
     try:
@@ -139,7 +143,7 @@ def _copy_payload(source: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def remove_environments(folder: str, hashes: list[str]) -> None:
-    """Remove environments, the manifest first, so that nothing half removed is used; remove leftovers, too."""
+    """Remove environments and leftovers; manifests go first, so that no job uses half of one."""
     place = pathlib.Path(folder)
     for name in hashes:
         for suffix in (".json", ".tar.zst"):

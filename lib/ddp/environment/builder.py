@@ -1,4 +1,4 @@
-"""A new environment: the locked packages, torch and the payload; or a layer on one: what a user's requirements add."""
+"""Builds an environment: the locked packages, torch and the payload; or a layer on one."""
 
 import dataclasses
 import functools
@@ -70,7 +70,9 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
 
 
 def _open(workspace: Workspace, request: Request, folder: pathlib.Path, log: Log) -> uv.Uv:
-    """Make an empty environment, and return uv for it. Its scripts find their interpreter beside them.
+    """Make an empty environment, and return uv for it.
+
+    Its scripts find their interpreter beside them.
 
     uv is kept on this host, with a pip that reads the site's settings.
     """
@@ -119,8 +121,8 @@ def _install_layer(
 ) -> list[str]:
     """Install what the requirements need beyond the base; return the names of the base's metadata.
 
-    Of the base only torch is pinned: another version of a package is installed if the requirements need it, and all
-    packages of the base still fit together.
+    Of the base only torch is pinned: another version of a package is installed if the requirements
+    need it, and all packages of the base still fit together.
     """
     installer = _open(settings.workspace, request, folder, log)
     part = {"part": base.parts[1], "skipped": base.parts[0][0]}

@@ -70,7 +70,7 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
 
 
 def _check(source: str) -> None:
-    """Raise ParameterError unless a source that is an archive on this host is a file: skopeo waits for a pipe's end."""
+    """Raise ParameterError for an archive that is not a file: skopeo waits for a pipe's end."""
     kind, _, path = source.partition(":")
     if not kind.endswith("-archive"):
         return

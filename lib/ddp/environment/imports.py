@@ -1,4 +1,4 @@
-"""Import torch and the modules named as arguments with a new environment's Python; print torch's version as JSON."""
+"""Import torch and the modules named as arguments; print torch's version as JSON."""
 
 import importlib
 import json

@@ -13,7 +13,7 @@ from ddp.workspace.folders import Manifest, Workspace
 
 
 def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Results:
-    """Make an environment and store it, unless one of this name with these requirements is stored."""
+    """Make an environment, unless one of this name and these requirements is stored."""
     workspace = settings.workspace
     if (params.requirements is None) == (params.project is None):
         raise ParameterError("requirements", "give either a file of requirements, or a project")
@@ -63,7 +63,10 @@ def show(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
 
 
 def remove(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
-    """Remove this user's environments of a name. Raises ParameterError while a job of the user's uses one."""
+    """Remove this user's environments of a name.
+
+    Raises ParameterError while a job of the user's uses one.
+    """
     workspace = settings.workspace
     hashes = [manifest.hash for manifest in _own(workspace, params.name)]
     used = store.in_use(workspace, workspace.user)

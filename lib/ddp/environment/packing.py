@@ -1,8 +1,8 @@
 """An environment as one archive: parts that nodes unpack side by side.
 
-Each part is a zstd frame with a tar; the first has the folders, which each of the others needs: two tars that both make
-one fail (GNU tar 1.34). The second has the scripts and the packages' metadata, from which a layer is resolved.
-`zstd -dc FILE | tar -xi` reads all of them one after the other.
+Each part is a zstd frame with a tar; the first has the folders, which each of the others needs: two
+tars that both make one fail (GNU tar 1.34). The second has the scripts and the packages' metadata,
+from which a layer is resolved. `zstd -dc FILE | tar -xi` reads all of them one after the other.
 """
 
 import hashlib
@@ -23,7 +23,10 @@ Part = tuple[int, str]  # bytes and SHA-256
 
 
 def pack(folder: pathlib.Path, target: typing.IO[bytes]) -> tuple[str, list[Part]]:
-    """Write the files below `folder` to `target`; return the SHA-256 of all, and the parts. Raises RefusedError."""
+    """Write the files below `folder` to `target`; return the SHA-256 of all, and the parts.
+
+    Raises RefusedError.
+    """
     names = sorted(folder.rglob("*"), key=lambda path: (path.lstat().st_size, path), reverse=True)
     folders = sorted(path for path in names if path.is_dir() and not path.is_symlink())
     files = [path for path in names if path.is_symlink() or not path.is_dir()]

@@ -1,4 +1,4 @@
-"""The files that list a user's own requirements: found in a project, checked, and known by their content."""
+"""Files that list a user's requirements: found in a project, checked, hashed."""
 
 import contextlib
 import hashlib
@@ -40,7 +40,10 @@ def find_in_project(folder: pathlib.Path) -> pathlib.Path:
 
 
 def digest(path: pathlib.Path, *extras: str) -> str:
-    """Hash a requirements.txt with what it includes, or a pyproject.toml with extras. Raises ParameterError by line."""
+    """Hash a requirements.txt with what it includes, or a pyproject.toml with extras.
+
+    Raises ParameterError by line.
+    """
     texts: dict[pathlib.Path, bytes] = {}
     remaining = {path}
     while remaining:

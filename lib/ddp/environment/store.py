@@ -1,7 +1,8 @@
-"""The Python environment of all jobs: made once on this host, stored as one archive in the workspace; layers likewise.
+"""The store of Python environments: each is made once, and is one archive in the workspace.
 
-Its key is a hash of its inputs: the interpreter's version, the machine, the build of torch, the payload and its locked
-requirements, a user's own requirements. An environment with the current key is used; else one is made.
+Its key is a hash of its inputs: the interpreter's version, the machine, the build of torch, the
+payload and its locked requirements, a user's own requirements. An environment with the current key
+is used; else one is made.
 """
 
 import collections
@@ -81,7 +82,10 @@ class Store:
         return None
 
     def named(self, contents: Contents, name: str) -> Manifest:
-        """Return the newest environment of this name, the user's own before the trainer's. Raises ParameterError."""
+        """Return the newest environment of this name, the user's own before the trainer's.
+
+        Raises ParameterError.
+        """
         mine = [manifest for manifest in contents.environments if manifest.name == name]
         mine.sort(
             key=lambda manifest: manifest.folder != str(self.settings.workspace.environments)
@@ -114,7 +118,7 @@ class Store:
         return ("cuda", "cpu") if chosen == "auto" else (chosen,)
 
     def missing(self, contents: Contents) -> str:
-        """Explain why jobs would use no stored environment: none is there, or packages of an option are missing."""
+        """Explain why jobs cannot use a stored environment."""
         own = {one.key for one in contents.environments if not (one.name or one.requirements)}
         if not own:
             return "no environment yet"
@@ -147,7 +151,10 @@ class Store:
         return has_base and manifest.key == self.key(manifest.build, manifest.requirements)
 
     def imported(self, name: str | None) -> Manifest | None:
-        """Return the imported image that an option names; None for another image, or none. Raises ParameterError."""
+        """Return the imported image that an option names; None for another image, or none.
+
+        Raises ParameterError.
+        """
         if not name or re.search("[/:#@]", name):
             return None
         images = self.settings.workspace.look().images
@@ -172,7 +179,10 @@ class Store:
     def request(
         self, path: pathlib.Path, build: str, name: str = "", *extras: str
     ) -> builder.Request:
-        """Return the inputs of a layer with a user's requirements. Raises ParameterError if the file is no good."""
+        """Return the inputs of a layer with a user's requirements.
+
+        Raises ParameterError if the file is no good.
+        """
         sha256 = self.settings.workspace.do(lambda: requirements.digest(path, *extras))
         wheels = wheelhouse.find(self.settings)
         return builder.Request(build, wheels, name, path, extras, sha256)
@@ -185,7 +195,10 @@ class Store:
         return self.installed(contents) or self.install(request, log)
 
     def layer(self, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
-        """Return the layer of a request on the jobs' environment, made now if it is missing. Raises Problem."""
+        """Return the layer of a request on the jobs' environment, made now if it is missing.
+
+        Raises Problem.
+        """
         contents = self.settings.workspace.look()
         below = Store(dataclasses.replace(self.settings, torch_build=request.build))
         base = below.ensure(log, contents)
@@ -194,7 +207,10 @@ class Store:
         return found or self.install(request, log, force=force)
 
     def install(self, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
-        """Make an environment and store its archive; if one is stored, only with `force`. Raises Problem."""
+        """Make an environment and store its archive; if one is stored, only with `force`.
+
+        Raises Problem.
+        """
         if request.build == "auto":
             request = dataclasses.replace(request, build=_build_for_nodes())
         claims = self.settings.workspace.claims
@@ -224,7 +240,7 @@ class Store:
         return made
 
     def key(self, build: str, requirements: str = "", extras: tuple[str, ...] | None = None) -> str:
-        """Return the current key of a build of torch, with a user's requirements if there are some."""
+        """Return the key of an environment: a hash of its inputs."""
         inputs = [
             _FORMAT,
             builder.python_version(),
@@ -261,7 +277,10 @@ def in_use(workspace: Workspace, user: str | None) -> dict[str, str]:
 
 
 def _prune(workspace: Workspace, log: Log, *, keep: str) -> None:
-    """Remove old archives that no job in the queue uses; those of the trainer's account serve all users' jobs."""
+    """Remove old archives that no job in the queue uses.
+
+    The trainer's archives serve the jobs of all users.
+    """
     is_shared = workspace.folder == workspace.path and bool(workspace.account)
     try:
         used = in_use(workspace, None if is_shared else workspace.user).values()

@@ -1,6 +1,7 @@
-"""uv, which resolves and installs packages: its pinned version, the site's indexes, and where torch comes from.
+"""uv, which installs packages: its pinned version, the site's indexes, the source of torch.
 
-Imports the standard library and modules that need no more, for scripts/install_torch.py runs before all packages.
+Imports the standard library and modules that need no more, for scripts/install_torch.py runs before
+all packages.
 """
 
 import ast
@@ -48,7 +49,10 @@ _UNSATISFIABLE = re.compile(
 
 
 class InstallError(Problem):
-    """Packages could not be installed; `is_unsatisfiable`: the indexes answered, and no set of packages fits."""
+    """Packages could not be installed.
+
+    With `is_unsatisfiable` the indexes answered, and no set of packages fits.
+    """
 
     def __init__(
         self, what: str, *, is_unsatisfiable: bool = False, remedy: Step | None = None
@@ -69,7 +73,10 @@ class Uv:
     options: tuple[str, ...] = ()
 
     def install(self, *arguments: str | pathlib.Path, also: str = "", **variables: str) -> None:
-        """Install packages; `also` is the option torch-index, `variables` replace others. Raises InstallError."""
+        """Install packages; `also` is the option torch-index, `variables` replace others.
+
+        Raises InstallError.
+        """
         indexes = " ".join(filter(None, (also, self.variables.get("UV_INDEX"))))
         env = {**_OWN, **self.variables, **({"UV_INDEX": indexes} if indexes else {}), **variables}
         try:
@@ -96,7 +103,7 @@ def bootstrap(
     wheels: collections.abc.Sequence[str] = (),
     **variables: str,
 ) -> Uv:
-    """Return the pinned uv with the site's indexes; the pip of `python` installs it into `folder` if that is missing.
+    """Return the pinned uv with the site's indexes; `python`'s pip installs it if needed.
 
     `wheels` are folders that replace all indexes; `variables` are uv's own. Raises InstallError.
     """
@@ -116,7 +123,10 @@ def bootstrap(
 
 
 def site(pip: collections.abc.Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the package indexes of pip's files and PIP_* as uv's variables and options. Raises InstallError."""
+    """Return the package indexes of pip's files and PIP_* as uv's variables and options.
+
+    Raises InstallError.
+    """
     listed = call(*pip, "config", "list", env=pip_variables())
     known: dict[str, str] = {}
     for scope in ("global", "install", ":env:"):  # the last wins
@@ -131,7 +141,10 @@ def site(pip: collections.abc.Sequence[str]) -> tuple[dict[str, str], tuple[str,
 
 
 def pip_variables() -> dict[str, str]:
-    """Return the variables that name pip's package indexes; others, such as PIP_TARGET, would lead elsewhere."""
+    """Return the variables that name pip's package indexes.
+
+    Others, such as PIP_TARGET, would lead elsewhere.
+    """
     names = ["PIP_CONFIG_FILE", "PIP_NO_INDEX", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"]
     names += [f"PIP_{name.upper().replace('-', '_')}" for name in _SITE]
     return {name: os.environ[name] for name in names if name in os.environ}
@@ -142,8 +155,9 @@ def install_cpu_torch(
 ) -> None:
     """Install torch for CPUs from the first source that has it. Raises InstallError.
 
-    The order: the CPU build from the site's indexes and `index`; from PyTorch's own index; the default build from the
-    site's, which computes the same on CPUs. `do` reports a text while it calls a function; `ways` lead to another one.
+    The order: the CPU build from the site's indexes and `index`; from PyTorch's own index; the
+    default build from the site's, which computes the same on CPUs. `do` reports a text while it
+    calls a function; `ways` lead to another one.
     """
     why, build = "", f"torch=={TORCH}+cpu"
     try:

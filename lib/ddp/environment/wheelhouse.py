@@ -1,4 +1,4 @@
-"""A wheelhouse: wheels in a folder or an archive, from which an environment is made without a package index."""
+"""A wheelhouse: wheels in a folder or an archive, used in place of a package index."""
 
 import pathlib
 import subprocess
@@ -11,7 +11,10 @@ from ddp.workspace.folders import PYTHON
 
 
 def find(settings: Settings, path: str | None = None) -> str:
-    """Return `path`, else the wheelhouse that the operator attached, else "". Raises ParameterError."""
+    """Return `path`, else the wheelhouse that the operator attached, else "".
+
+    Raises ParameterError.
+    """
     if path is not None:
         checks.check_inside(settings.workspace, "wheelhouse", path, kinds=("file", "folder"))
         return path
@@ -20,9 +23,10 @@ def find(settings: Settings, path: str | None = None) -> str:
 
 
 def unpack(path: str, target: pathlib.Path) -> list[str]:
-    """Return the folders of the wheels, below `path` or, if that is an archive, unpacked below `target`.
+    """Return the folders of the wheels in `path`; an archive is unpacked to `target` first.
 
-    The programs write nothing outside `target`: tar makes links last, zipfile makes none. Raises RefusedError.
+    The programs write nothing outside `target`: tar makes links last, zipfile makes none. Raises
+    RefusedError.
     """
     folder = pathlib.Path(path)
     if not folder.is_dir():

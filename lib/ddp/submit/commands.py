@@ -1,4 +1,7 @@
-"""Commands that people type: `torchrun ...` and `python ...` become options of submit, other launchers are refused."""
+"""Commands that people type: `torchrun ...` and `python ...` become options of submit.
+
+Other launchers are refused, with the line to type instead.
+"""
 
 import collections.abc
 import pathlib
@@ -20,10 +23,11 @@ _LAUNCHERS = frozenset(
 
 
 def unwrap(values: Values, arguments: tuple[str, ...]) -> tuple[Values, tuple[str, ...]]:
-    """Turn a workload that is a launcher's command into options with the program that it starts, and its arguments.
+    """Replace a typed launcher by the program that it starts; return the options and arguments.
 
-    An environment's Python or torchrun that is typed with its path makes the option `active`. Raises ParameterError:
-    the command has an option that ddp sets itself, or starts no Python program.
+    An environment's Python or torchrun that is typed with its path makes the option `active`.
+    Raises ParameterError: the command has an option that ddp sets itself, or starts no Python
+    program.
     """
     workload = values.get("workload")
     typed = workload if isinstance(workload, str) else ""
@@ -105,7 +109,10 @@ def _option(flag: str, name: str, value: str) -> Values:
 
 
 def _agreed(values: Values, found: Values) -> Values:
-    """Return the options found. Raises ParameterError if the same option of ours was given another value."""
+    """Return the options found.
+
+    Raises ParameterError if the same option of ours was given another value.
+    """
     for name, value in found.items():
         ours = "gpus-per-node" if name == "ranks" else name
         given = values.get(ours)

@@ -65,7 +65,7 @@ def new_name(workspace: Workspace, kind: str) -> str:
 
 
 def new_mark() -> str:
-    """Return a unique text that a submission's job carries in its comment, so that a later look finds the job."""
+    """Return a unique text for the job's comment, by which the job is found later."""
     return f"ddp:{uuid.uuid4().hex[:16]}"
 
 
@@ -93,7 +93,10 @@ class Submission:
         return self.workspace.runs / self.run
 
     def claim(self) -> None:
-        """Keep other commands from submitting this run. Raises ParameterError if one is submitting it now."""
+        """Keep other commands from submitting this run.
+
+        Raises ParameterError if one is submitting it now.
+        """
         if not self.workspace.claims.take(self.run):
             text = f"another command is submitting {self.run}"
             raise ParameterError("run", text, remedy=catalog.LIST)
@@ -103,11 +106,11 @@ class Submission:
         return self.workspace.locate(str(self.path)).kind == "absent"
 
     def is_unfinished(self, sweep: str = "") -> bool:
-        """Return whether an earlier submission, of this sweep, left the folder before Slurm had a job of it."""
+        """Return whether an earlier submission left the folder before Slurm had its job."""
         return self.workspace.do(creation.is_unfinished, path=self.path, sweep=sweep)
 
     def read_kind(self) -> str | None:
-        """Return the kind of the run in the folder: "" if job.json is damaged, None for another folder."""
+        """Return the kind of the run: "" if job.json is damaged, None if this is not a run."""
         return self.workspace.do(creation.kind_of, path=self.path)
 
     def refuse_if_active(self) -> None:
@@ -134,10 +137,12 @@ class Submission:
         secrets: collections.abc.Mapping[str, str] | None = None,
         elements: collections.abc.Sequence[dict[str, str]] = (),
     ) -> Submitted:
-        """Write the run's files and submit its script; a `token` is delivered, and `secrets`. Raises Problem.
+        """Write the run's files and submit its script; a `token` is delivered, and `secrets`.
 
-        job.json is there before Slurm has the job, with the job's mark and the record that it replaces. `elements`
-        are the files of a sweep's runs.
+        Raises Problem.
+
+        job.json is there before Slurm has the job, with the job's mark and the record that it
+        replaces. `elements` are the files of a sweep's runs.
         """
         workspace, path = self.workspace, self.path
         mark = new_mark()
@@ -170,7 +175,7 @@ class Submission:
         return Submitted(job_id, path, limit)
 
     def _before(self) -> dict[str, object]:
-        """Return the fields of job.json on the run's earlier job, whose summary is not the new job's."""
+        """Return the fields of job.json that describe the run's earlier job."""
         summary = self.workspace.do(folder.summarised, path=self.path)
         found: dict[str, object] = {"summary_before": summary}
         if before := catalog.read_record(self.workspace, self.run):
@@ -181,7 +186,10 @@ class Submission:
     def undone(
         self, *steps: collections.abc.Callable[[], object]
     ) -> collections.abc.Generator[None]:
-        """Do these steps if the submission in the block fails, but not if Slurm may have the job. Raises Problem."""
+        """Do these steps if the submission in the block fails, but not if Slurm may have the job.
+
+        Raises Problem.
+        """
         try:
             yield
         except jobs.UncertainError as e:
@@ -195,7 +203,7 @@ class Submission:
             raise
 
     def send(self, name: str, text: str, mark: str) -> tuple[int, str]:
-        """Submit a script of the run's folder; return its job's id, and the limit that it waits for.
+        """Submit a script of the run's folder; return the job's id and the limit it waits for.
 
         Raises SlurmError.
         """
@@ -211,7 +219,7 @@ class Submission:
         raise jobs.SlurmError(f"{what}; it is cancelled")
 
     def _send(self, name: str, text: str, mark: str) -> int:
-        """Submit a script and return its job's id; if sbatch's answer was lost, look for the job."""
+        """Submit a script and return the job's id, also if sbatch's answer was lost."""
         theirs = _COMMENT.search(text)
         comment = f"{theirs[1]} {mark}" if theirs else mark
         try:

@@ -1,4 +1,7 @@
-"""Fine-tuning a local model: the checks before a run is submitted. The payload's finetune module does the work."""
+"""Fine-tuning a local model: the checks before a run is submitted.
+
+The payload's finetune module does the work.
+"""
 
 import collections.abc
 import itertools
@@ -13,7 +16,7 @@ Words = collections.abc.Sequence[str]
 
 
 def find_folders(words: Words, choices: payload_arguments.Choices) -> tuple[tuple[str, str], ...]:
-    """List the folders that a run's arguments, or those of each run of a sweep, name: flag and path.
+    """List the flags and folders that the arguments of a run, or of a sweep's runs, name.
 
     Raises ParameterError if a flag has no path, or a tokenizer has no model.
     """
@@ -33,7 +36,10 @@ def check_models(
     *,
     has_transformers: bool,
 ) -> tuple[str, ...]:
-    """Return the folders of the models that are tuned. Raises ParameterError if one cannot be used."""
+    """Return the folders of the models that are tuned.
+
+    Raises ParameterError if one cannot be used.
+    """
     for flag, path in named:
         if not has_transformers:
             raise _needs_transformers()
@@ -52,7 +58,10 @@ def _needs_transformers() -> ParameterError:
 
 
 def check_text(workspace: Workspace, wanted: str | None) -> None:
-    """Check the text that a model is tuned on, unless it is a dataset by name. Raises ParameterError."""
+    """Check the text that a model is tuned on, unless it is a dataset by name.
+
+    Raises ParameterError.
+    """
     if wanted is None:
         example = "a file or folder of JSON lines, such as /mnt/shared/chat.jsonl"
         raise ParameterError("dataset", f"fine-tuning needs {example}")

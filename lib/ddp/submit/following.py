@@ -63,7 +63,10 @@ class Follower:
             control.pause(1.0 if time.monotonic() - began < _OFTEN_S else 3.0)
 
     def conclude(self, known: jobs.Job | None) -> Results:
-        """Return the results of a completed job. Raises Problem with the reason if it ended otherwise."""
+        """Return the results of a completed job.
+
+        Raises Problem with the reason if it ended otherwise.
+        """
         submitted = self.submitted
         tokens.drop(self.workspace, submitted.run)
         run = state.with_job(catalog.read(self.workspace, submitted.run), known)

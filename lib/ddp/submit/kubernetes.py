@@ -1,7 +1,8 @@
-"""A run as Kubernetes manifests: an Indexed Job and a headless Service, for Kubernetes 1.31 and newer.
+"""A run as Kubernetes manifests: an Indexed Job and a headless Service (Kubernetes 1.31).
 
-Each pod is a node of the run and starts torchrun, which meets at pod 0 (c10d rendezvous). The workspace is the claim
-that `export-kubernetes` of juicefs-server-proxy makes: code, data and run lie at the same paths as on Slurm's nodes.
+Each pod is a node of the run and starts torchrun, which meets at pod 0 (c10d rendezvous). The
+workspace is the claim that `export-kubernetes` of juicefs-server-proxy makes: code, data and run
+lie at the same paths as on Slurm's nodes.
 """
 
 import dataclasses
@@ -33,7 +34,10 @@ _RESERVED = ("JOB_COMPLETION_INDEX", "RUN_ATTEMPT_ID", "STOP_FILE", "RUN_DIR", "
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run: its command, resources and folders. Raises ParameterError for what manifests cannot express."""
+    """A run: its command, resources and folders.
+
+    Raises ParameterError for what manifests cannot express.
+    """
 
     name: str
     image: str
@@ -83,10 +87,10 @@ class Run:
 
 
 def object_name(run: str) -> str:
-    """Derive the name of a run's objects: a DNS label of at most 52 characters, unique to the run's name.
+    """Derive a DNS label of at most 52 characters from the run's name.
 
-    A Service's name begins with a letter (RFC 1035). An altered name ends in a digest of the run's name, and so does a
-    name that already looks like one.
+    A Service's name begins with a letter (RFC 1035). An altered name ends in a digest of the run's
+    name, and so does a name that already looks like one.
     """
     name = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     if (

@@ -1,4 +1,7 @@
-"""The user's own virtual or conda environment; its Python is not started here: importing torch may take minutes."""
+"""The user's own virtual or conda environment.
+
+Its Python is not started here, since importing torch may take minutes.
+"""
 
 import dataclasses
 import os
@@ -92,7 +95,7 @@ class _Place:
 
 
 def _torch_of(prefix: pathlib.Path) -> str:
-    """Return the version of torch below an environment's folder, or below those that it looks into; "" if none."""
+    """Return the version of torch that an environment imports, or ""."""
     config = prefix / "pyvenv.cfg"
     others = [f"{prefix}/local", f"{pathlib.Path.home()}/.local"]
     if config.is_file():

@@ -1,4 +1,4 @@
-"""The arguments of gpt and smoke, checked by the payload's own parser before anything is written."""
+"""The arguments of gpt and smoke, checked by the payload's own parser."""
 
 import collections.abc
 import difflib
@@ -32,7 +32,7 @@ _HIDDEN = (  # in the help
 
 
 def words(choice: Choice) -> list[str]:
-    """Format a run's options for the payload, whose flags take no value: true is --x, false is --no-x."""
+    """Format options for the payload, whose flags take no value: true is --x, false --no-x."""
     flags = {"true": "--", "false": "--no-"}
     return [
         f"{flags[value]}{name}" if value in flags else f"--{name}={value}"
@@ -43,7 +43,8 @@ def words(choice: Choice) -> list[str]:
 def check(payload: pathlib.Path, kind: str, folder: str, args: Words, choices: Choices) -> str:
     """Check that the payload accepts `args`, with each of a sweep's `choices` appended.
 
-    Returns the check in words, "" if there is nothing to check. `folder` is the run's. Raises ParameterError.
+    Returns the check in words, "" if there is nothing to check. `folder` is the run's. Raises
+    ParameterError.
     """
     if not args and not choices:
         return ""
@@ -73,7 +74,7 @@ def _refuse_taken(args: Words, choices: Choices) -> None:
 
 
 def _refuse_unknown(payload: pathlib.Path, kind: str, trouble: str) -> None:
-    """Raise Problem, with the option that is most like it, if the trouble is a word that the payload does not know."""
+    """Raise Problem for an unknown word, with the option that is most like it."""
     found = re.match(r"unrecognized arguments: ([^\s=;]+)", trouble)
     if found is None:
         return

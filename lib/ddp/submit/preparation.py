@@ -34,7 +34,10 @@ class _Parts:
     undo: collections.abc.Callable[[], object]  # of the run's folder
 
     def cancel(self, why: Problem) -> None:
-        """Cancel the array, since the preparation failed. Raises Problem, for both, if Slurm does not."""
+        """Cancel the array, since the preparation failed.
+
+        Raises Problem, for both, if Slurm does not.
+        """
         try:
             jobs.cancel(self.array)
         except jobs.SlurmError as e:
@@ -74,7 +77,10 @@ class _Preparation:
         return str(self.workspace.datasets / self.dataset)
 
     def texts(self, environment: folders.Manifest) -> dict[str, str]:
-        """Render the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
+        """Render the run's files.
+
+        Several elements are an array, `parts.sbatch`, and a job that ends it.
+        """
         params = self.params
         tokenizer = "--tokenizer-local-dir" if params.tokenizer.startswith("/") else "--tokenizer"
         given = ("--source", params.source, "--output", self.output, tokenizer, params.tokenizer)
@@ -100,7 +106,10 @@ class _Preparation:
     def submit(
         self, environment: folders.Manifest, *, is_automatic: bool
     ) -> tuple[control.Submitted, int | None]:
-        """Submit the job, and before it the array if there is one, whose id is returned. Raises Problem."""
+        """Submit the job, and before it the array if there is one, whose id is returned.
+
+        Raises Problem.
+        """
         texts = self.texts(environment)
         is_again = not self.submission.is_new()
         parts = None

@@ -57,7 +57,7 @@ def check(workspace: Workspace, params: models.Training, contents: folders.Conte
 
 
 def _compile(path: pathlib.Path, words: collections.abc.Sequence[str]) -> tuple[str, str]:
-    """Return the syntax error of a program, and a remark on ranks that it starts; each empty without one.
+    """Return a program's syntax error or "", and a remark on ranks that it starts or "".
 
     Raises ParameterError if it is no Python at all.
     """
@@ -79,10 +79,11 @@ def _compile(path: pathlib.Path, words: collections.abc.Sequence[str]) -> tuple[
 def _remark_on_spawn(
     path: pathlib.Path, tree: ast.Module, words: collections.abc.Sequence[str]
 ) -> str:
-    """Return a remark if a program starts its own ranks within each rank of the job, as torch's mp.spawn does.
+    """Return a remark if a program starts ranks within each rank of the job, as mp.spawn does.
 
-    They inherit TORCHELASTIC_USE_AGENT_STORE, and wait for a store that nobody serves. One that reads torchrun's
-    variables, or takes a flag for it (as PyTorch's imagenet example), starts them only without torchrun.
+    They inherit TORCHELASTIC_USE_AGENT_STORE, and wait for a store that nobody serves. One that
+    reads torchrun's variables, or takes a flag for it (as PyTorch's imagenet example), starts them
+    only without torchrun.
     """
     nodes = list(ast.walk(tree))
     texts = {

@@ -56,10 +56,12 @@ class _Hosts:
 
 
 def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) -> Request:
-    """Compute a training job's request. Without parameters: all usable nodes of the default partition, whole.
+    """Compute a training job's request.
 
-    If some of the nodes have GPUs, only those count, with as many GPUs as each of them has.
-    Raises ParameterError if the cluster does not have what is asked for.
+    Without parameters: all usable nodes of the default partition, whole.
+
+    If some of the nodes have GPUs, only those count, with as many GPUs as each of them has. Raises
+    ParameterError if the cluster does not have what is asked for.
     """
     partition = choose_partition(params, partitions)
     most = partition.limits
@@ -96,7 +98,10 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
 
 
 def _hosts(params: models.Training, partition: jobs.Partition) -> _Hosts:
-    """Read the options that name or count nodes. Raises ParameterError if the partition does not allow them."""
+    """Read the options that name or count nodes.
+
+    Raises ParameterError if the partition does not allow them.
+    """
     named = hosts("nodelist", params.nodelist)
     unwanted = hosts("exclude", params.exclude)
     _check_named(named, partition)
@@ -139,7 +144,10 @@ def _choose_gpus(params: models.Training, nodes: Nodes) -> tuple[int, Nodes]:
 def _count_nodes(
     params: models.Training, wanted: _Hosts, candidates: Nodes, partition: jobs.Partition
 ) -> int:
-    """Return the number of nodes, with the spare ones. Raises ParameterError if there are not as many."""
+    """Return the number of nodes, with the spare ones.
+
+    Raises ParameterError if there are not as many.
+    """
     if unfit := set(wanted.named) - {node.name for node in candidates}:
         text = f"{min(unfit)} has too few GPUs or cores, or too little memory; leave it out"
         raise ParameterError("nodelist", text)
@@ -163,7 +171,7 @@ def _count_nodes(
 def remark(
     params: models.Training, request: Request, partitions: tuple[jobs.Partition, ...]
 ) -> list[str]:
-    """Describe what the defaults make of nodes that differ: idle GPUs, and models that wait for each other."""
+    """Remark on nodes that differ: GPUs stay idle, or fast ones wait for slow ones."""
     nodes = _nodes_of(params, request, partitions)
     is_default = params.gpus_per_node is None and params.ranks is None
     found: list[str] = []
@@ -209,7 +217,7 @@ def _remark_on_models(nodes: list[jobs.Capacity]) -> str:
 
 
 def preparation(params: models.Resources, partitions: tuple[jobs.Partition, ...]) -> Request:
-    """Compute the request to prepare a dataset: half a node, at least one core and 2 GiB where it has them."""
+    """Compute the request to prepare a dataset: half a node, at least one core and 2 GiB."""
     partition = choose_partition(params, partitions)
     node = max(partition.usable, key=lambda node: (node.cpus, node.memory_mb))
     cpus = max(1, min(node.cpus // 2, partition.limits.max_cpus_per_node or node.cpus))
@@ -228,7 +236,10 @@ def check_array(name: str, size: int, partitions: tuple[jobs.Partition, ...]) ->
 def choose_partition(
     params: models.Place, partitions: tuple[jobs.Partition, ...]
 ) -> jobs.Partition:
-    """Return the named partition or the default one. Raises ParameterError unless it takes jobs, and this user's."""
+    """Return the named partition or the default one.
+
+    Raises ParameterError unless it takes jobs, and this user's.
+    """
     found = _named_partition(params.partition, partitions)
     if not found.is_up:
         text = f"an administrator types: scontrol update partitionname={found.name} state=up"
@@ -245,7 +256,10 @@ def choose_partition(
 
 
 def _named_partition(name: str | None, partitions: tuple[jobs.Partition, ...]) -> jobs.Partition:
-    """Return the partition of a name; without one the default, or the only one. Raises ParameterError."""
+    """Return the partition of a name; without one the default, or the only one.
+
+    Raises ParameterError.
+    """
     if not partitions:
         step = Step("add-partition", "add one to slurm.conf")
         raise Problem("Slurm has no partition yet", remedy=step)
@@ -264,7 +278,10 @@ def _named_partition(name: str | None, partitions: tuple[jobs.Partition, ...]) -
 def _amounts(
     params: models.Training, gpus: int, nodes: Nodes, most: partition_limits.Limits
 ) -> tuple[int, int, int]:
-    """Compute the cores and the memory on a node, and the memory for each core or 0. Raises ParameterError."""
+    """Compute the cores and the memory on a node, and the memory for each core or 0.
+
+    Raises ParameterError.
+    """
     is_whole = params.exclusive or most.is_exclusive
     per_cpu_mb = params.mem_per_cpu_mb
     least_mb = min(node.memory_mb for node in nodes)
@@ -302,7 +319,7 @@ def _check_per_cpu(
 
 
 def _check_site(default_mb: int, cpus: int, node_mb: int) -> None:
-    """Raise ParameterError if what the site gives a job is too little for torch, or more than a node has."""
+    """Raise ParameterError if the site's default is too small for torch or too large for a node."""
     what = f"the site's default for {cpus} cores (DefMemPerCPU, DefMemPerNode)"
     if 0 < default_mb < _TOO_LITTLE_MB:
         raise ParameterError(
@@ -338,7 +355,10 @@ def bounded_mb(
 
 
 def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition:
-    """Limit a partition to the nodes that the constraint allows; Slurm evaluates one with both & and |."""
+    """Limit a partition to the nodes that the constraint allows.
+
+    Only Slurm evaluates a constraint with both & and |.
+    """
     wanted = set(re.split(r"[&|]", constraint))
     least = 1 if "|" in constraint else len(wanted)
     is_mixed = "&" in constraint and "|" in constraint
@@ -405,7 +425,7 @@ def _check_memory(params: models.Training) -> None:
 
 
 def _share(total: int, wanted: int, there: int) -> int:
-    """Compute the share of a node's cores that goes with `wanted` of its `there` GPUs; all of them without GPUs."""
+    """Compute the share of a node's cores that goes with `wanted` of its `there` GPUs."""
     return max(1, total * wanted // there) if wanted and there else max(1, total)
 
 

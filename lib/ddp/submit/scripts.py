@@ -1,4 +1,4 @@
-"""The files of a run: the script with the directives for sbatch, the program of the job, and its specification."""
+"""The files of a run: the script for sbatch, the program of the job, and its specification."""
 
 import collections.abc
 import dataclasses
@@ -174,7 +174,10 @@ def preparation(
     array: Array | None = None,
     follows: bool = False,
 ) -> dict[str, str]:
-    """Render the files of a job that prepares a dataset, by name. `commands` are arguments of `python -m`, in turn."""
+    """Render the files of a job that prepares a dataset, by name.
+
+    `commands` are arguments of `python -m`, in turn.
+    """
     name = "parts" if array else "job"
     folder = str(settings.workspace.runs / run)
     output = f"{folder}/logs/{'%A_%a' if array else '%j'}.out"
@@ -198,7 +201,10 @@ def preparation(
 
 @functools.cache
 def _program() -> dict[str, str]:
-    """Read the program's files; a job runs only files in its own run's folder, which nobody else can write."""
+    """Read the program's files, which each run has in its folder.
+
+    A job runs no other file, since only its user can write there.
+    """
     texts: dict[str, str] = {}
     for path in sorted(_PROGRAM.rglob("*.py")):
         texts[f"program/ddp/node/{path.relative_to(_PROGRAM)}"] = path.read_text()
@@ -242,12 +248,12 @@ def _directives(
 ) -> list[tuple[str, str]]:
     """List a job's directives: the computed ones, those of options, the fixed ones, and `more`.
 
-    Memory is given unless the site decides, or the job would take the whole node's. GPUs are by node: Slurm would
-    bind those of tasks and cut the ranks' paths to each other. The log is appended to, so that a requeued attempt
-    keeps the first one's.
-    A job whose dependency can no longer come true ends. The login host's limits are not propagated: it locks too
-    little memory for RDMA. The signal goes to the batch script alone, which is the program from then on and makes the
-    ranks save.
+    Memory is given unless the site decides, or the job would take the whole node's. GPUs are by
+    node: Slurm would bind those of tasks and cut the ranks' paths to each other. The log is
+    appended to, so that a requeued attempt keeps the first one's. A job whose dependency can no
+    longer come true ends. The login host's limits are not propagated: it locks too little memory
+    for RDMA. The signal goes to the batch script alone, which is the program from then on and makes
+    the ranks save.
     """
     memory = per_core = None
     if request.memory_per_cpu_mb:
@@ -278,7 +284,7 @@ def _directives(
 
 
 def _tracking(settings: Settings, given: collections.abc.Container[str]) -> dict[str, str]:
-    """Return the variables that tell the payload where to track, without those that the user gives."""
+    """Return the variables that tell the payload where to track; the user's own go first."""
     wanted = {
         "MLFLOW_TRACKING_URI": settings.mlflow_uri,
         "DDPTRAIN_TENSORBOARD": "1" if settings.tensorboard else "",
@@ -288,7 +294,10 @@ def _tracking(settings: Settings, given: collections.abc.Container[str]) -> dict
 
 
 def _login(settings: Settings, more: tuple[str, ...]) -> list[tuple[str, str]]:
-    """List the variables of a login that sbatch would pass on; sbatch itself gets a clean environment."""
+    """List the variables of a login that sbatch would pass on.
+
+    sbatch itself gets a clean environment.
+    """
     user = settings.workspace.user
     found = [("USER", user), ("LOGNAME", user)]
     if not settings.takes_any_script:  # the login is not the user's

@@ -1,5 +1,6 @@
-"""sweep: one training many times with different options, as an array of jobs; each is a run like any other."""
+"""sweep: one training many times with different options, as an array of jobs."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -11,54 +12,108 @@ from ddp.project import copies
 from ddp.results import tables
 from ddp.results.progress import REPORT_S, Log
 from ddp.results.result import Answer, Result
-from ddp.run import catalog, creation, folder
+from ddp.run import catalog, folder
 from ddp.run.model import State
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs, outages
 from ddp.submit import control, resources, scripts, tokens, training
+from ddp.workspace.folders import Manifest, Workspace
 
 Choice = dict[str, str]
+Facts = dict[str, object]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sweep:
+    """The runs of a sweep: its name, and the options of each run."""
+
+    name: str
+    choices: list[Choice]
+
+    @property
+    def lines(self) -> list[str]:
+        """The options of each run as JSON."""
+        return [json.dumps(choice, sort_keys=True) for choice in self.choices]
+
+    def name_of(self, number: int) -> str:
+        """Return the name of a run."""
+        return f"{self.name}-{number}"
+
+    def by_name(self) -> dict[str, Choice]:
+        """Return the options of each run by its name."""
+        return {self.name_of(number): choice for number, choice in enumerate(self.choices)}
+
+    def elements(self, checked: training.Checked, facts: Facts) -> list[dict[str, str]]:
+        """Render the files of each run."""
+        found: list[dict[str, str]] = []
+        for number, line in enumerate(self.lines):
+            about = {**facts, "sweep": self.name, "choice": line}
+            record = control.new_record(self.name_of(number), about)
+            words = checked.workload.options_of(self.choices[number])
+            args = "".join(f"{word}\n" for word in words)
+            found.append({"args": args, folder.RECORD: folder.dump(record)})
+        return found
+
+    def describe(self) -> str:
+        """Return the table of the runs and their options."""
+        rows = [("RUN", "OPTIONS")]
+        for name, choice in self.by_name().items():
+            words = [f"{option}={value}" for option, value in sorted(choice.items())]
+            rows.append((name, " ".join(words)))
+        return tables.Table(rows, "\n".join(" ".join(row) for row in rows[1:]))
 
 
 def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> Answer:
     """Submit the runs of a sweep; with `wait` follow them to their end."""
     workspace = settings.workspace
     choices = _choices(params.grid)
-    array = scripts.Array(len(choices), min(params.parallel or len(choices), len(choices)))
-    name = params.name or control.new_name(workspace, "sweep")
-    for taken in (name, f"{name}-0"):
-        path = workspace.runs / taken
-        if workspace.locate(str(path)).kind == "absent":
-            continue
-        if not workspace.do(creation.is_unfinished, path=path, sweep="" if taken == name else name):
-            raise ParameterError("name", f"{path} exists already; choose another name")
+    sweep = _Sweep(params.name or control.new_name(workspace, "sweep"), choices)
+    _check_unused(workspace, sweep)
+    parallel = min(params.parallel or len(choices), len(choices))
+    array = scripts.Array(len(choices), parallel)
     resources.check_array("grid", array.size, cluster.partitions())
-    checked = training.check(settings, params, run=name, array=array, choices=choices)
-    lines = [json.dumps(choice, sort_keys=True) for choice in choices]
+    checked = training.check(settings, params, run=sweep.name, array=array, choices=choices)
     if params.dry_run:
         dry = training.dry(checked)
-        runs = {f"{name}-{number}": choice for number, choice in enumerate(choices)}
-        return Result({**dry.shown, "runs": _listing(name, choices)}, {**dry.values, "runs": runs})
+        shown = {**dry.shown, "runs": sweep.describe()}
+        return Result(shown, {**dry.values, "runs": sweep.by_name()})
+
     environment = training.provide(checked, log)
-    with copies.copied(workspace, params, name, log) as kept:
-        facts = checked.facts(environment, kept)
-        texts = {
-            **checked.texts(environment, kept),
-            "sweep.jsonl": "".join(f"{line}\n" for line in lines),
-        }
-        elements: list[dict[str, str]] = []
-        for number, (choice, line) in enumerate(zip(choices, lines, strict=True)):
-            record = control.new_record(
-                f"{name}-{number}", {**facts, "sweep": name, "choice": line}
-            )
-            words = "".join(f"{word}\n" for word in checked.workload.options_of(choice))
-            elements.append({"args": words, folder.RECORD: folder.dump(record)})
+    submitted = _submit(checked, sweep, environment, log)
+    what = f"sweep {sweep.name}, {len(choices)} runs"
+    log(f"job {submitted.job_id}: {what}, each on {training.describe(checked.request)}")
+    results = submitted.as_results()
+    del results["run"], results["log"]
+    results |= {"sweep": sweep.name, "count": str(len(choices)), "runs": sweep.describe()}
+    if not params.wait:
+        return results
+    return _follow(settings, sweep.name, results, log, timeout_s=params.wait_timeout)
+
+
+def _check_unused(workspace: Workspace, sweep: _Sweep) -> None:
+    """Raise ParameterError if the sweep or its first run exists."""
+    for name, parent in ((sweep.name, ""), (sweep.name_of(0), sweep.name)):
+        submission = control.Submission(workspace, name)
+        if not submission.is_new() and not submission.is_unfinished(parent):
+            text = f"{submission.path} exists already; choose another name"
+            raise ParameterError("name", text)
+
+
+def _submit(
+    checked: training.Checked, sweep: _Sweep, environment: Manifest, log: Log
+) -> control.Submitted:
+    """Copy the project, and submit the array."""
+    workspace = checked.settings.workspace
+    with copies.copied(workspace, checked.params, sweep.name, log) as kept:
         if kept is not None:
-            log(
-                f"all runs start in one folder, {kept.start.folder}: let each write to $RUN_DIR, which is its own"
-            )
-        facts |= {"kind": "sweep", "count": len(choices)}
-        submitted = control.Submission(workspace, name).submit(
+            what = f"all runs start in one folder, {kept.start.folder}"
+            log(f"{what}: let each write to $RUN_DIR, which is its own")
+        texts = checked.texts(environment, kept)
+        texts["sweep.jsonl"] = "".join(f"{line}\n" for line in sweep.lines)
+        facts = checked.facts(environment, kept)
+        elements = sweep.elements(checked, facts)
+        facts |= {"kind": "sweep", "count": len(sweep.choices)}
+        return control.Submission(workspace, sweep.name).submit(
             texts,
             facts,
             again=False,
@@ -67,16 +122,6 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
             secrets=checked.secrets,
             elements=elements,
         )
-    log(
-        f"job {submitted.job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}"
-    )
-    results = {
-        key: text for key, text in submitted.as_results().items() if key not in ("run", "log")
-    }
-    results |= {"sweep": name, "count": str(len(choices)), "runs": _listing(name, choices)}
-    if not params.wait:
-        return results
-    return _follow(settings, name, results, log, timeout_s=params.wait_timeout)
 
 
 def _follow(
@@ -117,22 +162,13 @@ def _follow(
 
 def _choices(grid: str) -> list[Choice]:
     """Combine the grid's values: the options of each run. Raises ParameterError."""
-    axes = [
-        (name, values.split(","))
-        for name, _, values in (word.partition("=") for word in grid.split())
-    ]
-    count = math.prod(len(values) for _, values in axes)
+    axes: dict[str, list[str]] = {}
+    for word in grid.split():
+        name, _, values = word.partition("=")
+        axes[name] = values.split(",")
+    count = math.prod(len(values) for values in axes.values())
     if not axes or count > fields.MAX_SWEEP:
         most = f"from 1 to {fields.MAX_SWEEP} are allowed, such as lr=0.001,0.003 batch=8,16"
         raise ParameterError("grid", f"makes {count if axes else 0} runs; {most}")
-    combinations = itertools.product(*(values for _, values in axes))
-    return [dict(zip((name for name, _ in axes), values, strict=True)) for values in combinations]
-
-
-def _listing(name: str, choices: list[Choice]) -> str:
-    words = (
-        " ".join(f"{option}={value}" for option, value in sorted(choice.items()))
-        for choice in choices
-    )
-    rows = [("RUN", "OPTIONS"), *((f"{name}-{number}", line) for number, line in enumerate(words))]
-    return tables.Table(rows, "\n".join(" ".join(row) for row in rows[1:]))
+    combinations = itertools.product(*axes.values())
+    return [dict(zip(axes, values, strict=True)) for values in combinations]

@@ -1,9 +1,10 @@
-"""Secrets of jobs, in files that only the submit user can read: the Hugging Face token, and variables of the user's.
+"""Secrets of jobs, in files that only the submit user can read.
 
-They lie in the workspace, since every node must read them, below a folder of mode 0700 and one for each unit, which
-maintains its own. A job gets only the paths (HF_TOKEN_PATH), so that no secret is in a script; its ranks get the
-variables. A job that ends by itself removes the files; after a signal it may be requeued, so then the trainer removes
-the token, and a later submission the variables, once Slurm no longer lists the job as pending or running.
+They lie in the workspace, since every node must read them, below a folder of mode 0700 and one for
+each unit, which maintains its own. A job gets only the paths (HF_TOKEN_PATH), so that no secret is
+in a script; its ranks get the variables. A job that ends by itself removes the files; after a
+signal it may be requeued, so then the trainer removes the token, and a later submission the
+variables, once Slurm no longer lists the job as pending or running.
 """
 
 import collections.abc
@@ -29,12 +30,15 @@ T = typing.TypeVar("T")
 
 
 def path(workspace: Workspace, run: str, suffix: str = operations.HF_SUFFIX) -> str:
-    """Return the path of the token's file, or of another one with secrets, for a run's job or all jobs of a sweep."""
+    """Return the path of a run's file with the token, or with other secrets."""
     return str(workspace.folder / folders.SECRETS / _owner(workspace) / f"{run}{suffix}")
 
 
 def read_variables(workspace: Workspace, params: models.Training) -> dict[str, str]:
-    """Read the secret variables that a training gets. Raises ParameterError, which shows no value."""
+    """Read the secret variables that a training gets.
+
+    Raises ParameterError, which shows no value.
+    """
     if params.env_file is None:
         return params.secrets
     try:
@@ -62,7 +66,10 @@ def deliver(workspace: Workspace, run: str, token: str) -> None:
 def deliver_variables(
     workspace: Workspace, run: str, variables: collections.abc.Mapping[str, str]
 ) -> None:
-    """Write a run's secret variables before it is submitted; remove those of runs that ended. Raises WorkspaceError."""
+    """Write a run's secret variables before it is submitted; remove those of runs that ended.
+
+    Raises WorkspaceError.
+    """
     if not variables:
         return
     workspace.ensure_folders((folders.SECRETS,))
@@ -78,7 +85,10 @@ def deliver_variables(
 
 
 def drop(workspace: Workspace, run: str) -> None:
-    """Remove the files of a run unless a job of it is pending or running; `sync` repeats what fails here."""
+    """Remove the files of a run unless its job is pending or running.
+
+    If this fails, `sync` removes them later.
+    """
     with contextlib.suppress(jobs.SlurmError, folders.WorkspaceError):
         suffixes = (operations.HF_SUFFIX, operations.ENV_SUFFIX)
         kept = [pathlib.Path(path(workspace, run, suffix)) for suffix in suffixes]
@@ -89,7 +99,10 @@ def drop(workspace: Workspace, run: str) -> None:
 
 
 def sync(workspace: Workspace, token: str) -> None:
-    """Write the newest token for the jobs that are pending or running, and remove the rest. Raises WorkspaceError."""
+    """Write the newest token for the jobs that are pending or running, and remove the rest.
+
+    Raises WorkspaceError.
+    """
     active: list[str] | None = None  # not known: remove nothing
     if token and jobs.is_installed():
         with contextlib.suppress(jobs.SlurmError):

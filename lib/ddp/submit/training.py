@@ -93,7 +93,7 @@ class Checked:
 
 
 def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer:
-    """Submit a training; with `wait` follow it to its end, with `dry-run` only show what would be submitted."""
+    """Submit a training. With `wait` follow it to its end; with `dry-run` only show it."""
     text = payload_arguments.help_of(settings.payload, params.workload, params.words)
     if text is not None:
         return Result({"text": text}, {"text": text}, text)
@@ -132,7 +132,10 @@ def check(
     array: scripts.Array | None = None,
     choices: payload_arguments.Choices = (),
 ) -> Checked:
-    """Check everything that can be known before anything is written. Raises ParameterError that names the option."""
+    """Check everything that can be known before anything is written.
+
+    Raises ParameterError that names the option.
+    """
     workspace = settings.workspace
     notes = workloads.Notes()
     check_program(settings, params)
@@ -181,7 +184,10 @@ def check_program(settings: Settings, params: models.Training) -> None:
 
 
 def _name(workspace: Workspace, workload: workloads.Workload, run: str | None) -> workloads.RunName:
-    """Name a new run, or claim the one that is named. Raises ParameterError if it cannot be used again."""
+    """Name a new run, or claim the one that is named.
+
+    Raises ParameterError if it cannot be used again.
+    """
     if run is None:
         return workloads.RunName(control.new_name(workspace, workload.label))
     submission = control.Submission(workspace, run)

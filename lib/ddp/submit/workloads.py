@@ -1,7 +1,8 @@
 """The kinds of workload, a class for each: what it checks, the command of its ranks, and its facts.
 
-`of` makes one from the options; `resolve` checks the options that belong to a kind and finds what they name; `check`
-checks the rest once the run has a name. Nothing is written before all of them passed.
+`of` makes one from the options; `resolve` checks the options that belong to a kind and finds what
+they name; `check` checks the rest once the run has a name. Nothing is written before all of them
+passed.
 """
 
 import abc
@@ -212,13 +213,16 @@ class Gpt(Payload):
         return dataclasses.replace(self, dataset=dataset, prepares=prepares)
 
     def check_again(self, run: str) -> None:
-        """Raise ParameterError if it is to start from another run, which is done in a new folder."""
+        """Raise ParameterError if it starts from another run, which takes a new folder."""
         if self.resume != "auto":
             text = f"{run} exists already; choose another name, or resume auto"
             raise ParameterError("run", text)
 
     def check(self, case: Case, run: RunName) -> None:
-        """Check the arguments, and remark on those that change as a run goes on. Raises ParameterError."""
+        """Check the arguments, and remark on those that change as a run goes on.
+
+        Raises ParameterError.
+        """
         case.notes.add(
             f"dataset: {self.dataset} {'is prepared first' if self.prepares else 'exists'}"
         )
@@ -274,7 +278,10 @@ class Gpt(Payload):
             raise ParameterError("resume", f"{other} has no checkpoint to start from", remedy=show)
 
     def _dataset_of(self, run: str | None) -> str | None:
-        """Return the dataset that a run was trained on, unless the options name one. Raises ParameterError."""
+        """Return the dataset that a run was trained on, unless the options name one.
+
+        Raises ParameterError.
+        """
         if run is None or self.params.dataset is not None:
             return None
         path = str(catalog.read_record(self.workspace, run).get("dataset") or "")
@@ -322,7 +329,7 @@ class UserProgram(Workload):
         return checks.label(self.params.workload)
 
     def check_place(self, *, takes_any_script: bool) -> None:
-        """Check that the nodes, or this host, can read the program, and that the ranks can start where it is wanted.
+        """Check that the program can be read, and that its ranks can start in the wanted folder.
 
         With `takes_any_script` a script that is copied may lie anywhere. Raises ParameterError.
         """
@@ -344,7 +351,7 @@ class UserProgram(Workload):
             checks.check_inside(self.workspace, "workload", params.workload, kinds=("file",))
 
     def _check_shared(self) -> None:
-        """Raise ParameterError unless the nodes share the script, and the folder that its ranks start in."""
+        """Raise ParameterError unless the nodes share the script and the folder of its ranks."""
         shared = str(self.workspace.path)
         places = [copies.in_place(self.params).folder]
         if not self.params.module:
@@ -378,7 +385,7 @@ class UserProgram(Workload):
             notes.add(f"metric: {names} in the output of rank 0")
 
     def options_of(self, choice: payload_arguments.Choice) -> list[str]:
-        """Format options as --name=value: argparse, click and absl know it, and nanoGPT knows no other form."""
+        """Format options as --name=value, which argparse, click, absl and nanoGPT understand."""
         return [f"--{name}={value}" for name, value in choice.items()]
 
     def program(self) -> scripts.Program:
@@ -429,7 +436,7 @@ def _check_profile_options(params: models.Training) -> None:
 
 
 def _close_to(path: str) -> list[str]:
-    """Return the name that is most like a mistyped path's, of a file beside it or a workload of ours."""
+    """Return the file's or workload's name that is most like a mistyped path."""
     wanted = pathlib.Path(path)
     with contextlib.suppress(OSError):
         names = [*(one.name for one in wanted.parent.iterdir()), *BUILT_IN]

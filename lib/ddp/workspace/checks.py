@@ -36,7 +36,7 @@ def check_room(workspace: Workspace, contents: folders.Contents) -> list[str]:
 
 
 def check_inside(workspace: Workspace, name: str, path: str, *, kinds: tuple[str, ...]) -> None:
-    """Raise ParameterError unless the path, with all links followed, is one of these kinds in the workspace."""
+    """Raise ParameterError unless the path leads to one of these kinds inside the workspace."""
     if not path.startswith(f"{workspace.path}/"):
         raise ParameterError(name, f"{path} is outside the workspace {workspace.path}")
     found = workspace.locate(path)

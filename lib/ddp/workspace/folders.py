@@ -39,7 +39,10 @@ Sha256 = typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Manifest(pydantic.BaseModel, frozen=True):
-    """The file beside an environment's archive; each field has an alphabet, since the file belongs to a user."""
+    """The file beside an environment's archive.
+
+    Each field has an alphabet, since the file belongs to a user.
+    """
 
     key: typing.Annotated[
         str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")
@@ -100,7 +103,10 @@ class Contents:
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:
-    """The folder on the shared filesystem as one account uses it. Its methods raise WorkspaceError."""
+    """The folder on the shared filesystem as one account uses it.
+
+    Its methods raise WorkspaceError.
+    """
 
     path: pathlib.Path
     user: str  # the account of this process, which owns its runs and submits the jobs
@@ -169,7 +175,7 @@ class Workspace:
             raise WorkspaceError(str(e)) from e
 
     def trusted(self) -> list[int]:
-        """Return the accounts that may own what this user's jobs run: root, the user, and the trainer's."""
+        """Return the accounts whose files this user's jobs may run."""
         uids = {0, self.uid}
         with contextlib.suppress(KeyError):
             uids.add(pwd.getpwnam(self.account).pw_uid)
@@ -194,7 +200,7 @@ class Workspace:
             raise WorkspaceError(f"{self.user} cannot write {folder}; {hint}")
 
     def ensure_shared_folders(self) -> small_files.Json:
-        """Make the folders that all users share; `denied` and `untrusted` say what is in the way."""
+        """Make the folders that all users share; `denied` and `untrusted` name obstacles."""
         place = str(self.path)
         self.do(operations.make_users, workspace=place)
         return self.do(

@@ -28,7 +28,7 @@ class Place:
 
 
 def make_folders(workspace: str, names: list[str], trusted: list[int]) -> small_files.Json:
-    """Make these folders of the workspace; `denied` are those that this account may not make or write."""
+    """Make these folders; `denied` lists those that this account cannot make or write."""
     denied: list[str] = []
     for name in names:
         path = pathlib.Path(workspace, name)
@@ -45,12 +45,15 @@ def make_folders(workspace: str, names: list[str], trusted: list[int]) -> small_
 
 
 def folder_mode(name: str) -> int:
-    """Return the mode with which a folder of a workspace is made: a hidden one is its owner's alone."""
+    """Return the mode of a new folder of the workspace: only its owner reads a hidden one."""
     return 0o700 if name.startswith(".") else 0o755
 
 
 def make_workspace(path: str) -> None:
-    """Make the workspace of a cluster without charms, in a folder that exists. Raises RefusedError."""
+    """Make the workspace of a cluster without charms, in a folder that exists.
+
+    Raises RefusedError.
+    """
     folder = pathlib.Path(path)
     _make(
         folder,
@@ -59,7 +62,10 @@ def make_workspace(path: str) -> None:
 
 
 def make_users(workspace: str) -> None:
-    """Make the folder of the users' folders, where the workspace is this account's; in root's, root makes it."""
+    """Make the folder of the users' folders in a workspace of this account.
+
+    In root's workspace, root makes it.
+    """
     if pathlib.Path(workspace).lstat().st_uid == os.geteuid():
         users = pathlib.Path(workspace, USERS)
         with contextlib.suppress(FileExistsError):
@@ -74,7 +80,7 @@ def make_users(workspace: str) -> None:
 
 
 def own_folder(path: str) -> None:
-    """Make a user's folder in `users`, or verify its owner: another account may have made one of this name."""
+    """Make a user's folder in `users`, or verify that it is the user's own."""
     folder = pathlib.Path(path)
     _make(
         folder, f"the trainer makes {folder.parent}, or as root: install -d -m 1777 {folder.parent}"
@@ -96,9 +102,10 @@ def check_own(path: str) -> None:
 
 
 def look(workspace: str, names: list[str], trusted: list[int]) -> small_files.Json:
-    """List the workspace: environments' manifests, datasets' names, free space, and whether it can be written.
+    """List the workspace: manifests of environments, names of datasets, free space.
 
-    `untrusted` names a folder, of `names` or above, that other accounts own or can replace, and what to type.
+    `untrusted` names a folder, of `names` or above, that other accounts own or can replace, and
+    what to type.
     """
     top = pathlib.Path(workspace)
     manifests: list[small_files.Json] = []
@@ -158,7 +165,10 @@ def drop_secrets(secrets: str, owner: str, run: str) -> None:
 
 
 def drop_variables(secrets: str, owner: str, active: list[str]) -> None:
-    """Remove the files with variables of runs that are not active, but for those of the last two minutes."""
+    """Remove the files with variables of runs that are not active.
+
+    Files of the last two minutes stay: their job is being submitted.
+    """
     for path in pathlib.Path(secrets, owner).glob(f"*{ENV_SUFFIX}"):
         if (
             path.name.removesuffix(ENV_SUFFIX) not in active
@@ -168,9 +178,10 @@ def drop_variables(secrets: str, owner: str, active: list[str]) -> None:
 
 
 def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) -> small_files.Json:
-    """Write the token to each file of an owner; remove those of runs that are not active, or all without a token.
+    """Write the token to the files of active runs and remove the others; without one remove all.
 
-    With `active` None remove none of these. Keep a file of the last two minutes: its job is being submitted.
+    With `active` None remove none of these. Keep a file of the last two minutes: its job is being
+    submitted.
     """
     counts = {"removed": 0, "replaced": 0}
     folder = pathlib.Path(secrets, owner)
@@ -193,7 +204,10 @@ def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) 
 
 
 def measure_source(path: str, part_bytes: int) -> small_files.Json:
-    """Return the bytes below a path and the number of parts for them; a very large folder is read in part."""
+    """Return the bytes below a path and the number of parts for them.
+
+    A very large folder is read in part.
+    """
     total = parts = 0
     began = time.monotonic()
     top = pathlib.Path(path)
@@ -265,7 +279,7 @@ def store_baseline(path: str, entries: list[small_files.Json]) -> None:
 
 
 def open_examination(workspace: str, nonce: str) -> small_files.Json:
-    """Make the folder for the nodes' test of the shared workspace; remove leftovers of more than a day."""
+    """Make the folder of doctor's test of the shared workspace; remove old ones."""
     runs = pathlib.Path(workspace, "runs")
     for path in runs.glob(".doctor-*"):
         if time.time() - path.lstat().st_mtime > 86400:
@@ -283,7 +297,7 @@ def _make(folder: pathlib.Path, hint: str) -> None:
 
 
 def _untrusted(workspace: str, names: list[str], trusted: list[int]) -> str:
-    """Return the folder that accounts other than these own or can replace, and what to type; else ""."""
+    """Return the folder that other accounts own or can replace, and what to type; or ""."""
     for folder in (workspace, *(f"{workspace}/{name}" for name in names)):
         try:
             ownership.check_folder(folder, frozenset(trusted))
