@@ -30,16 +30,11 @@ from slurm_ddp.mounts import State
 
 SYSTEMCTL = "/usr/bin/systemctl"
 FUSE = pathlib.Path("/sys/fs/fuse/connections")
-AGENTS = pathlib.Path(
-    "/var/lib/juju/agents"
-)  # a folder for each unit of the machine, which Juju removes with the unit
+# With a folder for each unit of the machine, which Juju removes with the unit
+AGENTS = pathlib.Path("/var/lib/juju/agents")
 
-WATCH, HEALTH, WAKE, LOCK = (
-    "watch.json",
-    "health.json",
-    "wake-{}.json",
-    "lock",
-)  # in the state folder
+# In the state folder
+WATCH, HEALTH, WAKE, LOCK = "watch.json", "health.json", "wake-{}.json", "lock"
 INTERVAL_S = 10  # of the timer
 REASON = "mount-keeper "
 _DRAIN_AFTER_S = 30.0  # a client that recovers by itself within this costs nobody a job
@@ -184,83 +179,17 @@ def turn(folder: pathlib.Path, *, patience: float = 0.0) -> collections.abc.Gene
 
 def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     """Check the mount, repair it, check again, and report; return the result."""
-    now, boot = time.time(), readiness.boot_id()
-    if (
-        old.boot != boot
-    ):  # results of before a reboot hold no longer, and their times mean nothing at all
-        old = Health(
-            boot=boot,
-            drained=old.drained,
-            heals=old.heals,
-            healed=old.healed,
-            healed_at=old.healed_at,
-        )
-    writes = watch.writable and (
-        now - old.wrote >= _WRITE_EVERY_S or old.state != State.RIGHT.value
-    )
-    was_hung = old.state == State.HUNG.value  # then a plain look has all the time there is
-    # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
-    down = unreachable(watch.servers, watch.speaks) if old.down else ""
-    began = time.monotonic()
-    look = probe(
-        watch, write=writes and not was_hung, deadline=_SILENT_PROBE_S if down else _PROBE_S
-    )
-    took = time.monotonic() - began
-    if look and writes and was_hung:
-        look = probe(watch, write=True)
-    is_hung = look.state is State.HUNG
-    hangs, hung = old.hangs + 1 if is_hung else 0, _since(old.hung, now, is_hung)
-    down = "" if look else down or unreachable(watch.servers, watch.speaks)
-    answered = _since(
-        old.answered, now + (_COMES_BACK_S if old.down else 0.0), is_hung and not down
-    )
-    pending = watch.changed_us != old.settled_us and is_outdated(
-        watch.unit, watch.boot, watch.changed_us
-    )
-    asks_users = pending or look.state in (State.WRONG, State.STACKED, State.HUNG)
-    chosen = remedy(
-        look.state,
-        ours=all(map(watch.is_known, mounts.at(watch.mountpoint))),
-        in_use=asks_users and bool(processes.users(watch.mountpoint)),
-        pending=pending,
-        fuse=is_fuse(watch.fstypes),
-        hung_s=now - answered if answered and hangs >= _HANGS else 0.0,
-        servers_answer=not down,
-    )
+    now = time.time()
+    old = _of_this_boot(old)
+    seen = _look(watch, old, now)
+    look = seen.look
+    chosen = _choose(watch, seen, now)
     healed = ""
-    # What systemd is about to start anyway is left to it, unless it hangs
-    if chosen is Remedy.ABORT or (
-        chosen is not Remedy.NOTHING and _state(watch.unit) not in _STARTING
-    ):
+    if _is_ours_to_do(chosen, watch):
         healed = f"{chosen.value}: {look.detail or 'a change was due'}"
-        _log(f"{watch.mountpoint}: {healed}")
-        apply(chosen, watch)
-        mounts.wait(watch.mountpoint, fstype=watch.fstypes, source=watch.wanted, timeout=_SETTLE_S)
-        look = probe(watch, write=False)  # the last look of `wait` may have had a short deadline
-        is_hung = is_hung and look.state is State.HUNG
-    health = dataclasses.replace(
-        old,
-        state=look.state.value,
-        detail=look.detail,
-        checked=now,
-        took=took,
-        wrote=now if writes else old.wrote,
-        slow=_since(old.slow, now, look.state is State.SLOW),
-        hung=hung if is_hung else 0.0,
-        hangs=hangs if is_hung else 0,
-        answered=answered if is_hung else 0.0,
-        down=down,
-        down_since=_since(old.down_since, now, bool(down)),
-        heals=old.heals + bool(healed),
-        healed=healed or old.healed,
-        healed_at=now if healed else old.healed_at,
-        settled_us=watch.changed_us if look and not pending else old.settled_us,
-    )
-    health = dataclasses.replace(
-        health,
-        since=old.since if old.since and health.works == old.works else now,
-        passes=old.passes + 1 if health.works else 0,
-    )
+        look = _repair(chosen, watch, healed)
+
+    health = _result(watch, old, seen, now, look=look, healed=healed)
     if old.state and health.works != old.works:
         _log(f"{watch.mountpoint}: {'works' if health.works else health.problem}")
     report_ready(watch, health)
@@ -269,6 +198,131 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     if health.works:
         wake_units(folder)
     return health
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What a pass found before it repaired anything; the times are as in `Health`."""
+
+    look: mounts.Result
+    took: float
+    wrote: bool
+    down: str
+    hangs: int
+    hung: float
+    answered: float
+    pending: bool  # whether the mount runs with older settings than it should
+
+
+def _of_this_boot(old: Health) -> Health:
+    """Forget results of before a reboot, whose times mean nothing any more."""
+    boot = readiness.boot_id()
+    if old.boot == boot:
+        return old
+    return Health(
+        boot=boot,
+        drained=old.drained,
+        heals=old.heals,
+        healed=old.healed,
+        healed_at=old.healed_at,
+    )
+
+
+def _look(watch: Watch, old: Health, now: float) -> _Seen:
+    """Probe the mount, and ask its servers where it does not answer."""
+    is_write_due = now - old.wrote >= _WRITE_EVERY_S or old.state != State.RIGHT.value
+    writes = watch.writable and is_write_due
+    was_hung = old.state == State.HUNG.value  # then a plain look has all the time there is
+    # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
+    down = unreachable(watch.servers, watch.speaks) if old.down else ""
+
+    began = time.monotonic()
+    deadline = _SILENT_PROBE_S if down else _PROBE_S
+    look = probe(watch, write=writes and not was_hung, deadline=deadline)
+    took = time.monotonic() - began
+    if look and writes and was_hung:
+        look = probe(watch, write=True)
+    if look:
+        down = ""
+    elif not down:
+        down = unreachable(watch.servers, watch.speaks)
+
+    is_hung = look.state is State.HUNG
+    answers_count_from = now + _COMES_BACK_S if old.down else now
+    is_changed = watch.changed_us != old.settled_us
+    return _Seen(
+        look,
+        took,
+        writes,
+        down,
+        hangs=old.hangs + 1 if is_hung else 0,
+        hung=_since(old.hung, now, is_hung),
+        answered=_since(old.answered, answers_count_from, is_hung and not down),
+        pending=is_changed and is_outdated(watch.unit, watch.boot, watch.changed_us),
+    )
+
+
+def _choose(watch: Watch, seen: _Seen, now: float) -> Remedy:
+    """Choose a remedy for what was seen."""
+    asks_users = seen.pending or seen.look.state in (State.WRONG, State.STACKED, State.HUNG)
+    hung_s = 0.0
+    if seen.answered and seen.hangs >= _HANGS:
+        hung_s = now - seen.answered
+    return remedy(
+        seen.look.state,
+        ours=all(map(watch.is_known, mounts.at(watch.mountpoint))),
+        in_use=asks_users and bool(processes.users(watch.mountpoint)),
+        pending=seen.pending,
+        fuse=is_fuse(watch.fstypes),
+        hung_s=hung_s,
+        servers_answer=not seen.down,
+    )
+
+
+def _is_ours_to_do(chosen: Remedy, watch: Watch) -> bool:
+    """Whether to act now: what systemd is about to start anyway is left to it, unless it hangs."""
+    if chosen is Remedy.NOTHING:
+        return False
+    return chosen is Remedy.ABORT or _state(watch.unit) not in _STARTING
+
+
+def _repair(chosen: Remedy, watch: Watch, why: str) -> mounts.Result:
+    """Apply the remedy, wait for the mount, and look at it."""
+    _log(f"{watch.mountpoint}: {why}")
+    apply(chosen, watch)
+    mounts.wait(watch.mountpoint, fstype=watch.fstypes, source=watch.wanted, timeout=_SETTLE_S)
+    return probe(watch, write=False)  # the last look of `wait` may have had a short deadline
+
+
+def _result(
+    watch: Watch, old: Health, seen: _Seen, now: float, *, look: mounts.Result, healed: str
+) -> Health:
+    """Write down what the pass found and did; `look` is the last one, `healed` the repair."""
+    is_hung = look.state is State.HUNG
+    is_settled = look and not seen.pending
+    health = dataclasses.replace(
+        old,
+        state=look.state.value,
+        detail=look.detail,
+        checked=now,
+        took=seen.took,
+        wrote=now if seen.wrote else old.wrote,
+        slow=_since(old.slow, now, look.state is State.SLOW),
+        hung=seen.hung if is_hung else 0.0,
+        hangs=seen.hangs if is_hung else 0,
+        answered=seen.answered if is_hung else 0.0,
+        down=seen.down,
+        down_since=_since(old.down_since, now, bool(seen.down)),
+        settled_us=watch.changed_us if is_settled else old.settled_us,
+    )
+    if healed:
+        health = dataclasses.replace(health, heals=old.heals + 1, healed=healed, healed_at=now)
+    has_changed = not old.since or health.works != old.works
+    return dataclasses.replace(
+        health,
+        since=now if has_changed else old.since,
+        passes=old.passes + 1 if health.works else 0,
+    )
 
 
 def _since(old: float, now: float, holds: bool) -> float:
@@ -405,10 +459,8 @@ def _replies(protocol: str, connection: socket.socket) -> bool:
     try:
         if protocol == TLS:
             context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = (
-                False,
-                ssl.CERT_NONE,
-            )  # nothing is sent to it, or believed
+            context.check_hostname = False  # nothing is sent to it, or believed
+            context.verify_mode = ssl.CERT_NONE
             with contextlib.suppress(ssl.SSLError):
                 context.wrap_socket(connection).close()
         elif protocol in GREETINGS:
@@ -422,27 +474,22 @@ def _replies(protocol: str, connection: socket.socket) -> bool:
 def report_ready(watch: Watch, health: Health) -> None:
     """Write to the readiness file of each unit whether its mount works in this boot; only what changes is written."""
     for unit in watch.units:
-        if (
-            AGENTS.is_dir() and not (AGENTS / f"unit-{unit.replace('/', '-')}").is_dir()
-        ):  # removed, without a last hook
+        agent = AGENTS / f"unit-{unit.replace('/', '-')}"
+        if AGENTS.is_dir() and not agent.is_dir():  # removed, without a last hook
             readiness.withdraw(unit)
-        elif (
-            health.works or records.load(readiness.Need(boot="unknown"), readiness.path(unit)).boot
-        ):
-            readiness.tell(
-                unit, ready=health.works, mountpoint=watch.mountpoint, detail=health.problem
-            )
-        # else the charm's own text is more precise
+            continue
+        before = records.load(readiness.Need(boot="unknown"), readiness.path(unit))
+        if not health.works and not before.boot:
+            continue  # the charm's own text is more precise
+        readiness.tell(unit, ready=health.works, mountpoint=watch.mountpoint, detail=health.problem)
 
 
 def wake_units(folder: pathlib.Path) -> None:
     """Run what each unit left for when its mount works, so that its status is renewed."""
     for path in sorted(folder.glob(WAKE.format("*"))):
         try:
-            run(
-                *json.loads(path.read_text()), timeout=_SYSTEMCTL_S
-            )  # where it fails, the file stays for the next pass
-            path.unlink()
+            run(*json.loads(path.read_text()), timeout=_SYSTEMCTL_S)
+            path.unlink()  # where it failed, the file stays for the next pass
         except (OSError, ValueError, TypeError, CommandError) as e:
             _log(f"the charm cannot be woken: {e}", error=True)
 
