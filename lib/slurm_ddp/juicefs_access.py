@@ -98,7 +98,12 @@ class Engine:
         if self.master and len({port for _, port in self.addresses}) == 1:
             # A port that all Sentinels share may stand once, and URL parsers mind several colons
             hosts[:-1] = [fs.join_address(host, None) for host, _ in self.addresses[:-1]]
-        return ",".join([*([self.master] if self.master else []), *hosts])
+        if self.master:
+            hosts.insert(0, self.master)
+        return ",".join(hosts)
+
+
+_CERTIFICATES = ("tls-ca", "tls-cert", "tls-key")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,43 +130,61 @@ def parse(url: str) -> tuple[Engine, str | None]:
     """Read the engine and user of a URL without password. Raises `ValueError`, which never quotes the URL."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _SCHEMES:
-        why = "serves one machine only" if scheme in _ONE_HOST else "is not supported"
-        is_scheme = separator and re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme)
-        problem = f": {scheme} {why}" if is_scheme else ""
-        raise ValueError(
-            f"begin with {', '.join(f'{name}://' for name in _RULES)} (docs/howto/storage.md){problem}"
-        )
+        raise ValueError(_no_scheme(scheme if separator else ""))
     kind = _SCHEMES[scheme]
     rule = _RULES[kind]
     hint = f"write it as {rule.example}"
+
     before, _, query = rest.partition("?")
     login, at, place = before.rpartition("@")
-    place, _, db = place.partition("/")
     user = _read_user(kind, login) if at else None
+    place, _, db = place.partition("/")
     if not re.fullmatch(rule.db, db) or "#" in url:
         raise ValueError(hint)
     engine = Engine(kind, (), db, tls=scheme == "rediss", params=query)
     _check_params(rule, engine)
+
     if kind == "mysql" and place.startswith("(") and place.endswith(")"):
         place = place[1:-1]
-    hosts, master = place.split(","), ""
-    if kind == "redis" and len(hosts) > 1 and ":" not in hosts[0]:
-        master, *hosts = hosts  # as JuiceFS distinguishes Sentinels from a cluster
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", master):
-            raise ValueError("write Sentinels as redis://MASTER,HOST,HOST:26379/1")
+    master, hosts = _read_hosts(kind, place)
     if len(hosts) > 1 and not rule.many:
         raise ValueError(f"one server, not several; {hint}")
     try:
         pairs = [fs.split_address(host) for host in hosts]
     except fs.UriError:
         raise ValueError(hint) from None
-    default = pairs[-1][1] or _SENTINEL_PORT if master else fs.ENGINE_PORTS[kind]
+    default = fs.ENGINE_PORTS[kind]
+    if master:
+        default = pairs[-1][1] or _SENTINEL_PORT
     addresses = tuple(fs.join_address(host.lower(), port or default) for host, port in pairs)
     return dataclasses.replace(engine, hosts=addresses, master=master), user
 
 
+def _no_scheme(scheme: str) -> str:
+    """Say how a URL begins, and why this scheme is none; a text that is no scheme is not quoted."""
+    schemes = ", ".join(f"{name}://" for name in _RULES)
+    hint = f"begin with {schemes} (docs/howto/storage.md)"
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme):
+        return hint
+    why = "serves one machine only" if scheme in _ONE_HOST else "is not supported"
+    return f"{hint}: {scheme} {why}"
+
+
+def _read_hosts(kind: str, place: str) -> tuple[str, list[str]]:
+    """Split the servers, behind the name of the master that Sentinels watch: ("", hosts) without one."""
+    hosts = place.split(",")
+    has_sentinels = kind == "redis" and len(hosts) > 1 and ":" not in hosts[0]
+    if not has_sentinels:  # as JuiceFS distinguishes them from a cluster
+        return "", hosts
+    master, *sentinels = hosts
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", master):
+        raise ValueError("write Sentinels as redis://MASTER,HOST,HOST:26379/1")
+    return master, sentinels
+
+
 def _read_user(kind: str, login: str) -> str:
-    rule, user = _RULES[kind], urllib.parse.unquote(login)
+    rule = _RULES[kind]
+    user = urllib.parse.unquote(login)
     hint = f"write it as {rule.example}"
     if ":" in login:
         raise ValueError(PASSWORD_HINT)
@@ -186,24 +209,31 @@ def _check_params(rule: _Rule, engine: Engine) -> None:
 
 def check_secret(engine: Engine, secret: fs.JuicefsSecret) -> None:
     """Raise `ValueError` for credentials that this engine cannot take from a safe place."""
-    rule, content = _RULES[engine.kind], secret.content()
-    for key in ("meta-user", "meta-password"):
-        if key in content and not rule.user:
-            problem = f"{key}: {engine.kind} takes it on the command line only, where everybody can read it"
-            raise ValueError(
-                f"{problem}: let it ask for a client's certificate, tls-cert and tls-key"
-            )
-    user = content.get("meta-user")
-    if user is not None and not re.fullmatch(rule.user, user):
-        raise ValueError(f"meta-user: {engine.kind} does not take a name with such a character")
-    if "meta-password" in content and rule.variable == "META_PASSWORD" and user is None:
-        raise ValueError(f"meta-user: {engine.kind} needs it beside meta-password")
+    rule = _RULES[engine.kind]
+    content = secret.content()
+    _check_login(engine.kind, rule, content)
     if "sentinel-password" in content and not engine.master:
         raise ValueError("sentinel-password: metadata-url names no Sentinels")
     if ("tls-cert" in content) != ("tls-key" in content):
         raise ValueError("tls-cert, tls-key: one is of no use without the other")
     if "tls-cert" in content and not rule.file_params[1]:
         raise ValueError(f"tls-cert: juicefs shows no certificate to {engine.kind}")
+
+
+def _check_login(kind: str, rule: _Rule, content: dict[str, str]) -> None:
+    for key in ("meta-user", "meta-password"):
+        if key in content and not rule.user:
+            problem = (
+                f"{key}: {kind} takes it on the command line only, where everybody can read it"
+            )
+            raise ValueError(
+                f"{problem}: let it ask for a client's certificate, tls-cert and tls-key"
+            )
+    user = content.get("meta-user")
+    if user is not None and not re.fullmatch(rule.user, user):
+        raise ValueError(f"meta-user: {kind} does not take a name with such a character")
+    if user is None and "meta-password" in content and rule.variable == "META_PASSWORD":
+        raise ValueError(f"meta-user: {kind} needs it beside meta-password")
 
 
 def access(
@@ -219,24 +249,27 @@ def access(
 
     Certificates and keys go to files in `directory`.
     """
-    rule, content = _RULES[engine.kind], secret.content()
-    variables = dict(_PLAIN_VARIABLES)
-    variables |= {"meta-password": rule.variable} if rule.variable else {}
-    variables |= FACTS["keys"].get(store, {}) if keyless else {}
-    environment = {variable: content[key] for key, variable in variables.items() if key in content}
+    rule = _RULES[engine.kind]
+    content = secret.content()
+    environment = _environment(rule, content, store, keyless=keyless)
     if region and store in FACTS["regions"]:
         environment[FACTS["regions"][store]] = region
-    paths = {
-        key: directory / f"{key}.pem" for key in ("tls-ca", "tls-cert", "tls-key") if key in content
-    }
-    named = zip(("tls-ca", "tls-cert", "tls-key"), rule.file_params, strict=True)
-    params = {param: str(paths[key]) for key, param in named if key in paths and param}
+
+    paths: dict[str, pathlib.Path] = {}
+    params: dict[str, str] = {}
+    for key, param in zip(_CERTIFICATES, rule.file_params, strict=True):
+        if key not in content:
+            continue
+        paths[key] = directory / f"{key}.pem"
+        if param:
+            params[param] = str(paths[key])
     if "tls-ca" in paths:  # Go looks at this file, and still at the system's folder of certificates
         environment["SSL_CERT_FILE"] = str(paths["tls-ca"])
         params |= dict(rule.with_authority)
     if store == "gs" and "google-credentials" in content:
         paths["google-credentials"] = directory / "google-credentials.json"
         environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(paths["google-credentials"])
+
     # With META_PASSWORD juicefs asks for an @; the colon of the password that is missing does no harm
     login = ":" if environment.get("META_PASSWORD") else ""
     return Access(
@@ -246,6 +279,18 @@ def access(
         files={path: content[key] for key, path in paths.items()},
         secrets=secret.values(),
     )
+
+
+def _environment(
+    rule: _Rule, content: dict[str, str], store: str, *, keyless: bool
+) -> dict[str, str]:
+    """Put the secret's values into the variables that juicefs and its stores read."""
+    variables = dict(_PLAIN_VARIABLES)
+    if rule.variable:
+        variables["meta-password"] = rule.variable
+    if keyless:
+        variables |= FACTS["keys"].get(store, {})
+    return {variable: content[key] for key, variable in variables.items() if key in content}
 
 
 def of(volume: fs.Juicefs, secret: fs.JuicefsSecret, *, directory: pathlib.Path) -> Access:

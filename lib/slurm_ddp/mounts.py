@@ -107,11 +107,11 @@ def table(text: str | None = None) -> list[Mount]:
     if text is None:
         text = MOUNTINFO.read_bytes().decode("utf-8", "surrogateescape")
     mounts: list[Mount] = []
-    for line in text.split(
-        "\n"
-    ):  # not splitlines(): a name may hold what that takes for the end of a line
+    # Not splitlines(): a name may hold what that takes for the end of a line
+    for line in text.split("\n"):
         before, _, after = line.partition(" - ")
-        left, right = before.split(" "), after.split(" ")
+        left = before.split(" ")
+        right = after.split(" ")
         if len(left) < 6 or len(right) < 3 or right[0] == "autofs":
             continue
         options = dict.fromkeys([*left[5].split(","), *right[2].split(",")])
@@ -131,22 +131,19 @@ def table(text: str | None = None) -> list[Mount]:
 def at(mountpoint: PathLike, mounts: collections.abc.Iterable[Mount] | None = None) -> list[Mount]:
     """List what is mounted exactly at `mountpoint`, the topmost last."""
     wanted = os.path.normpath(mountpoint)
-    return [
-        mount for mount in (table() if mounts is None else mounts) if mount.mountpoint == wanted
-    ]
+    if mounts is None:
+        mounts = table()
+    return [mount for mount in mounts if mount.mountpoint == wanted]
 
 
 def find(path: PathLike, mounts: collections.abc.Iterable[Mount] | None = None) -> Mount | None:
     """Find the mount that an absolute path without symbolic links lies on."""
     wanted = pathlib.PurePath(os.path.normpath(path))
-    above = [
-        mount
-        for mount in (table() if mounts is None else mounts)
-        if wanted.is_relative_to(mount.mountpoint)
-    ]
-    return max(
-        reversed(above), key=lambda mount: len(mount.mountpoint), default=None
-    )  # of equals the topmost
+    if mounts is None:
+        mounts = table()
+    above = [mount for mount in mounts if wanted.is_relative_to(mount.mountpoint)]
+    above.reverse()  # of equals the topmost
+    return max(above, key=lambda mount: len(mount.mountpoint), default=None)
 
 
 def probe(
@@ -170,15 +167,11 @@ def probe(
         deadline: seconds until a mount that does not answer is HUNG, or SLOW where only a write does not end.
     """
     mountpoint = os.path.normpath(mountpoint)
-    if not (here := at(mountpoint)):
-        return Result(State.ABSENT, f"nothing is mounted at {mountpoint}")
+    here = at(mountpoint)
+    problem = _unexpected(mountpoint, here, fstype=fstype, source=source, writable=writable)
+    if problem is not None:
+        return problem
     mount = here[-1]
-    if not _matches(mount.fstype, fstype) or not _matches(mount.source, source):
-        return Result(State.WRONG, str(mount))
-    if len(here) > 1:
-        return Result(State.STACKED, f"{len(here)} mounts lie at {mountpoint}")
-    if writable and mount.read_only:
-        return Result(State.WRONG, f"{mountpoint} is mounted read-only")
     unwritten = ""
     if writable:
         begin = time.monotonic()
@@ -187,15 +180,30 @@ def probe(
             return _judge(mountpoint, answer)
         if time.monotonic() - begin >= deadline:
             deadline = min(deadline, _ANSWERS_S)
+
     answer, silent = _ask(mount, "read", deadline)
     if answer is None:
         return Result(State.HUNG, f"{mountpoint} {silent}")
     found = _judge(mountpoint, answer)
-    return (
-        Result(State.SLOW, f"{mountpoint} answers, but a small write {unwritten}")
-        if unwritten and found
-        else found
-    )
+    if found and unwritten:
+        return Result(State.SLOW, f"{mountpoint} answers, but a small write {unwritten}")
+    return found
+
+
+def _unexpected(
+    mountpoint: str, here: list[Mount], *, fstype: Names, source: Names, writable: bool
+) -> Result | None:
+    """Judge what mountinfo shows at a path; return None if it is the expected mount, once."""
+    if not here:
+        return Result(State.ABSENT, f"nothing is mounted at {mountpoint}")
+    mount = here[-1]
+    if not _matches(mount.fstype, fstype) or not _matches(mount.source, source):
+        return Result(State.WRONG, str(mount))
+    if len(here) > 1:
+        return Result(State.STACKED, f"{len(here)} mounts lie at {mountpoint}")
+    if writable and mount.read_only:
+        return Result(State.WRONG, f"{mountpoint} is mounted read-only")
+    return None
 
 
 def wait(

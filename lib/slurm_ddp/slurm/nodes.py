@@ -369,8 +369,8 @@ def _scontrol(what: str, *arguments: str, timeout: float = _TIMEOUT_S) -> str:
 
 def _error(what: str, answer: Completed) -> NodeError:
     printed = answer.stderr.strip() or answer.stdout.strip()
-    kinds = (
-        kind for kind, phrases in _PHRASES.items() if any(phrase in printed for phrase in phrases)
-    )
-    kind = next(kinds, NodeError)
-    return kind(f"{what}: {last_line(printed) or 'the command failed with no output'}")
+    text = f"{what}: {last_line(printed) or 'the command failed with no output'}"
+    for kind, phrases in _PHRASES.items():
+        if any(phrase in printed for phrase in phrases):
+            return kind(text)
+    return NodeError(text)

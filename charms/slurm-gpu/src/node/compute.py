@@ -70,24 +70,43 @@ def offer(machine: Machine) -> slurm_gres.NodeGres | None:
     While the node is registered with another Gres, the lines suit that one, too: slurmd must not report less. Lines of
     lost cards are left out: slurmd does not start with a line for a missing device file.
     """
-    node, published, lines = machine.node, machine.before, machine.lines
+    node = machine.node
     if node is None:
         return None
-    before = (published.lines or ()) if published and published.node == node else ()
     names = machine.plan.gres if machine.plan else ""
+    before = _published_lines(machine)
     if lost(machine):
-        kept = lines if machine.plan is not None and not machine.problem else before
-        return slurm_gres.NodeGres(node=node, gres=names, lines=_with_files(kept), awaits=False)
+        is_planned = machine.plan is not None and not machine.problem
+        kept_lines = _with_files(machine.lines if is_planned else before)
+        return slurm_gres.NodeGres(node=node, gres=names, lines=kept_lines, awaits=False)
     if machine.problem:
         return None
+    lines = machine.lines
     if not set(before) <= set(lines) and not _is_registered(machine):
-        wanted = lines or (
-            machine.plan.lines if machine.plan else ()
-        )  # all: one line ends the detection
-        both = {_key(line): line for line in _with_files(before) if wanted}
-        lines = tuple((both | {_key(line): line for line in wanted}).values()) if both else lines
+        lines = _lines_of_both(machine, before)
     awaits = bool(lines or machines.pushed_lines(node))
     return slurm_gres.NodeGres(node=node, gres=names, lines=lines, awaits=awaits)
+
+
+def _published_lines(machine: Machine) -> tuple[str, ...]:
+    """Return the lines that this unit published for the node before."""
+    published = machine.before
+    if published is None or published.node != machine.node:
+        return ()
+    return published.lines or ()
+
+
+def _lines_of_both(machine: Machine, before: tuple[str, ...]) -> tuple[str, ...]:
+    """Join the lines for the Gres of now and of before; a line of now replaces one for the same devices."""
+    wanted = machine.lines
+    if not wanted and machine.plan is not None:  # all: one line ends the detection
+        wanted = machine.plan.lines
+    still_there = _with_files(before)
+    if not wanted or not still_there:
+        return machine.lines
+    by_devices = {_key(line): line for line in still_there}
+    by_devices |= {_key(line): line for line in wanted}
+    return tuple(by_devices.values())
 
 
 def awaits_drain(machine: Machine, progress: Progress | None) -> bool:
@@ -100,7 +119,7 @@ def awaits_drain(machine: Machine, progress: Progress | None) -> bool:
 
 
 def accept(machine: Machine) -> None:
-    """Take the cards that are here now for all that this node should have.
+    """Accept the cards found now as the complete set.
 
     Raises:
         ActionError: there is none, or what is here cannot be registered.
@@ -127,7 +146,7 @@ def lines_live(machine: Machine) -> bool:
 
 
 def ensure(machine: Machine, *, owner: str) -> Progress | None:
-    """Bring the node's GPUs into Slurm as far as it goes now; `offer` is published. None with nothing to bring."""
+    """Register the GPUs as far as possible now, once `offer` is published; return None if there are none."""
     registration.refresh_drained_start()
     _ensure_health_check(machine)
     loss, node, plan = lost(machine), machine.node, machine.plan
@@ -156,13 +175,12 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
 
 
 def release(*, owner: str, config: settings.Config | None = None) -> None:
-    """Leave a machine that Slurm can go on using, without this charm and without lines on the controller.
+    """Hand the machine back to Slurm, which goes on without this charm and without lines on the controller.
 
     Where slurmd finds the GPUs by itself they stay registered. May be called again.
     """
-    if (
-        not OWNER.exists()
-    ):  # no GPU was ever registered here; the health check may have been set up all the same
+    if not OWNER.exists():
+        # No GPU was ever registered here; the health check may have been set up all the same
         if health_timer.PROGRAM.exists():
             _end_drain(machines.look(config))
         health_timer.ensure_absent()
@@ -174,11 +192,7 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
     _end_drain(machine)
     health_timer.ensure_absent()
     slurmd_unit.ensure_no_dropin()
-    for journal in (
-        journals.ORDER,
-        journals.CARDS,
-        journals.SERVED,
-    ):  # to leave may write the last again
+    for journal in (journals.ORDER, journals.CARDS, journals.SERVED):  # leaving writes the last
         journals.clear(journal)
     for path in (slurmd_unit.DRAINED_ENV, OWNER):
         files.ensure_absent(path)
@@ -211,51 +225,63 @@ def _in_words(gpu: detect.Gpu) -> str:
 
 def summary(machine: Machine) -> dict[str, str]:
     """Compare what is wanted, what is written down and what the controller has, for the `show-gres` action."""
+    plan = machine.plan
     results = {
         "node": machine.node or "",
-        "wanted": machine.plan.gres if machine.plan else "",
         "configured": machine.configured or "",
         "lines": "\n".join(gres.node_lines(machine.node or "?", machine.lines)),
-        "notes": "\n".join(machine.plan.notes) if machine.plan else "",
         "lines-live": str(lines_live(machine)).lower(),
-        "found-by": _how(machine) if machine.plan else "",
         "problem": machine.problem or "",
     }
+    if plan is not None:
+        results["wanted"] = plan.gres
+        results["notes"] = "\n".join(plan.notes)
+        results["found-by"] = _how(machine)
     if machine.node is not None:
-        try:
-            node = nodes.show(machine.node)
-        except nodes.NodeError as e:
-            results["problem"] = results["problem"] or str(e)
-        else:
-            results["registered"] = (node.gres or "") if node else ""
-            results["state"] = node.state_text if node else "not registered"
-            results["reason"] = (node.reason or "") if node else ""
+        results |= _as_registered(machine.node, results["problem"])
     return {key: text for key, text in results.items() if text}
+
+
+def _as_registered(name: str, problem: str) -> dict[str, str]:
+    """Return the node as the controller has it; a silent controller is a problem, unless there is another one."""
+    try:
+        node = nodes.show(name)
+    except nodes.NodeError as e:
+        return {"problem": problem or str(e)}
+    if node is None:
+        return {"state": "not registered"}
+    return {"registered": node.gres or "", "state": node.state_text, "reason": node.reason or ""}
 
 
 def status(machine: Machine, *, related: bool, progress: Progress | None) -> Status:
     """Return the status of the node, asking the controller again unless this hook's `progress` is an obstacle."""
-    node, plan, loss = machine.node, machine.plan, lost(machine)
-    if machine.problem or loss:
-        return Status(
-            Level.BLOCKED,
-            machine.problem or f"bring back what is missing, or run accept-gpus: {loss}",
-        )
-    if plan is None:
+    if machine.problem:
+        return Status(Level.BLOCKED, machine.problem)
+    loss = lost(machine)
+    if loss:
+        return Status(Level.BLOCKED, f"bring back what is missing, or run accept-gpus: {loss}")
+    if machine.plan is None:
         return _status_without_gpus(machine, progress)
-    if node is None:
+    if machine.node is None:
         return Status(Level.WAITING, "waiting for slurmd to be set up")
-    missing = [str(file) for file in plan.device_files if not file.exists()]
+    missing = [str(file) for file in machine.plan.device_files if not file.exists()]
     if missing:
         return Status(Level.WAITING, f"waiting for the driver to make {', '.join(missing)}")
     if progress is None or progress.stage is Stage.REGISTERED:
-        progress = registration.inspect(node, machine.wanted, machine.config)
+        progress = registration.inspect(machine.node, machine.wanted, machine.config)
+    return _status_with_gpus(machine, machine.plan, progress, related=related)
+
+
+def _status_with_gpus(
+    machine: Machine, plan: gres.Plan, progress: Progress, *, related: bool
+) -> Status:
+    """Turn the progress of a node with GPUs into its status."""
     stage = progress.stage
     if stage is Stage.KEPT_AWAY and kept.maintenance() is not None:
         stage = Stage.REGISTERED  # `maintenance.hooks` reports its own hold
     complaint = health.State.load().reason
     if complaint and stage in {Stage.REGISTERED, Stage.KEPT_AWAY}:
-        return Status(Level.BLOCKED, f"{node} is unfit: {complaint}")
+        return Status(Level.BLOCKED, f"{machine.node} is unfit: {complaint}")
     needs_lines = stage is Stage.AWAITS_LINES or not lines_live(machine)
     if needs_lines and stage not in {Stage.REGISTERED, Stage.KEPT}:
         if not related:
@@ -264,7 +290,8 @@ def status(machine: Machine, *, related: bool, progress: Progress | None) -> Sta
             stage = Stage.AWAITS_LINES
     level, text = _TEXTS[stage]
     return Status(
-        level, text.format(node=node, detail=progress.detail, gres=plan.gres, how=_how(machine))
+        level,
+        text.format(node=machine.node, detail=progress.detail, gres=plan.gres, how=_how(machine)),
     )
 
 
@@ -300,11 +327,12 @@ def _is_registered(machine: Machine) -> bool:
 
 def _with_files(lines: tuple[str, ...]) -> tuple[str, ...]:
     """Return the lines whose device files are there."""
-    return tuple(
-        line
-        for line in lines
-        if all(pathlib.Path(file).exists() for file in gres.device_files(line))
-    )
+    found: list[str] = []
+    for line in lines:
+        files_of_line = map(pathlib.Path, gres.device_files(line))
+        if all(file.exists() for file in files_of_line):
+            found.append(line)
+    return tuple(found)
 
 
 def _key(line: str) -> tuple[object, ...]:
@@ -328,11 +356,9 @@ def _leave_registration(machine: Machine) -> None:
     """Register the node without GPUs where slurmd will not find them without lines; end a registration in progress."""
     if machine.options is None or machine.node is None:
         return
-    lines_go = (
-        bool(machine.lines)
-        if machine.plan
-        else machine.registers_gpus and machine.autodetect == "off"
-    )
+    lines_go = machine.registers_gpus and machine.autodetect == "off"
+    if machine.plan is not None:
+        lines_go = bool(machine.lines)
     if lines_go:  # without which slurmd does not find the GPUs
         left = slurmd_options.merged_gres(machine.options.gres, None)
     elif journals.NodeSnapshot.load() is not None:  # in the middle of a registration
