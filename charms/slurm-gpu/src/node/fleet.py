@@ -1,10 +1,11 @@
-"""Keep most of a fleet when all of its nodes begin to report the same: that is a driver's release, not broken cards.
+"""Drain at most a third of the nodes for one reason; the others only warn.
 
-The first third of an application's nodes (those of the same partitions) is drained for a reason as ever; on the others
-it is a warning for as long as they report it. Who was first is read from the nodes' reasons in Slurm, which every
-node's health check sees. Standard library only.
+When all nodes of an application (those of the same partitions) begin to report the same, that is a driver's release,
+not broken cards. Who was first is read from the nodes' reasons in Slurm, which every node's health check sees. Standard
+library only.
 """
 
+import collections
 import collections.abc
 import re
 
@@ -17,10 +18,11 @@ _COUNT = re.compile(r"(?<!Xid )(?<!exited )\b\d+\b")
 
 def kinds(reason: str) -> frozenset[str]:
     """Return the complaints in a drain's reason, without the cards and counts, which differ between nodes."""
-    complaints = (
-        _COUNT.sub("N", _BUS_ID.sub("", part)) for part in reason.partition(": ")[2].split("; ")
-    )
-    return frozenset(" ".join(complaint.split()) for complaint in complaints) - {""}
+    found: set[str] = set()
+    for complaint in reason.partition(": ")[2].split("; "):
+        text = _COUNT.sub("N", _BUS_ID.sub("", complaint))
+        found.add(" ".join(text.split()))
+    return frozenset(found - {""})
 
 
 def shared(
@@ -37,18 +39,22 @@ def shared(
     own = next((node for node in listed if node.name == name), None)
     if own is None:
         return frozenset()
-    peers = [
-        node for node in listed if node.fields.get("Partitions") == own.fields.get("Partitions")
-    ]
+    partitions = own.fields.get("Partitions")
+    peers = [node for node in listed if node.fields.get("Partitions") == partitions]
     prefix = reason.partition(": ")[0] + ": "
-    is_drained = own.is_drained and (own.reason or "").startswith(prefix)
-    turn = (own.reason_time or now, name) if is_drained else (now + WINDOW_S, name)
-    found: list[str] = []
+    turn = (now + WINDOW_S, name)
+    if _is_drained(own, prefix):
+        turn = (own.reason_time or now, name)
+
+    counts: collections.Counter[str] = collections.Counter()
     for node in peers:
         at = node.reason_time or 0.0
         is_before = node.name != name and now - WINDOW_S <= at and (at, node.name) < turn
-        if is_before and node.is_drained and (node.reason or "").startswith(prefix):
-            found += kinds(node.reason or "")
-    return frozenset(
-        kind for kind in kinds(reason) if kind in found and 3 * (found.count(kind) + 1) > len(peers)
-    )
+        if is_before and _is_drained(node, prefix):
+            counts.update(kinds(node.reason or ""))
+    most = len(peers) / 3
+    return frozenset(kind for kind in kinds(reason) if counts[kind] and counts[kind] + 1 > most)
+
+
+def _is_drained(node: nodes.Node, prefix: str) -> bool:
+    return node.is_drained and (node.reason or "").startswith(prefix)

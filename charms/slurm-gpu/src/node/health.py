@@ -191,40 +191,55 @@ def judge(card: smi.Card) -> list[Finding]:
 def act(
     name: str | None, node: nodes.Node | None, findings: list[Finding], state: State, now: float
 ) -> str:
-    """Drain or resume the node as the findings ask for, save the state, return what was done.
-
-    A drain with another reason is left alone.
-    """
+    """Drain or resume the node as the findings ask for, save the state, return what was done."""
     reason = _reason(findings)
-    bad, spared = bool(reason), state.spared
-    passes = 0 if bad else state.passes + 1
-    drained, did = state.drained, ""
+    state = dataclasses.replace(state, passes=0 if reason else state.passes + 1)
+    if name and node is not None and watchdog.is_drained_by(REASON, node):
+        state = dataclasses.replace(state, drained=True)
+    did = ""
     try:
         if name and node is not None:
-            is_ours = watchdog.is_drained_by(REASON, node)
-            drained = drained or is_ours
-            if bad and not node.is_drained:
-                watchdog.drain(name, reason, timeout=_left(watchdog.SCONTROL_S))
-                if late := _shared(reason, node):  # others did the same at the same time
-                    watchdog.resume(name, timeout=_left(watchdog.SCONTROL_S))
-                    spared = tuple(sorted({*spared, *late}))
-                    return f"resumed {name}, since too many nodes were drained for {'; '.join(sorted(late))}"
-                kept.note(KIND, name, reason)
-                drained, did = True, f"drained {name}"
-            elif not bad and is_ours and passes >= watchdog.PASSES_TO_RESUME:
-                kept.end(KIND)
-                watchdog.resume(name, timeout=_left(watchdog.SCONTROL_S))
-                drained, did = False, f"resumed {name}"
-            elif bad and is_ours and not kept.is_held(KIND):
-                kept.note(KIND, name, node.reason or "")
+            did, state = _order(name, node, reason, state)
     except CommandError as e:
         did = str(e)
     finally:
-        since = now if not bad and not drained else state.since
+        if not reason and not state.drained:
+            state = dataclasses.replace(state, since=now)
+        if not reason and state.spared:
+            reason = f"{REASON}{'; '.join(state.spared)}: {_SPARED}"
         began = _began(node) or state.began
-        reason = reason or (f"{REASON}{'; '.join(spared)}: {_SPARED}" if spared else "")
-        State(since, passes, drained, reason, state.resets, began, spared).save()
+        dataclasses.replace(state, reason=reason, began=began).save()
     return did
+
+
+def _order(name: str, node: nodes.Node, reason: str, state: State) -> tuple[str, State]:
+    """Drain or resume the node if that is due; return what was done, and the state after it.
+
+    A drain with another reason is left alone. Raises `CommandError`.
+    """
+    is_ours = watchdog.is_drained_by(REASON, node)
+    if reason and not node.is_drained:
+        return _drain(name, node, reason, state)
+    if reason and is_ours and not kept.is_held(KIND):
+        kept.note(KIND, name, node.reason or "")
+    if not reason and is_ours and state.passes >= watchdog.PASSES_TO_RESUME:
+        kept.end(KIND)
+        watchdog.resume(name, timeout=_left(watchdog.SCONTROL_S))
+        return f"resumed {name}", dataclasses.replace(state, drained=False)
+    return "", state
+
+
+def _drain(name: str, node: nodes.Node, reason: str, state: State) -> tuple[str, State]:
+    """Drain the node, unless it turns out that others did so for the same reason at the same time."""
+    watchdog.drain(name, reason, timeout=_left(watchdog.SCONTROL_S))
+    late = _shared(reason, node)
+    if late:
+        watchdog.resume(name, timeout=_left(watchdog.SCONTROL_S))
+        spared = tuple(sorted({*state.spared, *late}))
+        did = f"resumed {name}, since too many nodes were drained for {'; '.join(sorted(late))}"
+        return did, dataclasses.replace(state, spared=spared)
+    kept.note(KIND, name, reason)
+    return f"drained {name}", dataclasses.replace(state, drained=True)
 
 
 def _reason(findings: collections.abc.Iterable[Finding]) -> str:
@@ -235,12 +250,13 @@ def _reason(findings: collections.abc.Iterable[Finding]) -> str:
 
 def _demoted(findings: list[Finding], spared: collections.abc.Collection[str]) -> list[Finding]:
     """Return the findings, those of the fleet as warnings."""
-    is_fleets = [bool(fleet.kinds(f"{REASON}{finding}") & set(spared)) for finding in findings]
-    pairs = zip(findings, is_fleets, strict=True)
-    return [
-        dataclasses.replace(one, level=WARN, text=f"{one.text} ({_SPARED})") if its else one
-        for one, its in pairs
-    ]
+    found: list[Finding] = []
+    for one in findings:
+        is_fleets = bool(fleet.kinds(f"{REASON}{one}") & set(spared))
+        if is_fleets:
+            one = dataclasses.replace(one, level=WARN, text=f"{one.text} ({_SPARED})")  # noqa: PLW2901
+        found.append(one)
+    return found
 
 
 def _shared(reason: str, node: nodes.Node) -> frozenset[str]:
@@ -267,7 +283,9 @@ def _counts(cards: list[smi.Card], on_bus: list[str], num_gpus: int) -> list[Fin
                 f"the driver has {len(cards)} of {len(on_bus)} GPUs without {missing}",
             )
         )
-    devices = sum(num_gpus if card.num_devices is None else card.num_devices for card in cards)
+    devices = 0
+    for card in cards:  # one that does not tell may have them all
+        devices += num_gpus if card.num_devices is None else card.num_devices
     if devices < num_gpus:
         findings.append(
             Finding(DRAIN, "count", f"the driver has {devices} of the {num_gpus} GPUs in Slurm")

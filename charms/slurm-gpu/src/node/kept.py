@@ -175,21 +175,26 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
     if node is None:
         return None
 
-    found = orders.as_found(node)
-    is_maintained = (node.reason or "").startswith(_MAINTENANCE)
-    if taken is None and (found.reason or "").startswith(_MAINTENANCE):  # its journal is lost
-        _note_maintenance(Maintenance(name, kind=kind))
-    elif taken is None:
-        _note_maintenance(Maintenance(name, found.states, found.reason, kind))
-    elif node.is_drained and orders.is_anothers(node, taken.reason) and not is_maintained:
-        # drained by another meanwhile, which is now what to restore
-        _note_maintenance(dataclasses.replace(taken, states=found.states, reason=found.reason))
-
+    _note_taken(kind, node, taken)
     reason = f"{kind}: {why}"[:MOST_REASON]
     if not node.is_drained or node.reason != reason:
         nodes.drain(name, reason)
     hold(kind, name, reason)
     return nodes.show(name)
+
+
+def _note_taken(kind: str, node: nodes.Node, taken: Maintenance | None) -> None:
+    """Record the state to restore: that of now, unless it is what maintenance made of it."""
+    found = orders.as_found(node)
+    if taken is not None:
+        is_maintained = (node.reason or "").startswith(_MAINTENANCE)
+        if node.is_drained and orders.is_anothers(node, taken.reason) and not is_maintained:
+            # drained by another meanwhile, which is now what to restore
+            _note_maintenance(dataclasses.replace(taken, states=found.states, reason=found.reason))
+        return
+    if (found.reason or "").startswith(_MAINTENANCE):  # its journal is lost
+        found = journals.NodeSnapshot(node.name)
+    _note_maintenance(Maintenance(node.name, found.states, found.reason, kind))
 
 
 def is_taken(node: nodes.Node, kind: str) -> bool:

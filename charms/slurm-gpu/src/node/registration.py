@@ -82,24 +82,30 @@ def advance(target: Target) -> Progress:
     """Move the node towards its registration as far as it goes within a minute, ending no job; return where it is."""
     kept.end(kept.LOSS)
     try:
-        try:
-            progress = _advance(target)
-            if (
-                progress.stage is Stage.REGISTERED
-                and (systemd.active_for(slurmd_unit.SLURMD) or _FRESH_S) < _FRESH_S
-            ):
-                time.sleep(_HANDOVER_S)
-                progress = _advance(target)
-            return progress
-        except nodes.ControllerSilent as e:
-            if target.lines_live and target.options.conf is not None:
-                slurmd_options.ensure_gres(
-                    target.gres
-                )  # so that slurmd registers right the first time
-                refresh_drained_start()
-            return Progress(Stage.SILENT, str(e))
+        return _advance_twice(target)
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         return Progress(Stage.FAILED, str(e))
+
+
+def _advance_twice(target: Target) -> Progress:
+    """Move the node on, and again if slurmd has just started: the first orders may be lost in a handover."""
+    try:
+        progress = _advance(target)
+        if progress.stage is Stage.REGISTERED and _slurmd_started_recently():
+            time.sleep(_HANDOVER_S)
+            progress = _advance(target)
+        return progress
+    except nodes.ControllerSilent as e:
+        if target.lines_live and target.options.conf is not None:
+            # so that slurmd registers right the first time
+            slurmd_options.ensure_gres(target.gres)
+            refresh_drained_start()
+        return Progress(Stage.SILENT, str(e))
+
+
+def _slurmd_started_recently() -> bool:
+    running_s = systemd.active_for(slurmd_unit.SLURMD)
+    return bool(running_s) and running_s < _FRESH_S
 
 
 def refresh_drained_start() -> None:
@@ -155,46 +161,36 @@ def leave(target: Target) -> None:
 
     slurmd's options change only together with the controller's record: a slurmd that reports less is refused for good.
     """
-    name = target.node
     try:
-        node = nodes.show(name)
-        snapshot = NodeSnapshot.load()
-        if node is None and (
-            snapshot is None or snapshot.node != name
-        ):  # others deleted it: the unit is being removed
-            slurmd_options.ensure_gres(target.gres)
-        elif node is not None and (node.is_busy or not node.is_dynamic):
-            if snapshot is not None and not orders.is_anothers(node, snapshot.reason):
-                orders.restore(node, snapshot)
-            logger.warning(
-                "%s keeps Gres=%s and its lines: it cannot be registered again now",
-                name,
-                node.gres or "",
-            )
-        else:
-            progress = _advance(target)
-            if progress.stage in {
-                Stage.AWAITS_JOBS,
-                Stage.RESERVED,
-            }:  # since `show`; the record is still there
-                slurmd_options.ensure_gres(target.options.gres)
-            if progress.stage is not Stage.REGISTERED:
-                logger.warning(
-                    "the GPUs of %s stay in Slurm: %s %s",
-                    name,
-                    progress.stage.value,
-                    progress.detail,
-                )
+        _leave(target)
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
-        logger.warning("the GPUs of %s stay in Slurm: %s", name, e)
+        logger.warning("the GPUs of %s stay in Slurm: %s", target.node, e)
     journals.clear(journals.REGISTRATION)
 
 
-def _shard_jobs(node: nodes.Node, gres: str | None) -> list[str]:
-    """List jobs over which slurmctld (24.11.5), while it knows shards, would crash if the node lost its own."""
-    loses = nodes.count_gres(node.gres, SHARD) and not nodes.count_gres(gres, SHARD)
-    knows = loses and SHARD in (nodes.setting("GresTypes") or "").split(",")
-    return nodes.remembered_jobs(node.name, SHARD) if knows else []
+def _leave(target: Target) -> None:
+    name = target.node
+    node = nodes.show(name)
+    snapshot = NodeSnapshot.load()
+    is_being_registered = snapshot is not None and snapshot.node == name
+    if node is None and not is_being_registered:  # others deleted it: the unit is being removed
+        slurmd_options.ensure_gres(target.gres)
+        return
+    if node is not None and (node.is_busy or not node.is_dynamic):
+        if snapshot is not None and not orders.is_anothers(node, snapshot.reason):
+            orders.restore(node, snapshot)
+        logger.warning(
+            "%s keeps Gres=%s and its lines: it cannot be registered again now",
+            name,
+            node.gres or "",
+        )
+        return
+    progress = _advance(target)
+    stage = progress.stage
+    if stage in {Stage.AWAITS_JOBS, Stage.RESERVED}:  # since `show`; the record is still there
+        slurmd_options.ensure_gres(target.options.gres)
+    if stage is not Stage.REGISTERED:
+        logger.warning("the GPUs of %s stay in Slurm: %s %s", name, stage.value, progress.detail)
 
 
 def _failure(error: nodes.NodeError | CommandError) -> Progress:
@@ -208,15 +204,17 @@ def _inspect(name: str, gres: str | None, config: settings.Config | None) -> Pro
     if node is None:
         return Progress(Stage.UNREGISTERED)
     if not nodes.same_gres(node.gres, gres):
-        if NodeSnapshot.load() is not None and node.is_busy:
+        if node.is_busy and NodeSnapshot.load() is not None:
             return _awaits_jobs(name)
         return _reserved(node, None) or Progress(Stage.DIFFERS, node.gres or "(none)")
     if not node.is_valid:
         return Progress(Stage.INVALID, node.reason or node.state_text)
     if not systemd.is_active(slurmd_unit.SLURMD):
         return Progress(Stage.STOPPED)
-    held = resume.held(node, config) if config else None
-    if held:
+    held = None
+    if config is not None:
+        held = resume.held(node, config)
+    if held is not None:
         lacks = (*held.lacks, *readiness.missing())
         return Progress(Stage.KEPT, str(dataclasses.replace(held, lacks=lacks)))
     if orders.is_kept_away(node):
@@ -231,9 +229,8 @@ def _advance(target: Target) -> Progress:
     snapshot = _snapshot(target.node, node)
     if node is not None or snapshot is None:  # no start of slurmd is to register a drained node
         files.ensure_absent(slurmd_unit.DRAINED_ENV)
-    if node is not None and (
-        nodes.same_gres(node.gres, target.gres) or _reports_less(node, target.gres)
-    ):
+
+    if node is not None and _has_gres(node, target.gres):
         return _settle(target, node, snapshot)
     if not target.lines_live:
         return Progress(Stage.AWAITS_LINES)
@@ -289,29 +286,25 @@ def _register_again(target: Target, node: nodes.Node, snapshot: NodeSnapshot | N
 
 def _register(target: Target, snapshot: NodeSnapshot | None) -> Progress:
     """Make slurmd register a node that the controller does not know."""
-    name, gres = target.node, target.gres
-    changed = target.options.conf is not None and slurmd_options.ensure_gres(gres)
-    if not systemd.is_active(slurmd_unit.SLURMD) and (
-        snapshot is None or target.options.conf_server is None
-    ):
-        return Progress(
-            Stage.UNREGISTERED
-        )  # its charm starts it, and stops it when slurmctld is removed
+    name = target.node
+    changed = target.options.conf is not None and slurmd_options.ensure_gres(target.gres)
+    may_start = snapshot is not None and target.options.conf_server is not None
+    if not may_start and not systemd.is_active(slurmd_unit.SLURMD):
+        # its charm starts it, and stops it when slurmctld is removed
+        return Progress(Stage.UNREGISTERED)
     if changed or snapshot is not None:
         _restart(snapshot)
-    node = nodes.wait(name, lambda n: n is not None, timeout=_REGISTER_S if snapshot else _SETTLE_S)
+    timeout_s = _SETTLE_S if snapshot is None else _REGISTER_S
+    node = nodes.wait(name, lambda n: n is not None, timeout=timeout_s)
     files.ensure_absent(slurmd_unit.DRAINED_ENV)
+    if node is None and snapshot is None:
+        return Progress(Stage.UNREGISTERED)
     if node is None:
-        if snapshot is None:
-            return Progress(Stage.UNREGISTERED)
-        return Progress(
-            Stage.FAILED, f"slurmd did not register {name} again within {_REGISTER_S:.0f} s"
-        )
-    if not nodes.same_gres(node.gres, gres) and not _reports_less(node, gres):
-        registered = node.gres or "(none)"
-        return Progress(
-            Stage.FAILED, f"{name} registered with Gres={registered}, not {gres or '(none)'}"
-        )
+        problem = f"slurmd did not register {name} again within {_REGISTER_S:.0f} s"
+        return Progress(Stage.FAILED, problem)
+    if not _has_gres(node, target.gres):
+        registered, wanted = node.gres or "(none)", target.gres or "(none)"
+        return Progress(Stage.FAILED, f"{name} registered with Gres={registered}, not {wanted}")
     return _settle(target, node, snapshot, is_fresh=True)
 
 
@@ -326,24 +319,50 @@ def _settle(
     if has_conf and target.lines_live:
         slurmd_options.ensure_gres(target.gres)  # the next registration must not undo this one
     is_stale = not is_fresh and node.is_dynamic and has_conf and _is_stale(node, target.gres)
-    can_retry = not node.is_valid and target.lines_live and not node.is_busy and not is_stale
-    if can_retry and (orders.is_ours(node.reason) or snapshot is not None):
-        _restart(snapshot)
-        node = (
-            nodes.wait(node.name, lambda n: n is not None and n.is_valid, timeout=_SETTLE_S) or node
-        )
-        files.ensure_absent(slurmd_unit.DRAINED_ENV)
+    if not node.is_valid and not is_stale:
+        node = _retry(target, node, snapshot)
     if not node.is_valid:
-        if not target.lines_live:
-            return Progress(Stage.AWAITS_LINES)
-        if is_stale:
-            return _reserved(node, snapshot) or _register_again(target, node, snapshot)
-        return Progress(Stage.INVALID, node.reason or node.state_text)
+        return _refused(target, node, snapshot, is_stale=is_stale)
     if snapshot is None and orders.is_kept_away(node) and orders.is_ours(node.reason):
         snapshot = orders.as_found(node)
     if snapshot is not None and not orders.restore(node, snapshot):
         return _awaits_jobs(node.name)
     return Progress(Stage.REGISTERED)
+
+
+def _retry(target: Target, node: nodes.Node, snapshot: NodeSnapshot | None) -> nodes.Node:
+    """Make a free node that Slurm refused for its GPUs register once more; return it as it is then."""
+    is_for_gpus = orders.is_ours(node.reason) or snapshot is not None
+    if not is_for_gpus or not target.lines_live or node.is_busy:
+        return node
+    _restart(snapshot)
+    valid = nodes.wait(node.name, lambda n: n is not None and n.is_valid, timeout=_SETTLE_S)
+    files.ensure_absent(slurmd_unit.DRAINED_ENV)
+    return valid or node
+
+
+def _refused(
+    target: Target, node: nodes.Node, snapshot: NodeSnapshot | None, *, is_stale: bool
+) -> Progress:
+    """Report a node that Slurm refuses; register it again if its record is out of date."""
+    if not target.lines_live:
+        return Progress(Stage.AWAITS_LINES)
+    if is_stale:
+        return _reserved(node, snapshot) or _register_again(target, node, snapshot)
+    return Progress(Stage.INVALID, node.reason or node.state_text)
+
+
+def _shard_jobs(node: nodes.Node, gres: str | None) -> list[str]:
+    """List jobs over which slurmctld (24.11.5), while it knows shards, would crash if the node lost its own."""
+    loses_shards = nodes.count_gres(node.gres, SHARD) and not nodes.count_gres(gres, SHARD)
+    if not loses_shards or SHARD not in (nodes.setting("GresTypes") or "").split(","):
+        return []
+    return nodes.remembered_jobs(node.name, SHARD)
+
+
+def _has_gres(node: nodes.Node, gres: str | None) -> bool:
+    """Whether the node's record has the Gres, even if slurmd reported fewer of it when it registered last."""
+    return nodes.same_gres(node.gres, gres) or _reports_less(node, gres)
 
 
 def _is_stale(node: nodes.Node, gres: str | None) -> bool:
