@@ -177,10 +177,13 @@ def answer(
 
 def counts(conf: gres_conf.GresConf) -> tuple[int, int]:
     """Count the nodes with lines of GPUs, and the devices that these describe."""
-    sizes = [
-        sum("Name=gpu" in line.split() for line in entry.lines) for entry in conf.entries.values()
-    ]
-    return len(sizes) - sizes.count(0), sum(sizes)
+    num_nodes = num_devices = 0
+    for entry in conf.entries.values():
+        gpu_lines = [line for line in entry.lines if "Name=gpu" in line.split()]
+        num_devices += len(gpu_lines)
+        if gpu_lines:
+            num_nodes += 1
+    return num_nodes, num_devices
 
 
 def _view(conf: gres_conf.GresConf, *, running: bool, silent: str | None = None) -> View:
@@ -252,7 +255,8 @@ def _used_lines(entry: gres_conf.Entry) -> tuple[str, ...] | None:
     if node is None:
         return None
     names = {gres.fields(line)["Name"] for line in entry.lines}
-    return entry.lines if any(nodes.count_gres(node.gres, name) for name in names) else ()
+    is_used = any(nodes.count_gres(node.gres, name) for name in names)
+    return entry.lines if is_used else ()
 
 
 def _end_reservation(node: str) -> None:

@@ -86,14 +86,8 @@ def load(version: str, facts: Facts) -> bool:
     if facts.nouveau or facts.loaded == version:
         return not facts.nouveau
     try:
-        loaded = (
-            [line.partition(" ")[0] for line in files.read(PROC_MODULES).splitlines()]
-            if facts.loaded
-            else []
-        )
-        for name in _MODULES:
-            if name in loaded:
-                run("/usr/sbin/rmmod", name, timeout=_UNLOAD_S)
+        if facts.loaded:
+            _unload()
         if facts.module is None or facts.module.version != version:
             return False
         run("/usr/sbin/modprobe", "nvidia", timeout=_UNLOAD_S)
@@ -101,3 +95,11 @@ def load(version: str, facts: Facts) -> bool:
     except CommandError:  # something has it open, or Secure Boot refuses it
         return False
     return True
+
+
+def _unload() -> None:
+    """Unload the driver's modules. Raises `CommandError` if something uses them."""
+    loaded = [line.partition(" ")[0] for line in files.read(PROC_MODULES).splitlines()]
+    for name in _MODULES:
+        if name in loaded:
+            run("/usr/sbin/rmmod", name, timeout=_UNLOAD_S)

@@ -86,16 +86,10 @@ def spec(options: collections.abc.Mapping[str, object]) -> Spec:
 
 def narrowed(wanted: Spec, branch: str | None, version: str | None, present: str = "") -> Spec:
     """Return the specification with the parameters of `upgrade-driver`; `present` is the branch of the driver here."""
-    if version is not None and not _VERSION.fullmatch(version):
-        raise DriverError(f"version: {version!r:.60} is not a driver version such as 580.173.02")
+    _check_parameters(wanted, branch, version)
     of_version = (version or "").partition(".")[0]
-    if branch is not None and not _BRANCH.fullmatch(branch):
-        raise DriverError(f"branch: {branch!r:.60} is not a branch such as 580")
-    if branch and not wanted.keeps and branch != wanted.driver:
-        raise DriverError(
-            f"branch={branch} contradicts the option driver={wanted.driver}: set driver={branch} first"
-        )
-    chosen = branch or (None if wanted.keeps else wanted.driver) or of_version or present
+    of_option = "" if wanted.keeps else wanted.driver
+    chosen = branch or of_option or of_version or present
     if not chosen:
         raise DriverError(
             "branch: driver=keep names none; give branch=580 (or another), or set the option driver"
@@ -103,6 +97,17 @@ def narrowed(wanted: Spec, branch: str | None, version: str | None, present: str
     if version and of_version != chosen:
         raise DriverError(f"version={version} is not of branch {chosen}")
     return wanted.model_copy(update={"driver": chosen, "version": version})
+
+
+def _check_parameters(wanted: Spec, branch: str | None, version: str | None) -> None:
+    if version is not None and not _VERSION.fullmatch(version):
+        raise DriverError(f"version: {version!r:.60} is not a driver version such as 580.173.02")
+    if branch is not None and not _BRANCH.fullmatch(branch):
+        raise DriverError(f"branch: {branch!r:.60} is not a branch such as 580")
+    if branch and not wanted.keeps and branch != wanted.driver:
+        raise DriverError(
+            f"branch={branch} contradicts the option driver={wanted.driver}: set driver={branch} first"
+        )
 
 
 def offered() -> list[str]:
@@ -171,25 +176,52 @@ def _not_offered(wanted: Spec, found: collections.abc.Collection[str]) -> Driver
 
 def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
     """List what apt would install with the kernel modules of this suffix."""
-    option, server = f"driver={wanted.driver}", f"{wanted.driver}-server"
-    fabric = wanted.fabric_manager == "always" or (
-        wanted.fabric_manager == "auto" and facts.switches > 0
-    )
-    core = [  # of exactly the driver's version
+    option = f"driver={wanted.driver}"
+    fabric = wanted.fabric_manager == "always"
+    if wanted.fabric_manager == "auto":
+        fabric = facts.switches > 0
+    core = _core(wanted, suffix, fabric=fabric)
+    version = wanted.version or apt.upstream(apt.candidates(core[:1]).get(core[0], ""))
+    pins = {_PINNED: f"{version}-*"} if version else {}
+    _check_archives(wanted, core, version, apt.candidates([*core, _MODPROBE], pins))
+
+    modules = _modules(facts, option, f"{wanted.driver}-server{suffix}", version)
+    names = [*core, _MODPROBE, *modules]
+    try:
+        changes = apt.simulate(names, pins)
+    except apt.AptError as e:
+        raise DriverError(f"{option}: apt cannot install {version} as a whole: {e}") from e
+    foreign = [name for name in changes.removed if not name.startswith(_REMOVABLE)]
+    if foreign:
+        raise DriverError(
+            f"driver {version}: apt would remove {', '.join(foreign)}: see what conflicts first"
+        )
+    packages = apt.installed(*names)
+    for name, number in changes.installed.items():
+        if name.startswith(_REMOVABLE) or name in names:
+            packages[name] = number
+    return Plan(version, dict(sorted(packages.items())), fabric)
+
+
+def _core(wanted: Spec, suffix: str, *, fabric: bool) -> list[str]:
+    """Name the packages that must be of exactly the driver's version."""
+    server = f"{wanted.driver}-server"
+    names = [
         f"nvidia-headless-no-dkms-{server}{suffix}",
         f"nvidia-kernel-common-{server}",
         f"libnvidia-compute-{server}",
         f"nvidia-utils-{server}",
-        *(
-            (f"nvidia-fabricmanager-{wanted.driver}", f"libnvidia-nscq-{wanted.driver}")
-            if fabric
-            else ()
-        ),
     ]
-    version = wanted.version or apt.upstream(apt.candidates(core[:1]).get(core[0], ""))
-    pins = {_PINNED: f"{version}-*"} if version else {}
-    available = apt.candidates([*core, _MODPROBE], pins)
-    if missing := [name for name in (*core, _MODPROBE) if name not in available]:
+    if fabric:
+        names += [f"nvidia-fabricmanager-{wanted.driver}", f"libnvidia-nscq-{wanted.driver}"]
+    return names
+
+
+def _check_archives(wanted: Spec, core: list[str], version: str, available: dict[str, str]) -> None:
+    """Raise `DriverError` unless the archives have the whole driver in this version."""
+    option = f"driver={wanted.driver}"
+    missing = [name for name in (*core, _MODPROBE) if name not in available]
+    if missing:
         hint = "add-apt-repository restricted multiverse"
         raise DriverError(f"{hint}: {option}: not in this machine's archives: {', '.join(missing)}")
     if not version.startswith(f"{wanted.driver}."):
@@ -197,27 +229,10 @@ def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
         raise DriverError(
             f"{option}: {core[0]} only leads on to branch {other} now: set driver={other}"
         )
-    if others := [
-        f"{name} is {available[name]}" for name in core if apt.upstream(available[name]) != version
-    ]:
-        raise DriverError(
-            f"{option}: the archives have no {version} as a whole: {', '.join(others)}"
-        )
-    names = [*core, _MODPROBE, *_modules(facts, option, f"{server}{suffix}", version)]
-    try:
-        changes = apt.simulate(names, pins)
-    except apt.AptError as e:
-        raise DriverError(f"{option}: apt cannot install {version} as a whole: {e}") from e
-    if foreign := [name for name in changes.removed if not name.startswith(_REMOVABLE)]:
-        raise DriverError(
-            f"driver {version}: apt would remove {', '.join(foreign)}: see what conflicts first"
-        )
-    ours = {
-        name: number
-        for name, number in changes.installed.items()
-        if name.startswith(_REMOVABLE) or name in names
-    }
-    return Plan(version, dict(sorted((apt.installed(*names) | ours).items())), fabric)
+    differing = [name for name in core if apt.upstream(available[name]) != version]
+    if differing:
+        others = ", ".join(f"{name} is {available[name]}" for name in differing)
+        raise DriverError(f"{option}: the archives have no {version} as a whole: {others}")
 
 
 def _modules(facts: Facts, option: str, series: str, version: str) -> list[str]:
@@ -236,11 +251,9 @@ def _modules(facts: Facts, option: str, series: str, version: str) -> list[str]:
         return sorted(found)
     headers = apt.candidates(f"linux-headers-{kernel}" for kernel in kernels)
     if facts.secure_boot or f"linux-headers-{facts.next_kernel}" not in headers:
-        why = (
-            "Secure Boot refuses"
-            if facts.secure_boot
-            else f"no linux-headers-{facts.next_kernel} can build"
-        )
+        why = f"no linux-headers-{facts.next_kernel} can build"
+        if facts.secure_boot:
+            why = "Secure Boot refuses"
         raise DriverError(
             f"{option}: no signed modules for kernel {facts.next_kernel}, and {why} modules of this machine: boot a "
             "kernel that has signed ones"

@@ -102,37 +102,40 @@ class Facts:
 
 
 def diagnose(facts: Facts) -> str | None:
-    """Return the name in PROBLEMS of the worst problem, None when the driver works as far as can be determined."""
-    loaded = facts.loaded is not None
+    """Name the worst problem, of those in PROBLEMS; None when the driver works as far as can be determined."""
+    if facts.unfinished:
+        return "unfinished"
+    if facts.loaded is not None:
+        return _diagnose_loaded(facts)
     # vfio-pci: the card is a virtual machine's
-    unloaded = not loaded and any(
-        card.bound_to in {None, "nvidia", "nouveau"} for card in facts.cards
-    )
-    signer = facts.module.signer if facts.module else ""
+    needs_driver = any(card.bound_to in {None, "nvidia", "nouveau"} for card in facts.cards)
+    return _diagnose_unloaded(facts) if needs_driver else None
+
+
+def _diagnose_unloaded(facts: Facts) -> str:
+    if not facts.version:
+        return "no-driver"
+    if facts.nouveau:
+        return "nouveau"
+    if facts.module is None:
+        return "no-module"
+    if facts.secure_boot and not facts.module.signer.startswith(_TRUSTED_SIGNER):
+        return "secure-boot"
+    return "not-loaded"
+
+
+def _diagnose_loaded(facts: Facts) -> str | None:
+    if facts.library not in {None, facts.loaded}:
+        return "mismatch"
+    if facts.switches > 0:
+        if facts.fabric != facts.loaded:
+            return "no-fabric"
+        if facts.fabric_state not in {"active", "activating", "reloading"}:
+            return "fabric-down"
     has_module = facts.module is not None  # else a container: the modules are the host's
-    needs_fabric = loaded and facts.switches > 0
-    worst_first = (
-        ("unfinished", bool(facts.unfinished)),
-        ("no-driver", unloaded and not facts.version),
-        ("nouveau", unloaded and facts.nouveau),
-        ("no-module", unloaded and facts.module is None),
-        ("secure-boot", unloaded and facts.secure_boot and not signer.startswith(_TRUSTED_SIGNER)),
-        ("not-loaded", unloaded),
-        ("mismatch", loaded and facts.library not in {None, facts.loaded}),
-        ("no-fabric", needs_fabric and facts.fabric != facts.loaded),
-        (
-            "fabric-down",
-            needs_fabric and facts.fabric_state not in {"active", "activating", "reloading"},
-        ),
-        (
-            "next-kernel",
-            loaded
-            and facts.next_kernel != facts.kernel
-            and has_module
-            and facts.next_module is None,
-        ),
-    )
-    return next((name for name, is_so in worst_first if is_so), None)
+    if has_module and facts.next_kernel != facts.kernel and facts.next_module is None:
+        return "next-kernel"
+    return None
 
 
 def explain(facts: Facts, *, answers: bool = False) -> str | None:
@@ -184,10 +187,10 @@ def look() -> Facts:
 
 def version_key(version: str) -> list[tuple[int, int | str]]:
     """Make a sort key of a release or version, under which 6.8.0-100 comes after 6.8.0-99."""
-    return [
-        (1, int(part)) if part.isdigit() else (0, part)
-        for part in re.findall(r"\d+|[a-z]+", version)
-    ]
+    key: list[tuple[int, int | str]] = []
+    for part in re.findall(r"\d+|[a-z]+", version):
+        key.append((1, int(part)) if part.isdigit() else (0, part))
+    return key
 
 
 def _newest_kernel(running: str) -> str:

@@ -47,9 +47,8 @@ class Plan:
     """A node's GPUs as Slurm takes them."""
 
     gres: str  # "gpu:h100:8"
-    lines: tuple[
-        str, ...
-    ]  # all gres.conf records in device order, for AutoDetect=off and without NodeName
+    # All gres.conf records in device order, for AutoDetect=off and without NodeName
+    lines: tuple[str, ...]
     device_files: tuple[pathlib.Path, ...]
     is_detected: bool = False  # whether Slurm's nvidia detection yields the same without lines
     notes: tuple[str, ...] = ()  # what was left out, and why
@@ -82,32 +81,34 @@ def plan(
     gpus = detection.gpus
     for gpu in gpus:
         _check(gpu, detection.source, shards)
-    devices = [device for i, gpu in enumerate(gpus) for device in _devices(i, gpu, dev)]
+    devices: list[_Device] = []
+    for index, gpu in enumerate(gpus):
+        devices += _devices(index, gpu, dev)
     cores, notes, is_cut = _cores(gpus, settings, topology)
-    lines: list[str] = []
-    for device in devices:
-        files = ",".join(str(file) for file in device.files)
-        words = [
-            "Name=gpu",
-            f"Type={device.kind}",
-            f"{'MultipleFiles' if len(device.files) > 1 else 'File'}={files}",
-        ]
-        words += [f"Cores={cores[device.gpu]}"] if cores else []
-        lines.append(" ".join((*words, f"Flags={_FLAGS}")))
-    items = [
-        f"gpu:{kind}:{count}"
-        for kind, count in collections.Counter(device.kind for device in devices).items()
-    ]
+    lines = [_line(device, cores[device.gpu] if cores else "") for device in devices]
+    counts = collections.Counter(device.kind for device in devices)
+    items = [f"gpu:{kind}:{count}" for kind, count in counts.items()]
     if shards:
         lines += [f"Name={SHARD} Count={shards} File={device.files[0]}" for device in devices]
         items.append(f"{SHARD}:{shards * len(devices)}")
+    all_files = dict.fromkeys(file for device in devices for file in device.files)
     return Plan(
         gres=",".join(items),
         lines=tuple(lines),
-        device_files=tuple(dict.fromkeys(file for device in devices for file in device.files)),
+        device_files=tuple(all_files),
         is_detected=not is_cut and not shards and all(map(_is_detected, gpus)),
         notes=tuple(notes),
     )
+
+
+def _line(device: _Device, cores: str) -> str:
+    """Write the record of a device."""
+    key = "MultipleFiles" if len(device.files) > 1 else "File"
+    words = ["Name=gpu", f"Type={device.kind}", f"{key}={','.join(map(str, device.files))}"]
+    if cores:
+        words.append(f"Cores={cores}")
+    words.append(f"Flags={_FLAGS}")
+    return " ".join(words)
 
 
 def node_lines(node: str, lines: collections.abc.Iterable[str]) -> list[str]:
@@ -117,19 +118,19 @@ def node_lines(node: str, lines: collections.abc.Iterable[str]) -> list[str]:
 
 def fields(line: str) -> dict[str, str]:
     """Return the `Key=Value` words of a gres.conf record."""
-    return {
-        key: value
-        for key, equals, value in (word.partition("=") for word in line.split())
-        if equals
-    }
+    found: dict[str, str] = {}
+    for word in line.split():
+        key, equals, value = word.partition("=")
+        if equals:
+            found[key] = value
+    return found
 
 
 def device_files(line: str) -> list[str]:
     """Return the device files of a gres.conf record."""
     record = fields(line)
-    return [
-        file for file in (record.get("File") or record.get("MultipleFiles", "")).split(",") if file
-    ]
+    listed = record.get("File") or record.get("MultipleFiles", "")
+    return [file for file in listed.split(",") if file]
 
 
 def slurm_type(name: str) -> str:
@@ -162,14 +163,16 @@ def ranges(numbers: collections.abc.Iterable[int]) -> str:
             runs[-1][1:] = [number]
         else:
             runs.append([number])
-    return ",".join("-".join(str(end) for end in run) for run in runs)
+    words = ["-".join(map(str, run)) for run in runs]
+    return ",".join(words)
 
 
 def _check(gpu: detect.Gpu, source: str, shards: int) -> None:
     if not (gpu.name or "").strip() or gpu.minor is None:
         raise GresError(_NO_MODEL.format(card=gpu.bus_id or "?", source=detect.SOURCES[source]))
     if gpu.mig and not gpu.instances:
-        raise GresError((_MIG_EMPTY if source == "nvml" else _MIG_UNSEEN).format(card=gpu.bus_id))
+        text = _MIG_EMPTY if source == "nvml" else _MIG_UNSEEN
+        raise GresError(text.format(card=gpu.bus_id))
     if gpu.mig and shards:
         raise GresError(_MIG_SHARED.format(card=gpu.bus_id))
 
@@ -185,18 +188,17 @@ def _is_detected(gpu: detect.Gpu) -> bool:
 
 
 def _devices(index: int, gpu: detect.Gpu, dev: pathlib.Path) -> list[_Device]:
-    name, card = gpu.name or "", dev / f"nvidia{gpu.minor}"
+    name = gpu.name or ""
+    card = dev / f"nvidia{gpu.minor}"
     if not gpu.instances:
         return [_Device(index, slurm_type(name), (card,))]
     model = _as_slurm_detects(name).partition("-")[0]  # cut as src/plugins/gpu/nvml/gpu_nvml.c does
-    return [
-        _Device(
-            index,
-            slurm_type(f"{model}_{instance.profile}"),
-            (card, *(dev / f"nvidia-caps/nvidia-cap{number}" for number in instance.caps)),
-        )
-        for instance in gpu.instances
-    ]
+    devices: list[_Device] = []
+    for instance in gpu.instances:
+        caps = [dev / f"nvidia-caps/nvidia-cap{number}" for number in instance.caps]
+        kind = slurm_type(f"{model}_{instance.profile}")
+        devices.append(_Device(index, kind, (card, *caps)))
+    return devices
 
 
 def _cores(
@@ -210,19 +212,31 @@ def _cores(
     shape = [len(socket) for socket in topology]
     if shape != _configured_shape(settings, shape):
         return None, [_OTHER_SOCKETS], False
-    numbered = [core for socket in topology for core in socket]
-    firsts = [sum(shape[:i]) for i in range(len(shape))]
-    whole = {
-        frozenset(range(first, first + size)) for first, size in zip(firsts, shape, strict=True)
-    }
-    whole.add(frozenset(range(len(numbered))))
+    whole = _whole_sets(shape)
     found: list[str] = []
     for gpu in gpus:
-        near = frozenset(i for i, core in enumerate(numbered) if core & (gpu.cpus or frozenset()))
+        near = _near(gpu, topology)
         if near not in whole:
             return None, [_CUT_SOCKET.format(card=gpu.bus_id, cores=ranges(near))], True
         found.append(ranges(near))
     return found, [], False
+
+
+def _whole_sets(shape: list[int]) -> set[frozenset[int]]:
+    """List what Slurm takes as Cores: those of one whole socket, or all."""
+    found = {frozenset(range(sum(shape)))}
+    first = 0
+    for size in shape:
+        found.add(frozenset(range(first, first + size)))
+        first += size
+    return found
+
+
+def _near(gpu: detect.Gpu, topology: Topology) -> frozenset[int]:
+    """Number the cores beside a card, as Slurm does."""
+    numbered = [core for socket in topology for core in socket]
+    cpus = gpu.cpus or frozenset()
+    return frozenset(number for number, core in enumerate(numbered) if core & cpus)
 
 
 def _configured_shape(

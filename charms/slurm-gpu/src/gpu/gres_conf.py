@@ -108,17 +108,10 @@ class GresConf:
         for entry in sorted(self.entries.values(), key=lambda entry: unit_key(entry.unit)):
             clash = entry.node in self.clashes
             marks = {"awaited": entry.awaited, "clash": clash, "left": entry.left}
-            header = (
-                "#",
-                entry.unit,
-                entry.node,
-                entry.digest,
-                *(mark for mark, is_set in marks.items() if is_set),
-            )
-            rows.append(" ".join(header))
-            rows += [
-                f"#{line}" if clash else line for line in gres.node_lines(entry.node, entry.lines)
-            ]
+            is_set = [mark for mark, is_so in marks.items() if is_so]
+            rows.append(" ".join(["#", entry.unit, entry.node, entry.digest, *is_set]))
+            prefix = "#" if clash else ""
+            rows += [f"{prefix}{line}" for line in gres.node_lines(entry.node, entry.lines)]
         return rows
 
 

@@ -76,17 +76,20 @@ def cards() -> list[Card]:
     printed = _smi(
         "--query-gpu=pci.bus_id,name,mig.mode.current,mig.mode.pending", "--format=csv,noheader"
     )
-    rows = ([field.strip() for field in line.split(",")] for line in printed.splitlines())
     modes = {"Enabled": True, "Disabled": False}
-    found = [
-        Card(pci.bus_id(r[0]) or r[0], ", ".join(r[1:-2]), modes.get(r[-2]), modes.get(r[-1]))
-        for r in rows
-        if len(r) >= 4
-    ]
-    return [
-        dataclasses.replace(card, instances=_instances(card.bus_id)) if card.enabled else card
-        for card in found
-    ]
+    found: list[Card] = []
+    for line in printed.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) < 4:
+            continue
+        bus_id, *name, current, pending = fields  # a name may have commas
+        card = Card(
+            pci.bus_id(bus_id) or bus_id, ", ".join(name), modes.get(current), modes.get(pending)
+        )
+        if card.enabled:
+            card = dataclasses.replace(card, instances=_instances(card.bus_id))
+        found.append(card)
+    return found
 
 
 def card_at(bus_id: str) -> Card:
@@ -109,13 +112,13 @@ def apply(card: Card, layout: collections.abc.Sequence[str]) -> None:
     if card.enabled is not bool(layout) or card.pending is not bool(layout):
         _switch(card, on=bool(layout))
     if layout:
-        largest_first = sorted(
-            layout, key=lambda profile: -int(profile[0])
-        )  # the driver places them in this order
+        # The driver places them in this order
+        largest_first = sorted(layout, key=lambda profile: -int(profile[0]))
         _smi("mig", "-i", card.bus_id, "-cgi", ",".join(largest_first), "-C")
     after = card_at(card.bus_id)
     if not after.has(layout):
-        found, wanted = (", ".join(names) or "no instances" for names in (after.instances, layout))
+        found = ", ".join(after.instances) or "no instances"
+        wanted = ", ".join(layout) or "no instances"
         raise MigError(f"{card.bus_id} has {found} instead of {wanted}")
 
 
@@ -123,10 +126,10 @@ def load() -> dict[str, tuple[str, ...]]:
     """Return the layouts that the cards should have, by bus id; an empty one for a card to be whole."""
     try:
         layouts = typing.cast("dict[str, list[str]]", json.loads(LAYOUTS.read_text()))
-        return {
-            bus_id: parse(",".join(profiles)) if profiles else ()
-            for bus_id, profiles in layouts.items()
-        }
+        found: dict[str, tuple[str, ...]] = {}
+        for bus_id, profiles in layouts.items():
+            found[bus_id] = parse(",".join(profiles)) if profiles else ()
+        return found
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as e:
@@ -136,7 +139,9 @@ def load() -> dict[str, tuple[str, ...]]:
 def apply_all() -> None:
     """Make every layout of the file. One that cannot be made keeps no other from it."""
     wanted = load()
-    present = {card.bus_id: card for card in cards()} if wanted else {}
+    if not wanted:
+        return
+    present = {card.bus_id: card for card in cards()}
     errors: list[MigError] = []
     for bus_id, layout in sorted(wanted.items()):
         try:

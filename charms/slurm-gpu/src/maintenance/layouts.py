@@ -20,41 +20,53 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
     reset.check_smi()
     try:
         layout = mig.parse(profiles)
-        cards = {card.bus_id: card for card in mig.cards()}
-        chosen = sorted(cards) if gpu == "all" else [reset.known(gpu, tuple(cards))]
-        for bus_id in chosen:
-            if cards[bus_id].enabled is None:
-                raise ActionError(f"gpu: {cards[bus_id].name} at {bus_id} has no MIG")
+        chosen = _chosen(gpu)
         before = mig.load()
     except mig.MigError as e:
         raise ActionError(str(e)) from e
     shown = ", ".join(layout) or "none"
-    if all(cards[bus_id].has(layout) and before.get(bus_id, ()) == layout for bus_id in chosen):
+    if all(card.has(layout) and before.get(card.bus_id, ()) == layout for card in chosen):
         _ensure_layouts(before, whole=False)
         return {"result": "unchanged", "layout": shown}
+
     reset.free(kept.MIG, node, f"{gpu}: {shown}", wait_s, log)
     services.stop_holders()
-    after = before | dict.fromkeys(chosen, layout)
+    names = [card.bus_id for card in chosen]
+    after = before | dict.fromkeys(names, layout)
     _ensure_layouts(after)  # first, so that an interrupted one is finished
-    done: list[str] = []
     try:
-        for bus_id in chosen:
-            log(f"{bus_id}: {shown}")
-            done.append(bus_id)
-            mig.apply(cards[bus_id], layout)
+        for card in chosen:
+            log(f"{card.bus_id}: {shown}")
+            mig.apply(card, layout)
     except mig.RebootNeeded as e:
         kept.keep_until_reboot()
         return {"result": "reboot", "detail": f"{e}: reboot this machine"}
     except mig.MigError as e:
         _ensure_layouts(before)
-        for bus_id in done:  # all or none
-            with contextlib.suppress(mig.MigError):  # the registration finds what the card has
-                mig.apply(mig.card_at(bus_id), cards[bus_id].instances)
+        _restore(chosen)  # all or none
         raise ActionError(f"profiles: {e}") from e
     finally:
         services.ensure_running()
     _ensure_layouts(after, whole=False)
-    return {"result": "done", "layout": shown, "gpus": ", ".join(chosen)}
+    return {"result": "done", "layout": shown, "gpus": ", ".join(names)}
+
+
+def _chosen(gpu: str) -> list[mig.Card]:
+    """Return the card of this bus id, or with "all" each. Raises `ActionError`, `MigError`."""
+    cards = {card.bus_id: card for card in mig.cards()}
+    names = sorted(cards) if gpu == "all" else [reset.known(gpu, tuple(cards))]
+    chosen = [cards[name] for name in names]
+    for card in chosen:
+        if card.enabled is None:
+            raise ActionError(f"gpu: {card.name} at {card.bus_id} has no MIG")
+    return chosen
+
+
+def _restore(cards: list[mig.Card]) -> None:
+    """Give the cards the instances again that they had; one that still has them is left alone."""
+    for card in cards:
+        with contextlib.suppress(mig.MigError):  # the registration finds what the card has
+            mig.apply(mig.card_at(card.bus_id), card.instances)
 
 
 def ensure_no_layouts() -> None:

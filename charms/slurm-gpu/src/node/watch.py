@@ -118,11 +118,9 @@ class Watch:
             return _SLURM_S
         self._missing = readiness.missing()
         lacks = self._missing or self._lacks(config, node)
-        held = (
-            dataclasses.replace(held, lacks=tuple(lacks))
-            if lacks
-            else resume.ensure(node.name, config, held)
-        )
+        held = dataclasses.replace(held, lacks=tuple(lacks))
+        if not lacks:
+            held = resume.ensure(node.name, config, held)
         if held is None:
             return None
         logger.info("%s %s and waits for %s", config.node, held.why, ", ".join(held.lacks))
@@ -131,12 +129,11 @@ class Watch:
         return _SLURM_S if config.health_check == "never" else _UNFIT_S
 
     def _lacks(self, config: Config, node: nodes.Node) -> list[str]:
-        places = (pci.SYS / pci.DEVICES, pci.PROC / "driver/nvidia/gpus")
-        lacks = [
-            f"GPU {card}"
-            for card in sorted(journals.cards())
-            if not any((at / card).exists() for at in places)
-        ]
+        on_bus, with_driver = pci.SYS / pci.DEVICES, pci.PROC / "driver/nvidia/gpus"
+        lacks: list[str] = []
+        for card in sorted(journals.cards()):
+            if not (on_bus / card).exists() and not (with_driver / card).exists():
+                lacks.append(f"GPU {card}")
         options = slurmd_options.read()
         wanted = options.gres if options else None
         if not nodes.same_gres(node.gres, wanted):
