@@ -71,7 +71,8 @@ class Parameters(pydantic.BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _as_texts(cls, given: dict[str, object]) -> dict[str, object]:
         """Write integers as texts: Juju passes `branch=580` as one. A field that is a number reads its text."""
-        return {name: str(value) if type(value) is int else value for name, value in given.items()}
+        integers = {name: str(value) for name, value in given.items() if type(value) is int}
+        return given | integers
 
 
 @dataclasses.dataclass(frozen=True)

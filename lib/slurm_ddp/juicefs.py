@@ -153,8 +153,13 @@ def text(version: tuple[int, ...]) -> str:
 
 def flags(wanted: collections.abc.Mapping[str, str | bool]) -> list[str]:
     """Write flags as arguments, without those that are False."""
-    chosen = {name: value for name, value in wanted.items() if value is not False}
-    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items()]
+    words: list[str] = []
+    for name, value in wanted.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not False:
+            words.append(f"--{name}={value}")
+    return words
 
 
 def check_reachable(

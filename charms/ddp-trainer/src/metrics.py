@@ -61,11 +61,20 @@ def read(
         raise program.ProgramError(answer.error)
     found = answer.results
     totals.add(found["runs"], found["gpus"], time.time())
-    shown = [run for run in found["runs"] if run["is_shown"]]
+    yield from _of_runs([run for run in found["runs"] if run["is_shown"]])
+    failures = [({"reason": reason}, totals.failures[reason]) for reason in telemetry.KINDS]
+    yield counter("run_failures_total", "Failed attempts.", failures)
+    seconds = [({"user": user}, n) for user, n in sorted(totals.gpu_seconds.items())]
+    yield counter("gpu_seconds_total", "Seconds that jobs held a GPU.", seconds)
+    if found["doctor"]:
+        yield from _of_doctor(found["doctor"])
+
+
+def _of_runs(shown: list[dict[str, typing.Any]]) -> collections.abc.Iterator[core.Metric]:
+    """Report the state and the figures of each run."""
     states = collections.Counter(run["state"] for run in shown)
-    yield gauge(
-        "runs", "Runs by state.", [({"state": state}, states[state]) for state in telemetry.STATES]
-    )
+    by_state = [({"state": state}, states[state]) for state in telemetry.STATES]
+    yield gauge("runs", "Runs by state.", by_state)
     running = [(_labels(run), float(run["state"] == "running")) for run in shown]
     yield gauge("run_running", "Whether a job of the run is running now.", running)
     for name, text in (
@@ -77,27 +86,22 @@ def read(
     for name, text in _VALUES.items():
         having = [run for run in shown if name in run["values"]]
         yield gauge(f"run_{name}", text, [(_labels(run), run["values"][name]) for run in having])
-    slowest = [(_labels(run), *run["slowest"]) for run in shown if run["slowest"]]
-    samples = [
-        (labels | {"rank": str(rank), "host": host}, times) for labels, rank, host, times in slowest
-    ]
-    yield gauge(
-        "run_slowest_rank_ratio",
-        "Data and forward pass of the slowest rank, times the median's.",
-        samples,
-    )
-    failures = [({"reason": reason}, totals.failures[reason]) for reason in telemetry.KINDS]
-    yield counter("run_failures_total", "Failed attempts.", failures)
-    seconds = [({"user": user}, n) for user, n in sorted(totals.gpu_seconds.items())]
-    yield counter("gpu_seconds_total", "Seconds that jobs held a GPU.", seconds)
-    if doctor := found["doctor"]:
-        levels = [
-            ({"severity": level}, float(doctor.get(level, 0))) for level in ("error", "warning")
-        ]
-        yield gauge("doctor_findings", "Findings of the last ddp doctor.", levels)
-        yield gauge(
-            "doctor_timestamp_seconds", "When ddp doctor ran last.", [({}, float(doctor["time"]))]
-        )
+
+    slowest: list[tuple[dict[str, str], float]] = []
+    for run in shown:
+        if run["slowest"]:
+            rank, host, times = run["slowest"]
+            slowest.append((_labels(run) | {"rank": str(rank), "host": host}, times))
+    text = "Data and forward pass of the slowest rank, times the median's."
+    yield gauge("run_slowest_rank_ratio", text, slowest)
+
+
+def _of_doctor(last: dict[str, typing.Any]) -> collections.abc.Iterator[core.Metric]:
+    """Report what the last `ddp doctor` found, and when."""
+    levels = [({"severity": level}, float(last.get(level, 0))) for level in ("error", "warning")]
+    yield gauge("doctor_findings", "Findings of the last ddp doctor.", levels)
+    text = "When ddp doctor ran last."
+    yield gauge("doctor_timestamp_seconds", text, [({}, float(last["time"]))])
 
 
 class Totals:

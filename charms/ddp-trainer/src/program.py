@@ -19,21 +19,12 @@ import typing
 from slurm_ddp import commands, files
 
 COMMAND = pathlib.Path("/usr/local/bin/ddp")
-LIBRARY = pathlib.Path(
-    "/usr/local/lib/slurm-ddp/ddp"
-)  # a folder for each release; other charms' files lie beside it
+# With a folder for each release; other charms' files lie beside it
+LIBRARY = pathlib.Path("/usr/local/lib/slurm-ddp/ddp")
 CONFIG = pathlib.Path("/etc/slurm-ddp.toml")
 PYTHON = "/usr/bin/python3"
-NEEDS = (
-    "click",
-    "cloup",
-    "jinja2",
-    "pathspec",
-    "plotext",
-    "pydantic",
-    "pyyaml",
-    "rich",
-)  # as in pyproject.toml
+# As in pyproject.toml
+NEEDS = ("click", "cloup", "jinja2", "pathspec", "plotext", "pydantic", "pyyaml", "rich")
 _OURS = {"lib/ddp": "ddp", "lib/slurm_ddp": "slurm_ddp", "payload": "ddp/payload"}
 _END_S = 5.0
 _PROXIES = {
@@ -63,36 +54,25 @@ def install(charm_dir: pathlib.Path) -> bool:
 
     Raises OSError.
     """
-    ours = {
-        pathlib.PurePath(target) / path.relative_to(charm_dir / source): path
-        for source, target in _OURS.items()
-        for path in sorted((charm_dir / source).rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    ours = _own_files(charm_dir)
     needed = _needed()
-    digest = hashlib.sha256(
-        "\0".join(sorted(f"{name} {found.version}" for name, found in needed.items())).encode()
-    )
-    for inside, path in ours.items():
-        digest.update(f"{inside}\0".encode() + path.read_bytes())
-    home = LIBRARY / digest.hexdigest()[:16]
+    home = LIBRARY / _digest(ours, needed)[:16]
     launcher = (
         f"#!{PYTHON} -I\n# Installed by the charm ddp-trainer.\nimport sys\n\nsys.path.insert(0, {str(home)!r})\n"
         "from ddp import cli\n\ncli.main()\n"
     )
     if home.is_dir() and COMMAND.is_file() and COMMAND.read_text() == launcher:
         return False
+
     partial = LIBRARY / f".{home.name}.{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     for inside, path in [*ours.items(), *_files(needed)]:
         _copy(path, partial / inside)
-    for path in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
+    folders = [path for path in partial.rglob("*") if path.is_dir()]
+    for path in (LIBRARY.parent, LIBRARY, partial, *folders):
         path.chmod(0o755)
-    for path in (LIBRARY.parent, LIBRARY):
-        path.chmod(0o755)
-    commands.run(
-        PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300
-    )  # only root can write the source
+    # Now, since only root can write beside the source
+    commands.run(PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300)
     if not home.is_dir():
         partial.rename(home)
     files.ensure_file(COMMAND, launcher, mode=0o755)
@@ -100,6 +80,29 @@ def install(charm_dir: pathlib.Path) -> bool:
         if path != home:
             shutil.rmtree(path, ignore_errors=True)
     return True
+
+
+def _own_files(charm_dir: pathlib.Path) -> dict[pathlib.PurePath, pathlib.Path]:
+    """List the charm's own files by their places below the program's folder."""
+    found: dict[pathlib.PurePath, pathlib.Path] = {}
+    for source, target in _OURS.items():
+        for path in sorted((charm_dir / source).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                inside = path.relative_to(charm_dir / source)
+                found[pathlib.PurePath(target) / inside] = path
+    return found
+
+
+def _digest(
+    ours: dict[pathlib.PurePath, pathlib.Path],
+    needed: dict[str, importlib.metadata.Distribution],
+) -> str:
+    """Compute a digest of the program's own files and of the versions of what it needs."""
+    versions = sorted(f"{name} {found.version}" for name, found in needed.items())
+    digest = hashlib.sha256("\0".join(versions).encode())
+    for inside, path in ours.items():
+        digest.update(f"{inside}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def remove() -> None:

@@ -3,7 +3,6 @@
 templates/accounts.nft.j2 says how. The rules hold between machines that all have them.
 """
 
-import collections.abc
 import ipaddress
 import pathlib
 
@@ -16,10 +15,8 @@ OPTION = "separate-accounts"
 _NFT = pathlib.Path("/usr/sbin/nft")
 _KINDS = {4: ("ip", "ipv4_addr"), 6: ("ip6", "ipv6_addr")}
 _BITS = tuple(f"{1 << number:#x}" for number in range(32))
-_NOBODY, _REFUSED = (
-    "0xfffffffe",
-    "0xffffffff",
-)  # no uids: the last is -1, and no account is given the other
+# No uids: the second is -1, and no account is given the first
+_NOBODY, _REFUSED = "0xfffffffe", "0xffffffff"
 
 
 def check(text: str) -> None:
@@ -34,11 +31,13 @@ def ensure(app: str, text: str) -> None:
         remove(app)
         return
     apt.ensure_packages(("nftables",))
-    path, table = _path(app), _table(app)
+    path = _path(app)
+    table = _table(app)
+    networks = _networks(text)
     rules = mount_plan.render(
         "accounts.nft.j2",
         table=table,
-        families=[(*_KINDS[version], _networks(text, version)) for version in _KINDS],
+        families=[(*names, networks[version]) for version, names in _KINDS.items()],
         bits=_BITS,
         nobody=_NOBODY,
         refused=_REFUSED,
@@ -59,18 +58,20 @@ def remove(app: str) -> None:
     run(_NFT, "delete", "table", "inet", _table(app), check=False)
 
 
-def _networks(text: str, version: int = 0) -> collections.abc.Sequence[str]:
-    """List the networks of a version of IP, or of both, without those inside others. Raises ValueError."""
-    found = [ipaddress.ip_network(word) for word in text.split()]
-    four = [one for one in found if isinstance(one, ipaddress.IPv4Network)]
-    six = [one for one in found if isinstance(one, ipaddress.IPv6Network)]
-    collapsed = {4: [*ipaddress.collapse_addresses(four)], 6: [*ipaddress.collapse_addresses(six)]}
-    return [
-        str(one)
-        for known, networks in collapsed.items()
-        for one in networks
-        if version in (0, known)
-    ]
+def _networks(text: str) -> dict[int, list[str]]:
+    """List the networks of each version of IP, without those inside others. Raises ValueError."""
+    four: list[ipaddress.IPv4Network] = []
+    six: list[ipaddress.IPv6Network] = []
+    for word in text.split():
+        network = ipaddress.ip_network(word)
+        if isinstance(network, ipaddress.IPv4Network):
+            four.append(network)
+        else:
+            six.append(network)
+    return {
+        4: list(map(str, ipaddress.collapse_addresses(four))),
+        6: list(map(str, ipaddress.collapse_addresses(six))),
+    }
 
 
 def _holds(table: str) -> bool:

@@ -187,13 +187,13 @@ class Juicefs:
         """Write the URI that `parse` reads, without options of an empty value, which readers drop or refuse."""
         if not self.hosts or any(not host or "," in host for host in self.hosts):
             raise UriError("a host is missing, empty or has a comma in it")
-        fields = {option: getattr(self, _juicefs_field(option)) for option in _JUICEFS_OPTIONS}
-        filled = {
-            option: value
-            for option, value in fields.items()
-            if value not in (None, "") and value is not False
-        }
-        options = {option: "true" if value is True else value for option, value in filled.items()}
+        options: dict[str, object] = {}
+        for option in _JUICEFS_OPTIONS:
+            value = getattr(self, _juicefs_field(option))
+            if value is True:
+                options[option] = "true"
+            elif value is not False and value not in (None, ""):
+                options[option] = value
         place = f"{self.name}@({_quote(','.join(self.hosts))}){_quote(self.subdir, safe='/')}"
         return f"juicefs://{place}?{urllib.parse.urlencode(options, errors='surrogateescape')}"
 
@@ -344,16 +344,14 @@ def _lustre(parts: _Parts) -> Lustre:
 
 def _juicefs(parts: _Parts) -> Juicefs:
     options = parts.take("engine", "uuid", optional=_JUICEFS_OPTIONS)
-    if (
-        not options.get("auth", "secret:x").startswith("secret:")
-        or options.get("auth") == "secret:"
-    ):
+    auth = options.get("auth")
+    if auth is not None and not re.match(r"secret:.", auth, re.DOTALL):
         raise UriError("juicefs: auth is not a secret")
     readers = {"tls": _flag, "keyless": _flag, "auth-rev": _number}
-    fields: dict[str, typing.Any] = {"db": ""} | {
-        _juicefs_field(option): readers[option](option, text) if option in readers else text
-        for option, text in options.items()
-    }
+    fields: dict[str, typing.Any] = {"db": ""}
+    for option, text in options.items():
+        read = readers.get(option)
+        fields[_juicefs_field(option)] = read(option, text) if read else text
     return Juicefs(name=parts.user, hosts=parts.hosts, subdir=parts.path, **fields)
 
 

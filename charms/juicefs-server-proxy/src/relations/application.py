@@ -171,12 +171,11 @@ class Application:
         Upstream's filesystem-client writes nothing into its databag and fails its hook over a scheme that it does not
         know. A client of ours that has just joined has a minute to publish; after that this unit looks again by itself.
         """
-        silent = {
-            relation.id: relation.app.name
-            for relation in self._clients
-            if relation.units
-            and not any(fs.mounts_juicefs(relation.data[unit]) for unit in relation.units)
-        }
+        silent: dict[int, str] = {}
+        for relation in self._clients:
+            can_mount = any(fs.mounts_juicefs(relation.data[unit]) for unit in relation.units)
+            if relation.units and not can_mount:
+                silent[relation.id] = relation.app.name
         silent_s = self._ledger.silent_s(silent)
         if any(seconds < _SILENT_S for seconds in silent_s.values()):
             wake.later(self.name, self._charm.charm_dir, _SILENT_S)

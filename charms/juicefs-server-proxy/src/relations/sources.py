@@ -128,44 +128,32 @@ class Sources:
         )
 
     def _external(self) -> tuple[Volume, fs.JuicefsSecret] | None:
-        config, made, content = self.config, self.config.format(), self._content()
-        engine, store = self._engine_relation(), self._relation(STORE, "bucket", config.bucket)
-        has_engine, has_store = bool(config.metadata_url or engine), bool(config.bucket or store)
+        """Read a volume of the user's own engine and store; return None if none of both is given."""
+        config = self.config
+        made = config.format()
+        content = self._content()
+        engine = self._engine_relation()
+        store = self._relation(STORE, "bucket", config.bucket)
+        has_engine = bool(config.metadata_url or engine)
+        has_store = bool(config.bucket or store)
         if not has_engine and not has_store:
             if content is not None:
                 raise ValueError(
                     "credentials: only used with metadata-url and bucket: set both, or reset credentials"
                 )
             return None
-        if not has_engine or not has_store:
-            missing, given = (
-                ("bucket", "metadata-url") if has_engine else ("metadata-url", "bucket")
-            )
-            raise ValueError(f"{missing}: set it too, or reset {given} for an embedded volume")
+        if not has_store:
+            raise ValueError("bucket: set it too, or reset metadata-url for an embedded volume")
+        if not has_engine:
+            raise ValueError("metadata-url: set it too, or reset bucket for an embedded volume")
+
         offers: list[services.Offer] = []
-        user: str | None = None
-        if engine is not None:
-            offers.append(
-                self._offer(engine, functools.partial(services.read_engine, ENGINES[engine.name]))
-            )
-            address = offers[-1].engine
-            assert address is not None
-        else:
-            with naming("metadata-url"):
-                address, user = juicefs_access.parse(config.metadata_url)
-        storage, region = config.storage_type, config.region
-        if store is not None:
-            offers.append(self._offer(store, services.read_store))
-            storage, bucket, region = "s3", offers[-1].bucket, region or offers[-1].region
-        else:
-            if storage not in juicefs_access.KEYLESS_STORES:
-                raise ValueError(f"storage-type: one of {', '.join(juicefs_access.KEYLESS_STORES)}")
-            with naming("bucket"):
-                bucket = spec.read_bucket(storage, config.bucket)
+        address, user = self._read_engine(engine, offers)
+        storage, bucket, region = self._read_store(store, offers)
         with naming("credentials"):
             secret, key = spec.read_credentials(_merged(content or {}, offers), user)
             juicefs_access.check_secret(address, secret)
-        return Volume(
+        volume = Volume(
             config.volume_name,
             address,
             storage,
@@ -174,7 +162,36 @@ class Sources:
             region=region,
             format=made,
             encrypt_key=key,
-        ), secret
+        )
+        return volume, secret
+
+    def _read_engine(
+        self, relation: ops.Relation | None, offers: list[services.Offer]
+    ) -> tuple[juicefs_access.Engine, str | None]:
+        """Read the engine and its user from a relation, whose offer is added, or from the option."""
+        if relation is None:
+            with naming("metadata-url"):
+                return juicefs_access.parse(self.config.metadata_url)
+        read = functools.partial(services.read_engine, ENGINES[relation.name])
+        offer = self._offer(relation, read)
+        assert offer.engine is not None
+        offers.append(offer)
+        return offer.engine, None
+
+    def _read_store(
+        self, relation: ops.Relation | None, offers: list[services.Offer]
+    ) -> tuple[str, str, str]:
+        """Read the store's kind, bucket and region from a relation, whose offer is added, or from the options."""
+        config = self.config
+        if relation is not None:
+            offer = self._offer(relation, services.read_store)
+            offers.append(offer)
+            return "s3", offer.bucket, config.region or offer.region
+        if config.storage_type not in juicefs_access.KEYLESS_STORES:
+            raise ValueError(f"storage-type: one of {', '.join(juicefs_access.KEYLESS_STORES)}")
+        with naming("bucket"):
+            bucket = spec.read_bucket(config.storage_type, config.bucket)
+        return config.storage_type, bucket, config.region
 
     def _content(self) -> dict[str, str] | None:
         if self.config.credentials is None:

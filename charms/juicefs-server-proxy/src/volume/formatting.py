@@ -72,13 +72,13 @@ def ensure_bucket(volume: Target, setting: juicefs.Setting) -> None:
 
 
 def _format(volume: Target) -> None:
-    wanted, content = volume.volume, volume.credentials.content()
-    keys = (
-        {}
-        if wanted.keyless
-        else {name: content[key] for key, name in _KEYS.items() if key in content}
-    )
-    made, default = wanted.format, Format()
+    wanted = volume.volume
+    content = volume.credentials.content()
+    keys: dict[str, str] = {}
+    if not wanted.keyless:
+        keys = {name: content[key] for key, name in _KEYS.items() if key in content}
+    made = wanted.format
+    default = Format()
     options: dict[str, str | bool] = {
         "no-update": True,
         "storage": wanted.storage,

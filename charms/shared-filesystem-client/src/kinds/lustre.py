@@ -36,7 +36,9 @@ def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
     kernel.check(kernel.LUSTRE)
     # Servers on InfiniBand alone cannot be asked over TCP: whether they answer is seen when mounting
     by_tcp = all(network.startswith("tcp") for _, network in pairs)
-    groups = (tuple((host, _PORT) for host, _ in pairs),) if by_tcp else ()
+    groups: tuple[mount_plan.Servers, ...] = ()
+    if by_tcp:
+        groups = (tuple((host, _PORT) for host, _ in pairs),)
     return kernel.plan(spec, kind=kernel.LUSTRE, source=source, options=options, servers=groups)
 
 

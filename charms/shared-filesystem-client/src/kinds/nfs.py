@@ -40,7 +40,10 @@ def _version(options: presets.Options) -> presets.Options:
     """Return the options with one `vers`, whichever of nfs(5)'s three ways gives it. Raises `presets.OptionError`."""
     given = {options.pop(name) for name in ("vers", "nfsvers") if name in options}
     minor = options.pop("minorversion", "")
-    versions = {f"4.{minor}" if minor and version == "4" else version for version in given}
+    versions = set(given)
+    if minor and "4" in versions:
+        versions.remove("4")
+        versions.add(f"4.{minor}")
     if len(versions) > 1 or (minor and versions != {f"4.{minor}"}):
         raise presets.OptionError(
             "mount-options: vers, nfsvers and minorversion contradict each other"

@@ -67,26 +67,34 @@ def parse(kind: Kind, given: str, *, holding: str = "") -> Options:
     Raises `OptionError` where one is unknown, refused or wrong.
     """
     options: Options = {}
-    for item in filter(None, (part.strip() for part in given.split(","))):
+    holds = {*kind.holding, *holding.split()}
+    for item in filter(None, map(str.strip, given.split(","))):
         name, equals, value = item.partition("=")
         name = name.removeprefix("--")
-        if not equals and (name in kind.holding or name in holding.split()):
-            continue
-        if name in REFUSED and name not in kind.allowed:
-            raise OptionError(f"mount-options: {name[:40]} is rejected: {REFUSED[name]}")
-        if name.startswith("x-"):
-            raise OptionError(f"mount-options: {name[:40]!r} is rejected: the charm owns the unit")
-        if name not in kind.allowed:
-            raise OptionError(f"mount-options: {name[:40]!r} is not an option of this filesystem")
-        pattern = kind.allowed[name]
-        if not pattern and equals:
-            raise OptionError(f"mount-options: {name} takes no value")
-        if pattern and not re.fullmatch(pattern, value):
-            raise OptionError(f"mount-options: {name}={value[:40]!r} does not match {pattern}")
-        options[name] = value
+        if equals or name not in holds:
+            _check(kind, name, value, has_value=bool(equals))
+            options[name] = value
     return options
+
+
+def _check(kind: Kind, name: str, value: str, *, has_value: bool) -> None:
+    """Raise `OptionError` if an option is unknown, refused or wrong."""
+    if name in REFUSED and name not in kind.allowed:
+        raise OptionError(f"mount-options: {name[:40]} is rejected: {REFUSED[name]}")
+    if name.startswith("x-"):
+        raise OptionError(f"mount-options: {name[:40]!r} is rejected: the charm owns the unit")
+    if name not in kind.allowed:
+        raise OptionError(f"mount-options: {name[:40]!r} is not an option of this filesystem")
+    pattern = kind.allowed[name]
+    if has_value and not pattern:
+        raise OptionError(f"mount-options: {name} takes no value")
+    if pattern and not re.fullmatch(pattern, value):
+        raise OptionError(f"mount-options: {name}={value[:40]!r} does not match {pattern}")
 
 
 def text(options: Options) -> str:
     """Join the options as mount(8) takes them after -o."""
-    return ",".join(f"{name}={value}" if value else name for name, value in options.items())
+    words: list[str] = []
+    for name, value in options.items():
+        words.append(f"{name}={value}" if value else name)
+    return ",".join(words)

@@ -14,13 +14,10 @@ from slurm_ddp.mounts import State
 
 def judge(plan: mount_plan.Plan, found: mounts.Result) -> Status:
     """Turn what a probe of the mount found into the unit's status."""
-    seen, waits = watching.health(plan.spec.app), mounter.pending(plan)
-    mounted = f"{plan.source} is mounted at {plan.spec.mountpoint}{f' by {plan.client}' if plan.client else ''}"
+    waits = mounter.pending(plan)
     match found.state:
         case State.RIGHT:
-            warning = exposed(plan, found)
-            change = "restart pending: a change waits until nobody uses it" if waits else ""
-            return Status(Level.ACTIVE, "; ".join(filter(None, (warning or mounted, change))))
+            return Status(Level.ACTIVE, _right(plan, found, waits=waits))
         case State.WRONG if waits:
             return Status(
                 Level.MAINTENANCE, f"{found.detail}; the change waits until nobody uses it"
@@ -33,21 +30,39 @@ def judge(plan: mount_plan.Plan, found: mounts.Result) -> Status:
             return Status(Level.BLOCKED, f"{plan.source} does not mount: {mounter.reason(plan)}")
         case State.FAILED:
             return Status(Level.BLOCKED, found.detail)
-        case State.SLOW if seen.slow and time.time() - seen.slow >= keeper.SLOW_S:
-            return Status(
-                Level.WAITING, f"{found.detail}; look at what stores the data of {plan.source}"
-            )
-        case State.SLOW:
-            return Status(Level.ACTIVE, mounted + "; writes are slow now")
-        case State.HUNG if seen.down:
-            return Status(
-                Level.WAITING, f"{seen.down}{_since(seen.down_since)}; the mount waits for it"
-            )
-        case State.HUNG:
-            text = f"{plan.spec.mountpoint} does not answer{_since(seen.hung)}"
-            return Status(Level.WAITING, text if seen.hung else found.detail)
+        case State.SLOW | State.HUNG:
+            return _slow_or_hung(plan, found)
         case State.STALE | State.STACKED:
             return Status(Level.MAINTENANCE, f"{found.detail}; remounting it")
+
+
+def _right(plan: mount_plan.Plan, found: mounts.Result, *, waits: bool) -> str:
+    """Describe a mount that works, with what others could do to it, and a change that waits."""
+    text = exposed(plan, found) or _mounted(plan)
+    if waits:
+        text += "; restart pending: a change waits until nobody uses it"
+    return text
+
+
+def _slow_or_hung(plan: mount_plan.Plan, found: mounts.Result) -> Status:
+    seen = watching.health(plan.spec.app)
+    if found.state is State.SLOW:
+        if seen.slow and time.time() - seen.slow >= keeper.SLOW_S:
+            remedy = f"look at what stores the data of {plan.source}"
+            return Status(Level.WAITING, f"{found.detail}; {remedy}")
+        return Status(Level.ACTIVE, f"{_mounted(plan)}; writes are slow now")
+    if seen.down:
+        text = f"{seen.down}{_since(seen.down_since)}; the mount waits for it"
+        return Status(Level.WAITING, text)
+    if seen.hung:
+        text = f"{plan.spec.mountpoint} does not answer{_since(seen.hung)}"
+        return Status(Level.WAITING, text)
+    return Status(Level.WAITING, found.detail)
+
+
+def _mounted(plan: mount_plan.Plan) -> str:
+    by = f" by {plan.client}" if plan.client else ""
+    return f"{plan.source} is mounted at {plan.spec.mountpoint}{by}"
 
 
 def exposed(plan: mount_plan.Plan, found: mounts.Result) -> str:
@@ -71,4 +86,6 @@ def explained(app: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _since(moment: float) -> str:
-    return f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(moment))} UTC" if moment else ""
+    if not moment:
+        return ""
+    return f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(moment))} UTC"

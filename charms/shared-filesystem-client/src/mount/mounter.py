@@ -18,16 +18,12 @@ from slurm_ddp.commands import CommandError, CommandTimeout, last_line, run
 _SETTLE_S = 60.0  # how long a mount whose servers answer may take
 _SETTLE_LOOK_S = 2.0
 _PROBE_S = 5.0
-_SILENT_PROBE_S = (
-    2.0  # while its servers are silent, all that is asked is whether the mount works nevertheless
-)
-_SERVER_S, _SERVER_AGAIN_S = (
-    3.0,
-    1.0,
-)  # for a connection; the second where the keeper has just got none
-_TURN_S = (
-    30.0  # how long the keeper may take to finish its pass; after that a hook goes on nevertheless
-)
+# While its servers are silent, all that is asked is whether the mount works nevertheless
+_SILENT_PROBE_S = 2.0
+# For a connection; the second where the keeper has just got none
+_SERVER_S, _SERVER_AGAIN_S = 3.0, 1.0
+# How long the keeper may take to finish its pass; after that a hook goes on nevertheless
+_TURN_S = 30.0
 _RELOAD_S = 20.0
 _SYSTEMCTL_S = 60.0
 _STOP_S = 90.0
@@ -42,33 +38,41 @@ def ensure(plan: mount_plan.Plan) -> mounts.Result:
     """
     spec = plan.spec
     apt.ensure_packages(plan.packages)
-    for app, rival in states.load_all().items():
-        pair = (rival.mountpoint, spec.mountpoint)
-        if app != spec.app and (
-            mount_plan.is_inside(*pair) or mount_plan.is_inside(*reversed(pair))
-        ):
-            raise mount_plan.MountError(
-                f"application {app} mounts at {rival.mountpoint}: choose another mountpoint"
-            )
+    _check_rivals(spec)
     with keeper.turn(mount_plan.STATE / spec.app, patience=_TURN_S):
         state = _write(plan)
         seen = watching.recent(plan, state)
         state = watching.watch(plan, state)
-        silence = keeper.unreachable(
-            plan.servers, timeout=_SERVER_AGAIN_S if seen.down else _SERVER_S
-        )
-        if silence and seen.state == mounts.State.HUNG.value:
-            found = mounts.Result(mounts.State.HUNG, seen.detail)
-        else:
+        timeout = _SERVER_AGAIN_S if seen.down else _SERVER_S
+        silence = keeper.unreachable(plan.servers, timeout=timeout)
+        found = mounts.Result(mounts.State.HUNG, seen.detail)
+        if not silence or seen.state != mounts.State.HUNG.value:
             found = probe(plan, deadline=_SILENT_PROBE_S if silence else _PROBE_S)
         if not found or pending(plan):
             found = _repair(plan, state, found, silence)
-        if found and not pending(plan):  # what was there before is needed no longer
-            caches = tuple(map(str, plan.caches))
-            for path in set(state.caches) - set(caches):
-                shutil.rmtree(path, ignore_errors=True)
-            states.save(state, known=plan.sources, caches=caches)
+        if found and not pending(plan):
+            _forget_former(plan, state)
         return found
+
+
+def _check_rivals(spec: mount_plan.Spec) -> None:
+    """Raise `mount_plan.MountError` if another application mounts above or below."""
+    for app, rival in states.load_all().items():
+        if app == spec.app:
+            continue
+        is_below = mount_plan.is_inside(rival.mountpoint, spec.mountpoint)
+        if is_below or mount_plan.is_inside(spec.mountpoint, rival.mountpoint):
+            raise mount_plan.MountError(
+                f"application {app} mounts at {rival.mountpoint}: choose another mountpoint"
+            )
+
+
+def _forget_former(plan: mount_plan.Plan, state: states.State) -> None:
+    """Remove caches of before a change, and the sources that were right then."""
+    caches = tuple(map(str, plan.caches))
+    for path in set(state.caches) - set(caches):
+        shutil.rmtree(path, ignore_errors=True)
+    states.save(state, known=plan.sources, caches=caches)
 
 
 def remount(plan: mount_plan.Plan) -> mounts.Result:
@@ -230,14 +234,17 @@ def _repair(
     here = mounts.at(mountpoint)
     if silence and found.state in (mounts.State.HUNG, mounts.State.SLOW):
         raise juicefs.UnreachableError(silence)
-    answered = watching.health(plan.spec.app).answered if found.state is mounts.State.HUNG else 0.0
+    hung_s = 0.0
+    if found.state is mounts.State.HUNG:
+        answered = watching.health(plan.spec.app).answered
+        hung_s = time.time() - answered if answered else 0.0
     remedy = keeper.remedy(
         found.state,
         ours=all(map(state.is_known, here)),
         in_use=bool(processes.users(mountpoint)),
         pending=pending(plan),
         fuse=keeper.is_fuse(plan.fstypes),
-        hung_s=time.time() - answered if answered else 0.0,
+        hung_s=hung_s,
         servers_answer=True,
     )
     if remedy not in (keeper.Remedy.START, keeper.Remedy.RESTART):
@@ -252,15 +259,23 @@ def _repair(
     systemd.start_later(plan.unit)
     if silence:  # it cannot come now: it will by itself
         raise juicefs.UnreachableError(silence)
+    _settle(plan)
+    return probe(plan)
+
+
+def _settle(plan: mount_plan.Plan) -> None:
+    """Wait until the mount is right, or its unit has failed."""
     end = time.monotonic() + _SETTLE_S
     while (left := end - time.monotonic()) > 0:
-        limit = min(left, _SETTLE_LOOK_S)
-        is_right = mounts.wait(mountpoint, fstype=plan.fstypes, source=plan.sources, timeout=limit)
-        if (
-            is_right or systemd.state(plan.unit) == "failed"
-        ):  # a mount unit stays so, a service is started again
-            break
-    return probe(plan)
+        is_right = mounts.wait(
+            plan.spec.mountpoint,
+            fstype=plan.fstypes,
+            source=plan.sources,
+            timeout=min(left, _SETTLE_LOOK_S),
+        )
+        # A mount unit stays failed, a service is started again
+        if is_right or systemd.state(plan.unit) == "failed":
+            return
 
 
 def _reload(plan: mount_plan.Plan) -> bool:
