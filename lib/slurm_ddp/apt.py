@@ -70,7 +70,7 @@ def is_installed(name: str) -> bool:
 
 
 def update() -> None:
-    """Read the archives' package lists again."""
+    """Refresh the package index."""
     _change("update")
 
 
@@ -127,7 +127,7 @@ def install_exact(packages: collections.abc.Mapping[str, str]) -> None:
 
 
 def repair() -> None:
-    """Finish what an interrupted dpkg left half done. Raises `CommandError`."""
+    """Finish an interrupted dpkg run. Raises `CommandError`."""
     run(
         "/usr/bin/dpkg",
         "--configure",

@@ -1,4 +1,4 @@
-"""What every charm does: a status of level and text, a table of actions, and errors that name an option or parameter.
+"""Shared by all charms: a status of level and text, a table of actions, and errors that name an option or parameter.
 
 No ops is imported: charm.py passes in what ops gives, and makes ops' status with `ops.StatusBase.from_name`.
 """
@@ -23,7 +23,7 @@ S = typing.TypeVar("S")
 
 
 class Level(str, enum.Enum):  # noqa: UP042 - enum.StrEnum came with Python 3.11
-    """What a status means: it works, it is being set up, something else comes first, the operator must act."""
+    """The level of a status: it works, it is being set up, it waits for something, the operator must act."""
 
     ACTIVE = "active"
     MAINTENANCE = "maintenance"
@@ -50,7 +50,7 @@ def shown(status: Status, before: str = "") -> str:
 
 
 class StatusError(Exception):
-    """What keeps the unit from its work, as the status that reports it."""
+    """An obstacle to the unit's work, as the status that reports it."""
 
     def __init__(self, level: Level, text: str, *, retry: bool = False) -> None:
         super().__init__(text)

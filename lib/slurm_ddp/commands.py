@@ -42,7 +42,7 @@ class CommandTimeout(CommandError):
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """What a finished command left behind; the texts are scrubbed."""
+    """The result of a finished command; the texts are scrubbed."""
 
     returncode: int
     stdout: str
@@ -82,7 +82,7 @@ def run(
     check: bool = True,
     secrets: collections.abc.Iterable[str] = (),
 ) -> Completed:
-    """Run a command in a clean environment and return what it printed.
+    """Run a command in a clean environment and return its output.
 
     Args:
         argv: the command and its arguments, without a shell. Secrets go in `env` or `stdin`, never here.

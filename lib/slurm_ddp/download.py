@@ -19,7 +19,7 @@ class TooLargeError(DownloadError):
 
 
 def fetch(url: str, *, most_bytes: int, timeout: float) -> bytes:
-    """Download what is at `url`. Raises `DownloadError`; `TooLargeError` beyond `most_bytes` or `timeout` seconds."""
+    """Download `url`. Raises `DownloadError`; `TooLargeError` beyond `most_bytes` or `timeout` seconds."""
     names = {scheme: f"JUJU_CHARM_{scheme.upper()}_PROXY" for scheme in ("http", "https")}
     proxies = {scheme: os.environ[name] for scheme, name in names.items() if os.environ.get(name)}
     handlers = (

@@ -100,7 +100,7 @@ def ensure(unit: str, program: pathlib.Path, settings: collections.abc.Mapping[s
 
 
 def ensure_none(unit: str) -> None:
-    """Stop the service of the unit, and remove what it needs."""
+    """Stop the service of the unit, and remove its files."""
     if _settings(unit).exists():
         systemd.ensure_no_unit(service_name(unit))
         files.ensure_absent(_settings(unit))
@@ -217,7 +217,7 @@ def _settings(unit: str) -> pathlib.Path:
 
 
 def _port(path: pathlib.Path) -> int:
-    """Return the port that the file names, else the first that no other unit has and nothing listens on."""
+    """Return the port in the file, or else the first one that is free and that no other unit has."""
     known: dict[pathlib.Path, int] = {}
     for file in STATE.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -50,7 +50,7 @@ def ensure_absent(path: pathlib.Path | str) -> bool:
 
 
 def read(path: pathlib.Path) -> str:
-    """Read a text without white space around it; "" where it cannot be read, as in /proc and /sys."""
+    """Read a text without white space around it; "" if it cannot be read, as may happen in /proc and /sys."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

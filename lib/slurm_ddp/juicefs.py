@@ -302,7 +302,7 @@ def explain(error: CommandError) -> str:
 
 
 def reason(log: str) -> str:
-    """State what the log's last fatal line means, or else its last error; "" where it has neither."""
+    """Explain the log's last fatal line, or else its last error; "" if it has neither."""
     if any(words in log for words in juicefs_access.FACTS["refusals"]):
         return "the metadata engine refuses the user or password"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)

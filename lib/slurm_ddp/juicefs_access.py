@@ -18,7 +18,7 @@ from slurm_ddp.interfaces import filesystem_info as fs
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """What is particular about a kind of engine."""
+    """The particulars of a kind of engine."""
 
     example: str
     db: str  # a pattern
@@ -108,7 +108,7 @@ _CERTIFICATES = ("tls-ca", "tls-cert", "tls-key")
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What a command of juicefs needs to reach a volume. Only `url` may be shown."""
+    """Settings with which a command of juicefs reaches a volume. Only `url` may be shown."""
 
     engine: Engine
     url: str
@@ -150,18 +150,21 @@ def parse(url: str) -> tuple[Engine, str | None]:
     if len(hosts) > 1 and not rule.many:
         raise ValueError(f"one server, not several; {hint}")
     try:
-        pairs = [fs.split_address(host) for host in hosts]
+        addresses = _addresses(hosts, None if master else fs.ENGINE_PORTS[kind])
     except fs.UriError:
         raise ValueError(hint) from None
-    default = fs.ENGINE_PORTS[kind]
-    if master:
-        default = pairs[-1][1] or _SENTINEL_PORT
-    addresses = tuple(fs.join_address(host.lower(), port or default) for host, port in pairs)
     return dataclasses.replace(engine, hosts=addresses, master=master), user
 
 
+def _addresses(hosts: list[str], port: int | None) -> tuple[str, ...]:
+    """Write each server as HOST:PORT; Sentinels (`port` None) share the last one's. Raises `fs.UriError`."""
+    pairs = [fs.split_address(host) for host in hosts]
+    default = port or pairs[-1][1] or _SENTINEL_PORT
+    return tuple(fs.join_address(host.lower(), found or default) for host, found in pairs)
+
+
 def _no_scheme(scheme: str) -> str:
-    """Say how a URL begins, and why this scheme is none; a text that is no scheme is not quoted."""
+    """Say how a URL begins and why this scheme is wrong; text that does not look like a scheme is not quoted."""
     schemes = ", ".join(f"{name}://" for name in _RULES)
     hint = f"begin with {schemes} (docs/howto/storage.md)"
     if not re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme):
@@ -245,7 +248,7 @@ def access(
     keyless: bool = False,
     region: str = "",
 ) -> Access:
-    """Build what juicefs needs for an engine, and for the object store of a keyless volume.
+    """Build the settings for an engine, and for the object store of a keyless volume.
 
     Certificates and keys go to files in `directory`.
     """
@@ -294,7 +297,7 @@ def _environment(
 
 
 def of(volume: fs.Juicefs, secret: fs.JuicefsSecret, *, directory: pathlib.Path) -> Access:
-    """Build what juicefs needs for a published volume; see `access`."""
+    """Build the settings for a published volume; see `access`."""
     engine = Engine(
         volume.engine, volume.hosts, volume.db, volume.tls, volume.params, volume.master
     )

@@ -1,4 +1,4 @@
-"""What is mounted where, and whether it works. Nothing here waits for a filesystem that does not answer.
+"""The machine's mounts, and whether they work. Nothing here waits for a filesystem that does not answer.
 
 `probe` touches a mount in a child process with a deadline. A child that hangs in the kernel cannot be killed, so it is
 left behind; while one is left behind for a mountpoint, no further child is started for it.
@@ -129,7 +129,7 @@ def table(text: str | None = None) -> list[Mount]:
 
 
 def at(mountpoint: PathLike, mounts: collections.abc.Iterable[Mount] | None = None) -> list[Mount]:
-    """List what is mounted exactly at `mountpoint`, the topmost last."""
+    """List the mounts exactly at `mountpoint`, the topmost last."""
     wanted = os.path.normpath(mountpoint)
     if mounts is None:
         mounts = table()
@@ -193,7 +193,7 @@ def probe(
 def _unexpected(
     mountpoint: str, here: list[Mount], *, fstype: Names, source: Names, writable: bool
 ) -> Result | None:
-    """Judge what mountinfo shows at a path; return None if it is the expected mount, once."""
+    """Compare mountinfo with the expected mount; return None if it is there, once."""
     if not here:
         return Result(State.ABSENT, f"nothing is mounted at {mountpoint}")
     mount = here[-1]
@@ -231,7 +231,7 @@ def unreachable(
 ) -> str:
     """Try each address, for `timeout` seconds each, until one takes a TCP connection that `replies` holds of.
 
-    Return the last problem, "" where one did.
+    Return the last problem, "" if one did.
     """
     problem = "no address"
     for host, port in addresses:
@@ -256,7 +256,7 @@ def reach(addresses: collections.abc.Sequence[tuple[str, int]], *, timeout: floa
 
 
 def clear(mountpoint: PathLike, *, fstype: str, source: str) -> int:
-    """Detach the mounts of `source` at `mountpoint`, whatever their condition; count them.
+    """Detach the mounts of `source` at `mountpoint` in any condition; count them.
 
     Raises:
         MountError: something else is mounted there, which is kept; or the kernel refuses.
@@ -278,7 +278,7 @@ def detach(mountpoint: PathLike) -> None:
 
 
 def unmount(mountpoint: PathLike, *, fstype: str, source: str, patience: float) -> None:
-    """Unmount `source` from `mountpoint`; detach it where it is stale, or still in use after `patience` seconds.
+    """Unmount `source` from `mountpoint`; detach it if it is stale, or still in use after `patience` seconds.
 
     Raises:
         MountError: something else is mounted there, which is kept; or the kernel refuses.
@@ -375,7 +375,7 @@ def _ask_child(
 
 
 def _abandon(child: "subprocess.Popen[bytes]", mountpoint: str, kind: str) -> None:
-    """Kill the child; where it hangs in the kernel, leave it behind with a note."""
+    """Kill the child; if it hangs in the kernel, leave it behind with a note."""
     child.kill()
     try:
         child.wait(_REAP_S)

@@ -22,7 +22,7 @@ BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What one unit makes for jobs. Any field may be absent: the other charm may be older or newer."""
+    """A unit's contribution to jobs. Any field may be absent: the other charm may be older or newer."""
 
     unit: str | None = None
     boot: str | None = None  # the boot in which it was seen to work; None while it does not
@@ -31,7 +31,7 @@ class Need:
 
 
 def tell(unit: str, *, ready: bool, mountpoint: str | None = None, detail: str = "") -> bool:
-    """Record whether what `unit` makes for jobs works now; return whether that changed the file."""
+    """Record whether the contribution of `unit` works now; return whether that changed the file."""
     need = Need(
         unit=unit,
         boot=boot_id() if ready else None,
@@ -43,12 +43,12 @@ def tell(unit: str, *, ready: bool, mountpoint: str | None = None, detail: str =
 
 
 def withdraw(unit: str) -> bool:
-    """Remove the record of what `unit` made; return whether there was one."""
+    """Remove the record of `unit`; return whether there was one."""
     return files.ensure_absent(path(unit))
 
 
 def missing() -> list[str]:
-    """List what jobs on this machine would lack, one line for each unit, sorted."""
+    """List the contributions that jobs on this machine would lack, one line for each unit, sorted."""
     boot = boot_id()
     lines: list[str] = []
     for file in sorted(DIRECTORY.glob("*.json")):

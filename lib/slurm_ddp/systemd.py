@@ -69,7 +69,7 @@ def enable_now(name: str, *, timeout: float = 120) -> None:
 
 
 def start_later(name: str) -> None:
-    """Have systemd start `name`, without waiting for it."""
+    """Ask systemd to start `name`, without waiting for it."""
     _systemctl("start", "--no-block", name)
 
 
@@ -89,7 +89,7 @@ def journal(name: str, *, lines: int = 40, secrets: collections.abc.Iterable[str
 
 
 def output(name: str, *, secrets: collections.abc.Iterable[str] = ()) -> str:
-    """Read the last lines that a unit's processes wrote since its last start, without secrets; none of systemd's."""
+    """Read the last lines that a unit's processes wrote since its last start, without secrets."""
     start = show(name, "InvocationID")
     return (
         _journalctl(f"_SYSTEMD_INVOCATION_ID={start}", lines=40, secrets=secrets) if start else ""

@@ -64,7 +64,7 @@ class DdpTrainerCharm(ops.CharmBase):
             self._on_removed(event)
 
     def _on_stop(self, _: ops.EventBase) -> None:
-        """Remove the token's files, for which an account of the workspace is needed."""
+        """Remove the token's files, as the account that owns them in the workspace."""
         # Not _desired(): the token's secret may be out of reach by now. Without valid options no workspace is known.
         with contextlib.suppress(ParameterError):
             config = fields.parse(host.Config, self.config)
@@ -145,7 +145,7 @@ class DdpTrainerCharm(ops.CharmBase):
     def _ask(
         self, action: str, event: ops.ActionEvent, config: host.Config, token: str
     ) -> program.Answer:
-        """Have the program do what an action asks for. Raises program.ProgramError."""
+        """Run an action in the program. Raises program.ProgramError."""
         holds_machine = machine_lock.is_held_by(self.unit.name, event.id)
         request = {
             "do": action,
@@ -161,7 +161,7 @@ class DdpTrainerCharm(ops.CharmBase):
             return program.ask(config.submit_user, request, log)
 
     def _content(self, identifier: str) -> dict[str, str] | None:
-        """Return a secret's newest content, or None where this application cannot read it."""
+        """Return a secret's newest content, or None if this application cannot read it."""
         try:
             return self.model.get_secret(id=identifier).get_content(refresh=True)
         except ops.ModelError:

@@ -98,7 +98,7 @@ def refused(config: Config, name: str, why: str) -> str:
 def ask(
     config: Config, unit: str, do: str, *, token: str = "", timeout_s: float | None = _ANSWER_S
 ) -> program.Answer:
-    """Have the program do something as the submit user. Raises program.ProgramError."""
+    """Run a request in the program as the submit user. Raises program.ProgramError."""
     request = {"do": do, "config": settings(config, unit), "unit": unit, "token": token}
     return program.ask(config.submit_user, request, lambda _: None, timeout_s=timeout_s)
 

@@ -97,7 +97,7 @@ def _of_runs(shown: list[dict[str, typing.Any]]) -> collections.abc.Iterator[cor
 
 
 def _of_doctor(last: dict[str, typing.Any]) -> collections.abc.Iterator[core.Metric]:
-    """Report what the last `ddp doctor` found, and when."""
+    """Report the findings of the last `ddp doctor`, and its time."""
     levels = [({"severity": level}, float(last.get(level, 0))) for level in ("error", "warning")]
     yield gauge("doctor_findings", "Findings of the last ddp doctor.", levels)
     text = "When ddp doctor ran last."
@@ -120,7 +120,7 @@ class Totals:
     def add(
         self, runs: list[dict[str, typing.Any]], gpus: collections.abc.Mapping[str, int], now: float
     ) -> None:
-        """Count what is new since the last look, and keep it."""
+        """Count the changes since the last look, and save them."""
         by_name = {f"{run['user']}/{run['run']}": run for run in runs}
         for name, run in by_name.items():
             before = self.seen.get(name, {})

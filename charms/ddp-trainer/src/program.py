@@ -50,7 +50,7 @@ class Answer:
 
 
 def install(charm_dir: pathlib.Path) -> bool:
-    """Install this charm's program for everybody, with what it needs, owned by root; return whether it changed.
+    """Install this charm's program with its dependencies for all accounts, owned by root; return whether it changed.
 
     Raises OSError.
     """
@@ -97,7 +97,7 @@ def _digest(
     ours: dict[pathlib.PurePath, pathlib.Path],
     needed: dict[str, importlib.metadata.Distribution],
 ) -> str:
-    """Compute a digest of the program's own files and of the versions of what it needs."""
+    """Compute a digest of the program's own files and of its dependencies' versions."""
     versions = sorted(f"{name} {found.version}" for name, found in needed.items())
     digest = hashlib.sha256("\0".join(versions).encode())
     for inside, path in ours.items():

@@ -149,7 +149,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         return judge.judge(plan, found)
 
     def _tell(self, event: ops.EventBase, mountpoint: str | None, status: Status) -> None:
-        """Tell those who wait for the mount whether it works."""
+        """Report to jobs and to related charms whether the mount works."""
         is_mounted = status.level == Level.ACTIVE
         # What keeps a new plan from being drawn keeps no job from a mount that works
         proven = watching.proven(self.app.name) if mountpoint is None else None

@@ -37,7 +37,7 @@ def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
 
 
 def read(app: str) -> collections.abc.Iterator[core.Metric]:
-    """Read the application's mount; nothing where it has none. Raises OSError or ValueError."""
+    """Read the application's mount, if there is one. Raises OSError or ValueError."""
     folder = mount_plan.STATE / app
     if not (folder / keeper.WATCH).exists():
         return

@@ -52,7 +52,7 @@ class Config(pydantic.BaseModel, frozen=True):
 
 
 class Spec(Config, frozen=True):
-    """The options of an application, with what the charm beside it asks for."""
+    """The options of an application, with the requests of the principal charm."""
 
     app: str  # names the files and units
     wanted_by: str = ""  # the Juju unit; one for each principal on the machine

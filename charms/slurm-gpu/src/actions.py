@@ -24,7 +24,7 @@ _Wait = typing.Annotated[int, pydantic.Field(ge=0, le=3600)]  # seconds
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """What an action works on: this unit, and the ways to its machine."""
+    """The unit that an action runs on, with access to its machine."""
 
     is_compute: bool
     is_controller: bool

@@ -64,7 +64,7 @@ class SlurmGpuCharm(ops.CharmBase):
             framework.observe(self.on[name].action, self._on_action)
 
     def _on_removed(self, event: ops.EventBase) -> None:
-        """Leave the machine as Slurm can use it without this charm.
+        """Hand the machine back to Slurm.
 
         Juju was seen to delete a unit right behind `relation-broken` with its principal, so everything is done there;
         `stop` and `remove` do it again if they come.
@@ -155,7 +155,7 @@ class SlurmGpuCharm(ops.CharmBase):
                 relation.save(answer, self.app)
 
     def _look(self) -> None:
-        """Find the status of each role, and look again soon at what Juju has no event for."""
+        """Find the status of each role; look again soon if Juju has no event for the end of a wait."""
         if self._left:  # setting the status of a deleted unit is an error
             self._statuses = []
             return
@@ -185,7 +185,7 @@ class SlurmGpuCharm(ops.CharmBase):
         return gres_lines.status(view, related=self._has(GRES))
 
     def _note_end(self, event: ops.EventBase) -> None:
-        """Take a unit that loses a relation and has no role any more for one that Juju is deleting.
+        """Treat a unit that loses a relation, and then has no role, as one that Juju is deleting.
 
         The relations of a unit that leaves end in any order.
         """

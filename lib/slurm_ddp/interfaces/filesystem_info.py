@@ -55,7 +55,7 @@ def _hyphens(name: str) -> str:
 
 
 class UriError(ValueError):
-    """The text is no URI of this interface. `str()` is one line that never quotes the URI."""
+    """The text is not a URI of this interface. `str()` is one line that never quotes the URI."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ Filesystem = Nfs | Cephfs | Lustre | Juicefs
 class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore", alias_generator=_hyphens):
     """The content of the secret behind a `juicefs` URI, and of juicefs-server-proxy's option `credentials`.
 
-    A key is absent where the engine or store asks for none.
+    A key is absent if the engine or store needs none.
     """
 
     meta_user: str | None = None

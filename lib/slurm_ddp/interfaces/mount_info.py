@@ -14,7 +14,7 @@ MOUNTED = "mounted"  # the key in the client's unit databag
 
 
 class MountRequest(pydantic.BaseModel, frozen=True, extra="ignore"):
-    """What the asking charm wants; unset fields are as upstream's defaults."""
+    """The wishes of the asking charm; unset fields are as upstream's defaults."""
 
     mountpoint: str
     noexec: bool = False

@@ -190,7 +190,7 @@ def delete(name: str) -> None:
 
 
 def reconfigure() -> None:
-    """Have the controller read its files again and send them to the nodes."""
+    """Make the controller read its files again and send them to the nodes."""
     _scontrol("reconfigure", "reconfigure", timeout=120)
 
 
@@ -288,7 +288,7 @@ def same_gres(left: str | None, right: str | None) -> bool:
 
 
 def count_gres(text: str | None, name: str) -> int:
-    """Count the Gres of this name, such as `gpu`, in a Gres string, whatever their types."""
+    """Count the Gres of this name, such as `gpu`, in a Gres string, over all types."""
     return sum(count for (kind, _), count in gres_items(text).items() if kind == name)
 
 

@@ -50,7 +50,7 @@ class StoreError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What this unit should serve."""
+    """The settings of the servers on this unit."""
 
     app: str
     address: str  # of this unit: where the servers listen, besides the loopback, and where clients find them

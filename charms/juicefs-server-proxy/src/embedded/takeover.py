@@ -76,7 +76,7 @@ def ensure(
 
 
 def _check_data(storage: pathlib.Path, setting: juicefs.Setting) -> None:
-    """Raise `StoreError` unless the data beside the metadata is that volume's: JuiceFS keeps the UUID there, too."""
+    """Raise `StoreError` unless data and metadata belong to one volume: JuiceFS keeps the UUID with both."""
     found = files.read(storage / "objects" / "data" / setting.name / "juicefs_uuid")
     if found != setting.uuid:
         raise embedded.store.StoreError(

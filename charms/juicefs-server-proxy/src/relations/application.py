@@ -40,7 +40,7 @@ class Application:
         self._ledger.pin(uuid=uuid)
 
     def reconcile(self) -> Status:
-        """Serve the volume where it is this unit's, offer it on the leader, and look at it: the unit's status."""
+        """Serve the volume if it is this unit's, offer it on the leader, and look at it: the unit's status."""
         settings = self._serve()
         if self.leads:
             self._offer(settings)
@@ -74,7 +74,7 @@ class Application:
         return target, formatting.ensure_formatted(target, formatting.Known(uuid))
 
     def storage(self) -> dict[str, str]:
-        """Describe this unit's disk, where it holds the volume."""
+        """Describe this unit's disk, if it holds the volume."""
         ledger = self._ledger
         return (
             embedded.store.describe(self._sources.settings(ledger).directory)
@@ -97,7 +97,7 @@ class Application:
             secret.revoke(relation)
 
     def _serve(self) -> embedded.store.Settings | None:
-        """Settle on the leader what the volume is, install juicefs, and serve the volume where it is this unit's."""
+        """Settle the volume's settings on the leader, install juicefs, and serve the volume if it is this unit's."""
         app, ledger, sources = self._charm.app.name, self._ledger, self._sources
         if self.leads:
             sources.request()
@@ -160,13 +160,13 @@ class Application:
     def _prove(
         self, settings: embedded.store.Settings | None, target: Target, setting: juicefs.Setting
     ) -> None:
-        """See that clients can open the volume; where it lies in this unit's storage, have it hold the present keys."""
+        """Check that clients can open the volume; if it lies in this unit's storage, give it the present keys."""
         if settings is not None:
             embedded.takeover.ensure(target, setting, settings.directory, self._show_progress)
         formatting.ensure_sticky_root(target)
 
     def _unable(self) -> Status | None:
-        """Name a related application none of whose units publishes that it can mount JuiceFS.
+        """Name a related application if no unit of it publishes that it can mount JuiceFS.
 
         Upstream's filesystem-client writes nothing into its databag and fails its hook over a scheme that it does not
         know. A client of ours that has just joined has a minute to publish; after that this unit looks again by itself.

@@ -46,7 +46,7 @@ class Ledger:
 
     @property
     def pinned(self) -> Pinned:
-        """Read what is pinned."""
+        """Read the pinned settings."""
         return self._relation.load(Pinned, self._app)
 
     @property
@@ -141,7 +141,7 @@ class Ledger:
         return {int(relation): now - then for relation, then in since.items()}
 
     def credentials(self) -> fs.JuicefsSecret | None:
-        """Read what the secret holds; None when there is no secret yet."""
+        """Read the secret's content; None before there is a secret."""
         secret = self.secret()
         if secret is None:
             return None

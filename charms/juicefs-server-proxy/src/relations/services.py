@@ -42,7 +42,7 @@ class Offer:
 
 
 def read_engine(kind: str, data: Databag, reveal: Reveal) -> Offer | None:
-    """Read what a database offers, if it does. Raises `ValueError`, without credentials, if it cannot be used."""
+    """Read a database's offer, if there is one. Raises `ValueError`, without credentials, if it cannot be used."""
     content = _content(data, ("secret-user", "secret-tls"), reveal)
     endpoint, database = data.get("endpoints", "").split(",")[0].strip(), data.get("database", "")
     if not endpoint or not content.get("username") or not content.get("password") or not database:
@@ -64,7 +64,7 @@ def read_engine(kind: str, data: Databag, reveal: Reveal) -> Offer | None:
 
 
 def read_store(data: Databag, reveal: Reveal) -> Offer | None:
-    """Read what an object store offers, if it does. Raises `ValueError`, without credentials, if it cannot be used."""
+    """Read an object store's offer, if there is one. Raises `ValueError`, without credentials, if it cannot be used."""
     content = _content(data, ("secret-extra",), reveal)
     bucket, region = data.get("bucket", ""), data.get("region", "")
     if not bucket or not content.get("access-key") or not content.get("secret-key"):

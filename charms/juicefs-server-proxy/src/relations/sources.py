@@ -77,7 +77,7 @@ class Sources:
                 relation.data[self._app].update(request)
 
     def program(self) -> pathlib.Path | None:
-        """Fetch the juicefs that the operator attached; None where there is none."""
+        """Fetch the juicefs that the operator attached, if any."""
         with contextlib.suppress(ops.ModelError):
             return self._model.resources.fetch("juicefs")
         return None
@@ -128,7 +128,7 @@ class Sources:
         )
 
     def _external(self) -> tuple[Volume, fs.JuicefsSecret] | None:
-        """Read a volume of the user's own engine and store; return None if none of both is given."""
+        """Read a volume of the user's own engine and store; return None if neither is given."""
         config = self.config
         made = config.format()
         content = self._content()

@@ -1,4 +1,4 @@
-"""The actions: `status`, and those of the modules beside it."""
+"""The actions: `status`, and the ones of the other modules."""
 
 from slurm_ddp import juicefs
 from slurm_ddp.charm import Action, Log, Parameters, Results

@@ -28,7 +28,7 @@ class VolumeError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is known of the volume before a look at the engine."""
+    """The known facts of the volume before a look at the engine."""
 
     uuid: str | None  # of the volume that was there before; such a volume is never formatted again
     ours: bool = False  # formatting began here: what is there without a known UUID is ours
@@ -160,7 +160,7 @@ def ensure_options(volume: Target, setting: juicefs.Setting) -> None:
 
 
 def ensure_sticky_root(volume: Target) -> None:
-    """Keep accounts from replacing what others have in the root; it shows as well that the volume's data is there.
+    """Keep accounts from replacing others' folders in the root; it shows as well that the volume's data is there.
 
     Raises `juicefs.JuicefsError`.
     """
@@ -180,7 +180,7 @@ def opens(volume: Target) -> bool:
 
 
 def ensure_private_trash(volume: Target) -> None:
-    """Keep accounts from reading what others deleted; log what is done. The next hook tries again where it fails."""
+    """Keep accounts from reading deleted files of others, and log that. If it fails, the next hook tries again."""
     name = volume.volume.name
     try:
         if juicefs.ensure_private_trash(volume.program, volume.access):
@@ -214,7 +214,7 @@ def published(
 
 
 def remove(app: str) -> None:
-    """Remove what an application keeps here, but for backups, which may be the only ones."""
+    """Remove an application's files here, except backups, which may be the only ones."""
     format_journal.forget(app)
     state = format_journal.STATE_DIR
     ours = (

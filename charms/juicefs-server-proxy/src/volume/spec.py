@@ -91,7 +91,7 @@ def read_credentials(
 ) -> tuple[fs.JuicefsSecret, str]:
     """Read the credentials of engine and store, and the key for encryption, from the content of the user's secret.
 
-    Raises `ValueError` where the content is not possible; the message names the key and never quotes a value.
+    Raises `ValueError` if the content is not possible; the message names the key and never quotes a value.
     """
     possible = (*fs.JuicefsSecret.names(), "encrypt-key")
     if unknown := sorted(set(content) - set(possible)):

@@ -53,7 +53,7 @@ class Target:
 
 
 class Unit(typing.Protocol):
-    """What the actions work on: this unit, its application's volume, and the ways to it."""
+    """The subject of the actions: this unit, its application's volume, and the ways to it."""
 
     name: str
     leads: bool
@@ -63,7 +63,7 @@ class Unit(typing.Protocol):
     ]  # after a look that it is there
     storage: collections.abc.Callable[
         [], dict[str, str]
-    ]  # the state of its disk, where this unit serves the volume
+    ]  # the state of its disk, if this unit serves the volume
     pin: collections.abc.Callable[[str], None]  # keeps the UUID of a volume that was restored
 
     @property

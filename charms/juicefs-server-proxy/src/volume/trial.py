@@ -26,7 +26,7 @@ _FLAGS = {
 
 
 def check(volume: Target) -> None:
-    """Mount the volume, write and read a file through it, and unmount it; remove what a killed hook left of that.
+    """Mount the volume, write and read a file through it, and unmount it; remove the rest of an interrupted trial.
 
     Where the machine has no /dev/fuse, juicefs reads the volume without a mount. Raises `JuicefsError`.
     """

@@ -1,4 +1,4 @@
-"""Draws up the mount of a CephFS directory: by the kernel, or by ceph-fuse where the kernel cannot.
+"""Draws up the mount of a CephFS directory: by the kernel, or by ceph-fuse if the kernel cannot.
 
 The key lies in a file for root alone. ceph-fuse reads it there; mount.ceph(8) puts it into the kernel's keyring: it is
 in no command line and not among the mount's options.
@@ -25,7 +25,7 @@ _NAMED_DEVICE = (17, 0)  # USER@FSID.NAME=/path, release notes of Quincy
 def ensure_client(spec: mount_plan.Spec) -> str:
     """Choose what mounts, the kernel where it can, and install it; what mounts already stays where either may.
 
-    Raises `mount_plan.MountError` where this machine can use none, and `CommandError`.
+    Raises `mount_plan.MountError` if this machine can use none, and `CommandError`.
     """
     is_fuse = any(mount.fstype == _FUSE_TYPE for mount in mounts.at(spec.mountpoint))
     problems: list[str] = []

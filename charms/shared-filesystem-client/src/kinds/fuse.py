@@ -29,7 +29,7 @@ def service(
 
 
 def check(name: str) -> None:
-    """Raise `mount_plan.MountError` unless this machine lets root mount what a program serves."""
+    """Raise `mount_plan.MountError` unless root may mount filesystems of programs (FUSE) on this machine."""
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as e:

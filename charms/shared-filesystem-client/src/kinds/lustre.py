@@ -82,7 +82,7 @@ def check(config: mount_plan.Config) -> None:
 def ensure_networks(
     config: mount_plan.Config, identifiers: collections.abc.Sequence[str], *, mounted: bool
 ) -> None:
-    """Have LNet speak on the networks of the option, else of the servers, each on the interface that leads there."""
+    """Configure LNet for the networks of the option, or else of the servers, each on the interface that leads there."""
     wanted = config.lnet_networks or derive_networks(identifiers)
     if not wanted:
         return
@@ -106,7 +106,7 @@ def ensure_networks(
 
 
 def derive_networks(identifiers: collections.abc.Sequence[str]) -> str:
-    """Name LNet's networks with the interfaces that lead to the servers; nothing where its default, tcp, is right."""
+    """Name LNet's networks with the interfaces that lead to the servers; "" if its default, tcp, is right."""
     found: dict[str, str] = {}
     for identifier in identifiers:
         address, _, network = identifier.partition("@")

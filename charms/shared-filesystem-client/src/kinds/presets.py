@@ -64,7 +64,7 @@ def merge(kind: Kind, *, profile: str, given: str, holding: str = "") -> Options
 def parse(kind: Kind, given: str, *, holding: str = "") -> Options:
     """Parse the user's options, separated by commas, without those that hold anyway (`holding`: further names).
 
-    Raises `OptionError` where one is unknown, refused or wrong.
+    Raises `OptionError` if one is unknown, refused or wrong.
     """
     options: Options = {}
     holds = {*kind.holding, *holding.split()}

@@ -1,4 +1,4 @@
-"""Judges a mount: the unit's status for what a probe found, or for what failed."""
+"""Judges a mount: the unit's status for a probe's result, or for an error."""
 
 import contextlib
 import time
@@ -13,7 +13,7 @@ from slurm_ddp.mounts import State
 
 
 def judge(plan: mount_plan.Plan, found: mounts.Result) -> Status:
-    """Turn what a probe of the mount found into the unit's status."""
+    """Turn a probe's result into the unit's status."""
     waits = mounter.pending(plan)
     match found.state:
         case State.RIGHT:
@@ -37,7 +37,7 @@ def judge(plan: mount_plan.Plan, found: mounts.Result) -> Status:
 
 
 def _right(plan: mount_plan.Plan, found: mounts.Result, *, waits: bool) -> str:
-    """Describe a mount that works, with what others could do to it, and a change that waits."""
+    """Describe a mount that works, with a warning about other accounts, and a change that waits."""
     text = exposed(plan, found) or _mounted(plan)
     if waits:
         text += "; restart pending: a change waits until nobody uses it"
@@ -66,7 +66,7 @@ def _mounted(plan: mount_plan.Plan) -> str:
 
 
 def exposed(plan: mount_plan.Plan, found: mounts.Result) -> str:
-    """Warn that others can replace what is in the filesystem's root, and what to type; nothing where they cannot."""
+    """Warn if others can replace folders in the filesystem's root, with the remedy; return "" if they cannot."""
     if found.open_mode is None:
         return ""
     remedy = plan.remedy or f"chmod +t {plan.spec.mountpoint}, as root where that may write"
@@ -74,7 +74,7 @@ def exposed(plan: mount_plan.Plan, found: mounts.Result) -> str:
 
 
 def explained(app: str) -> contextlib.AbstractContextManager[None]:
-    """Turn what fails inside into a `StatusError`: Waiting for what may end without the operator, else Blocked."""
+    """Turn what fails inside into a `StatusError`: Waiting if it may end without the operator, else Blocked."""
 
     def wait(error: Exception) -> str:
         if not isinstance(error, juicefs.UnreachableError):

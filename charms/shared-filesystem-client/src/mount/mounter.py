@@ -76,7 +76,7 @@ def _forget_former(plan: mount_plan.Plan, state: states.State) -> None:
 
 
 def remount(plan: mount_plan.Plan) -> mounts.Result:
-    """Take the mount away, from whoever uses it too, and mount it as planned; return a probe of it."""
+    """Unmount, even if processes use the mount, and mount it as planned; return a probe of it."""
     state = states.load(plan.spec.app)
     if state is not None and state.unit == plan.unit:
         with keeper.turn(mount_plan.STATE / plan.spec.app, patience=_TURN_S):
@@ -176,7 +176,7 @@ def _united(
 
 
 def _write_files(plan: mount_plan.Plan) -> bool:
-    """Write what the unit needs, and the unit; report whether a running mount must be restarted for it."""
+    """Write the unit with its files; return whether a running mount must be restarted for it."""
     app = plan.spec.app
     for folder in (
         mount_plan.ETC / app,
@@ -229,7 +229,7 @@ def _prepare(plan: mount_plan.Plan) -> bool:
 def _repair(
     plan: mount_plan.Plan, state: states.State, found: mounts.Result, silence: str
 ) -> mounts.Result:
-    """Start the mount, or restart it where that can repair it and hurts nobody; return a probe of it afterwards."""
+    """Start the mount, or restart it if that can repair it and hurts no process; return a probe of it afterwards."""
     mountpoint = plan.spec.mountpoint
     here = mounts.at(mountpoint)
     if silence and found.state in (mounts.State.HUNG, mounts.State.SLOW):
@@ -279,7 +279,7 @@ def _settle(plan: mount_plan.Plan) -> None:
 
 
 def _reload(plan: mount_plan.Plan) -> bool:
-    """Have the supervisor start the new program under the mount; report whether it did: a busy one does not."""
+    """Make the supervisor start the new program under the mount; return whether it did, which a busy one does not."""
     if not systemd.is_active(plan.unit) or not probe(plan):
         return False
     run("/usr/bin/systemctl", "reload", plan.unit, timeout=30, check=False)

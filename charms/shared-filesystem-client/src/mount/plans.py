@@ -16,10 +16,8 @@ from slurm_ddp.interfaces import mount_info
 Requests = collections.abc.Iterable[tuple[str, collections.abc.Mapping[str, str]]]
 ReadSecret = collections.abc.Callable[
     [str], dict[str, str]
-]  # raises StatusError where it is not granted
-Fetch = collections.abc.Callable[
-    [], pathlib.Path | None
-]  # returns the resource; None where there is none
+]  # raises StatusError if it is not granted
+Fetch = collections.abc.Callable[[], pathlib.Path | None]  # returns the resource, None without one
 
 
 def spec(unit: str, config: mount_plan.Config, requests: Requests) -> mount_plan.Spec:
@@ -66,7 +64,7 @@ def draw(
     read_secret: ReadSecret,
     fetch_program: Fetch | None,
 ) -> mount_plan.Plan:
-    """Draw up the plan for what is offered, or raise what `judge.explained` turns into a status.
+    """Draw up the plan for an offer, or raise an error that `judge.explained` turns into a status.
 
     Without `fetch_program` the program stays as it is: an action looks, and a hook may be at it.
     """

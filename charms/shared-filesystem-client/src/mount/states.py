@@ -19,7 +19,7 @@ def save(state: State, **changes: typing.Any) -> State:
 
 
 def load(app: str) -> State | None:
-    """Read an application's state; None where it mounts nothing."""
+    """Read an application's state; None if it mounts nothing."""
     try:
         return records.read(State, mount_plan.STATE / app / keeper.WATCH)
     except OSError:

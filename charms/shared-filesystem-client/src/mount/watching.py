@@ -27,7 +27,7 @@ def write_programs(app: str) -> None:
 
 
 def watch(plan: mount_plan.Plan, state: states.State) -> states.State:
-    """Have the keeper look after the mount from now on; return the state that it reads."""
+    """Put the mount under the keeper's care from now on; return the state that it reads."""
     spec = plan.spec
     state = states.save(
         state,
@@ -57,14 +57,14 @@ def watch(plan: mount_plan.Plan, state: states.State) -> states.State:
 
 
 def stop(app: str) -> None:
-    """Remove the keeper's units and what it left."""
+    """Remove the keeper's units and its last result."""
     for unit in reversed(_units(app)):
         systemd.ensure_no_unit(unit)
     files.ensure_absent(mount_plan.STATE / app / keeper.HEALTH)
 
 
 def wake_once_right(app: str, unit: str, command: list[str]) -> None:
-    """Have the keeper run `unit`'s command, once, as soon as it sees the mount work; without one nothing."""
+    """Make the keeper run `unit`'s command once, as soon as it sees the mount work; an empty command cancels that."""
     path = mount_plan.STATE / app / keeper.WAKE.format(unit.replace("/", "-"))
     if command:
         files.ensure_file(path, json.dumps(command) + "\n", mode=0o600)
@@ -73,18 +73,18 @@ def wake_once_right(app: str, unit: str, command: list[str]) -> None:
 
 
 def health(app: str) -> keeper.Health:
-    """Read what the keeper found last."""
+    """Read the keeper's last findings."""
     return records.load(keeper.Health(), mount_plan.STATE / app / keeper.HEALTH)
 
 
 def recent(plan: mount_plan.Plan, state: states.State) -> keeper.Health:
-    """Read what the keeper has just found with the servers of the plan, so that a hook need not wait for it again."""
+    """Read the keeper's findings with the plan's servers, if they are recent, so that a hook need not wait again."""
     found = health(plan.spec.app)
     return found if _is_recent(found) and state.servers == plan.servers else keeper.Health()
 
 
 def proven(app: str) -> str | None:
-    """Return the mountpoint where the keeper has just seen the application's mount work, in this boot; else None."""
+    """Return the application's mountpoint if the keeper has just seen the mount work, in this boot; else None."""
     found, state = health(app), states.load(app)
     works = found.works and found.boot == readiness.boot_id() and _is_recent(found)
     return state.mountpoint if state is not None and works else None
@@ -104,7 +104,7 @@ def _units(app: str) -> tuple[str, str, str]:
 
 
 def _node() -> str:
-    """Return this machine's name in Slurm; nothing where it runs no jobs."""
+    """Return this machine's name in Slurm; "" if it runs no jobs."""
     if not systemd.exists(SLURMD):
         return ""
     named = re.search(r"(?:^|[\s\"'])-N\s*([A-Za-z0-9_.-]+)", files.read(_SLURMD_DEFAULTS))

@@ -70,7 +70,7 @@ class Remedy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """What the charm asks for, and what it left on this machine, for its removal; `watch.json`."""
+    """The charm's settings for the keeper, and its files on this machine, for removal; `watch.json`."""
 
     app: str
     mountpoint: str
@@ -133,12 +133,12 @@ class Health:
 
     @property
     def problem(self) -> str:
-        """Describe what is wrong, in one line."""
+        """Describe the problem in one line."""
         return self.down or self.detail
 
 
 def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status: 0 whatever the mount is like, 1 when it could not be checked."""
+    """Run the command line; return 1 if the mount could not be checked, otherwise 0."""
     parser = argparse.ArgumentParser(
         prog="mount-keeper", description="Check a mount, and repair it."
     )
@@ -202,7 +202,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """What a pass found before it repaired anything; the times are as in `Health`."""
+    """The findings of a pass before any repair; the times are as in `Health`."""
 
     look: mounts.Result
     took: float
@@ -229,9 +229,8 @@ def _of_this_boot(old: Health) -> Health:
 
 
 def _look(watch: Watch, old: Health, now: float) -> _Seen:
-    """Probe the mount, and ask its servers where it does not answer."""
-    is_write_due = now - old.wrote >= _WRITE_EVERY_S or old.state != State.RIGHT.value
-    writes = watch.writable and is_write_due
+    """Probe the mount; if it does not answer, ask its servers."""
+    writes = watch.writable and _is_write_due(old, now)
     was_hung = old.state == State.HUNG.value  # then a plain look has all the time there is
     # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
     down = unreachable(watch.servers, watch.speaks) if old.down else ""
@@ -262,8 +261,12 @@ def _look(watch: Watch, old: Health, now: float) -> _Seen:
     )
 
 
+def _is_write_due(old: Health, now: float) -> bool:
+    return now - old.wrote >= _WRITE_EVERY_S or old.state != State.RIGHT.value
+
+
 def _choose(watch: Watch, seen: _Seen, now: float) -> Remedy:
-    """Choose a remedy for what was seen."""
+    """Choose a remedy."""
     asks_users = seen.pending or seen.look.state in (State.WRONG, State.STACKED, State.HUNG)
     hung_s = 0.0
     if seen.answered and seen.hangs >= _HANGS:
@@ -297,7 +300,7 @@ def _repair(chosen: Remedy, watch: Watch, why: str) -> mounts.Result:
 def _result(
     watch: Watch, old: Health, seen: _Seen, now: float, *, look: mounts.Result, healed: str
 ) -> Health:
-    """Write down what the pass found and did; `look` is the last one, `healed` the repair."""
+    """Compose the result of the pass; `look` is the last probe, `healed` the repair."""
     is_hung = look.state is State.HUNG
     is_settled = look and not seen.pending
     health = dataclasses.replace(
@@ -413,7 +416,7 @@ def abort(watch: Watch) -> None:
 
 
 def detach_top(watch: Watch) -> None:
-    """Detach the topmost mount. Raises `mounts.MountError` where it is not ours, or the kernel refuses."""
+    """Detach the topmost mount. Raises `mounts.MountError` if it is not ours, or the kernel refuses."""
     top = mounts.at(watch.mountpoint)[-1]
     if not watch.is_known(top):
         raise mounts.MountError(
@@ -446,7 +449,7 @@ def unreachable(
     *,
     timeout: float = _SERVER_S,
 ) -> str:
-    """Name a server that does not answer, and why, where none of a group does; the first group is asked in `speaks`."""
+    """Name a server that does not answer, and why, if no server of its group does; ask the first group in `speaks`."""
     for number, group in enumerate(servers):
         replies = functools.partial(_replies, "" if number else speaks)
         if group and (problem := mounts.unreachable(group, timeout=timeout, replies=replies)):
@@ -495,7 +498,7 @@ def wake_units(folder: pathlib.Path) -> None:
 
 
 def drain_or_resume(watch: Watch, health: Health, now: float) -> Health:
-    """Drain or resume the node where the option asks for it and it is due."""
+    """Drain or resume the node if the option asks for it and it is due."""
     prefix = f"{REASON}{watch.app}: "
     broken = not health.works and now - health.since >= _DRAIN_AFTER_S
     drains = watch.drain and broken and not health.drained

@@ -260,7 +260,7 @@ def _used_lines(entry: gres_conf.Entry) -> tuple[str, ...] | None:
 
 
 def _end_reservation(node: str) -> None:
-    """End what a removed unit may have left: upstream's slurmctld cannot delete a node that is in a reservation."""
+    """End the reservation that a removed unit may have left: upstream cannot delete a node that is in one."""
     try:
         nodes.unreserve(kept.reservation(node))
     except nodes.NodeError as e:

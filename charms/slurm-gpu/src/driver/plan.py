@@ -62,7 +62,7 @@ class Spec(pydantic.BaseModel, frozen=True):
 
     @property
     def keeps(self) -> bool:
-        """Whether the driver is left to whoever installed it."""
+        """Whether the driver stays as it was installed."""
         return self.driver == "keep"
 
 

@@ -1,4 +1,4 @@
-"""Which driver this machine has, and what is wrong with it.
+"""The driver of this machine, and its problems.
 
 Facts come from sysfs, procfs, files, and short commands with a deadline: a broken driver hangs whatever opens its
 devices, so nothing here does. An operation that ended half way shows in the packages' state, so no journal records it.

@@ -46,7 +46,7 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU. What its source does not report is None."""
+    """One GPU; a field is None if its source does not report it."""
 
     name: str | None  # the model as the driver spells it
     bus_id: str | None  # as in sysfs: "0000:1b:00.0"

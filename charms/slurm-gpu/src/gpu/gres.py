@@ -85,7 +85,9 @@ def plan(
     for index, gpu in enumerate(gpus):
         devices += _devices(index, gpu, dev)
     cores, notes, is_cut = _cores(gpus, settings, topology)
-    lines = [_line(device, cores[device.gpu] if cores else "") for device in devices]
+    lines: list[str] = []
+    for device in devices:
+        lines.append(_line(device, cores[device.gpu] if cores else ""))
     counts = collections.Counter(device.kind for device in devices)
     items = [f"gpu:{kind}:{count}" for kind, count in counts.items()]
     if shards:
@@ -139,7 +141,7 @@ def slurm_type(name: str) -> str:
 
 
 def read_topology() -> Topology | None:
-    """Return this machine's cores, or None where the kernel does not show them."""
+    """Return this machine's cores, or None if the kernel does not show them."""
     packages: dict[int, set[frozenset[int]]] = {}
     for directory in (pci.SYS / "devices/system/cpu").glob("cpu[0-9]*"):
         try:
@@ -223,7 +225,7 @@ def _cores(
 
 
 def _whole_sets(shape: list[int]) -> set[frozenset[int]]:
-    """List what Slurm takes as Cores: those of one whole socket, or all."""
+    """List the sets that Slurm accepts as Cores: one whole socket, or all cores."""
     found = {frozenset(range(sum(shape)))}
     first = 0
     for size in shape:
@@ -233,7 +235,7 @@ def _whole_sets(shape: list[int]) -> set[frozenset[int]]:
 
 
 def _near(gpu: detect.Gpu, topology: Topology) -> frozenset[int]:
-    """Number the cores beside a card, as Slurm does."""
+    """Return the numbers, as Slurm counts, of the cores that are close to a card."""
     numbered = [core for socket in topology for core in socket]
     cpus = gpu.cpus or frozenset()
     return frozenset(number for number, core in enumerate(numbered) if core & cpus)

@@ -1,4 +1,4 @@
-"""Read of nvidia-smi's answers what a judge of the cards needs; nothing else in them can spoil that.
+"""Reads the values that a judge of the cards needs from nvidia-smi's answers; nothing else in them can spoil that.
 
 The XML of `nvidia-smi -q -x` has processes' names in it as they are (`a&b<c`, control characters), drivers wrote clocks
 that close the wrong element, and warnings go around it. So the document is cut out and divided by its cards, what

@@ -1,4 +1,4 @@
-"""What is done to a node's GPUs beside registering them: drivers, resets, MIG layouts, as one hook sees it.
+"""Maintenance of a node's GPUs (drivers, resets, MIG layouts), as one hook sees it.
 
 A hook calls `prepare`, registers the node if that allows it, and passes how far that came to `complete`. Each step may
 be interrupted: the journal of `node.kept` and the state of the packages show what remains.
@@ -29,7 +29,7 @@ _REGISTERED = frozenset({registration.Stage.REGISTERED, registration.Stage.KEPT}
 
 
 def prepare(options: Options) -> bool:
-    """Go on with what is under way, or install the option's driver; return whether the node may be registered now."""
+    """Continue interrupted maintenance, or install the option's driver; return whether to register the node now."""
     with contextlib.suppress(CommandError):  # the next hook tries again
         kept.renew()
     held = kept.maintenance()
@@ -65,7 +65,7 @@ def complete(machine: Machine, options: Options, progress: registration.Progress
 
 
 def release() -> None:
-    """Leave the machine to Slurm and its administrators; the driver stays."""
+    """Hand the machine back to Slurm and its administrators; the driver stays."""
     try:
         kept.restore()
     except nodes.NodeError as e:
@@ -77,7 +77,7 @@ def release() -> None:
 
 
 def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -> Status:
-    """Return the status of the node: what the operator must do, what is under way, else what `otherwise` returns."""
+    """Return the node's status: the operator's task, maintenance in progress, or else the status of `otherwise`."""
     held = kept.maintenance()
     if held is not None and held.boot_id == readiness.boot_id():
         return Status(Level.BLOCKED, f"{held.node} is drained for {held.kind}: reboot this machine")

@@ -1,4 +1,4 @@
-"""MIG layouts on a node free of jobs, and the program that makes them again at boot. Errors are those of `reset`."""
+"""MIG layouts on a node free of jobs, and the program that makes them again at boot. Raises the errors of `reset`."""
 
 import contextlib
 import json
@@ -77,7 +77,7 @@ def ensure_no_layouts() -> None:
 
 
 def _ensure_layouts(layouts: dict[str, tuple[str, ...]], *, whole: bool = True) -> None:
-    """Record the layouts, those of whole cards too if asked for, and have them made at boot."""
+    """Record the layouts and restore them at boot; with `whole`, also the empty ones of whole cards."""
     layouts = {bus_id: layout for bus_id, layout in layouts.items() if layout or whole}
     if not layouts:
         ensure_no_layouts()

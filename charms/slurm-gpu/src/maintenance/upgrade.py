@@ -97,7 +97,7 @@ def ensure_settings(wanted: Spec) -> None:
 
 
 def note(wanted: Spec) -> str | None:
-    """Report what the operator should know of a driver, though it may work; None if there is nothing."""
+    """Return a note to the operator about a driver, even one that works; None if there is nothing to say."""
     here = state.look()
     if not here.cards:
         return None
@@ -114,7 +114,7 @@ def note(wanted: Spec) -> str | None:
 
 
 def release() -> None:
-    """Remove what this charm set for the driver; the driver stays."""
+    """Remove this charm's settings of the driver; the driver stays."""
     if services.STOPPED.exists():
         services.ensure_running()
     try:

@@ -65,7 +65,7 @@ _NO_CONTROLLER = Status(
 
 
 def offer(machine: Machine) -> slurm_gres.NodeGres | None:
-    """Compose what to publish, None while nothing is certain.
+    """Compose the data to publish; None while nothing is certain.
 
     While the node is registered with another Gres, the lines suit that one, too: slurmd must not report less. Lines of
     lost cards are left out: slurmd does not start with a line for a missing device file.
@@ -122,7 +122,7 @@ def accept(machine: Machine) -> None:
     """Accept the cards found now as the complete set.
 
     Raises:
-        ActionError: there is none, or what is here cannot be registered.
+        ActionError: there are none, or they cannot be registered.
     """
     if machine.problem or machine.plan is None:
         raise ActionError(machine.problem or _NO_GPU)
@@ -224,7 +224,7 @@ def _in_words(gpu: detect.Gpu) -> str:
 
 
 def summary(machine: Machine) -> dict[str, str]:
-    """Compare what is wanted, what is written down and what the controller has, for the `show-gres` action."""
+    """Compare the wanted, the configured and the registered Gres, for the `show-gres` action."""
     plan = machine.plan
     results = {
         "node": machine.node or "",
@@ -369,9 +369,9 @@ def _leave_registration(machine: Machine) -> None:
 
 
 def _end_drain(machine: Machine) -> None:
-    """Resume a node that this charm drained for what is right now; else leave it drained.
+    """Resume a node that this charm drained for a reason that has passed; leave others drained.
 
-    Nobody looks at the cards any more, so a drain of the health check stays.
+    The cards are not checked any more, so a drain of the health check stays.
     """
     if machine.node is None:
         return

@@ -48,12 +48,17 @@ def shared(
 
     counts: collections.Counter[str] = collections.Counter()
     for node in peers:
-        at = node.reason_time or 0.0
-        is_before = node.name != name and now - WINDOW_S <= at and (at, node.name) < turn
+        is_before = node.name != name and _is_between(node, now - WINDOW_S, turn)
         if is_before and _is_drained(node, prefix):
             counts.update(kinds(node.reason or ""))
     most = len(peers) / 3
     return frozenset(kind for kind in kinds(reason) if counts[kind] and counts[kind] + 1 > most)
+
+
+def _is_between(node: nodes.Node, since: float, turn: tuple[float, str]) -> bool:
+    """Whether the node's reason was set in the window and before our turn; names decide in the same second."""
+    at = node.reason_time or 0.0
+    return since <= at and (at, node.name) < turn
 
 
 def _is_drained(node: nodes.Node, prefix: str) -> bool:

@@ -57,7 +57,7 @@ _OPPOSITE = {"No": "Yes", "Not Active": "Active"}
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What the last check leaves for the next one."""
+    """The state that one check leaves for the next."""
 
     since: float = 0.0  # Xids logged before this count no longer
     passes: int = 0  # checks in a row without a finding to drain for
@@ -191,7 +191,7 @@ def judge(card: smi.Card) -> list[Finding]:
 def act(
     name: str | None, node: nodes.Node | None, findings: list[Finding], state: State, now: float
 ) -> str:
-    """Drain or resume the node as the findings ask for, save the state, return what was done."""
+    """Drain or resume the node as the findings require, save the state, and return a line on it."""
     reason = _reason(findings)
     state = dataclasses.replace(state, passes=0 if reason else state.passes + 1)
     if name and node is not None and watchdog.is_drained_by(REASON, node):
@@ -213,7 +213,7 @@ def act(
 
 
 def _order(name: str, node: nodes.Node, reason: str, state: State) -> tuple[str, State]:
-    """Drain or resume the node if that is due; return what was done, and the state after it.
+    """Drain or resume the node if that is due; return a line on it, and the new state.
 
     A drain with another reason is left alone. Raises `CommandError`.
     """
@@ -249,7 +249,7 @@ def _reason(findings: collections.abc.Iterable[Finding]) -> str:
 
 
 def _demoted(findings: list[Finding], spared: collections.abc.Collection[str]) -> list[Finding]:
-    """Return the findings, those of the fleet as warnings."""
+    """Return the findings; the fleet's become warnings."""
     found: list[Finding] = []
     for one in findings:
         is_fleets = bool(fleet.kinds(f"{REASON}{one}") & set(spared))
@@ -294,7 +294,7 @@ def _counts(cards: list[smi.Card], on_bus: list[str], num_gpus: int) -> list[Fin
 
 
 def _ask_driver() -> tuple[list[smi.Card], list[Finding]]:
-    """Query all cards; return what the driver reports, and what the queries warn of.
+    """Query all cards; return the driver's report, and the warnings of the queries.
 
     What cannot be read is a warning, and asked for in another way; no card if that cannot be read either.
 

@@ -1,4 +1,4 @@
-"""Keep this machine's node free of jobs, and know why: the one owner of every hold, whoever asks for it.
+"""Keep this machine's node free of jobs, and know why: the one owner of every hold.
 
 A hold is a drain with its reason, a reservation for maintenance, and a ground in the journal (`journals.Kept`).
 Upstream's charm ends drains: it sets `state=idle` on its node if `scontrol show node` fails
@@ -134,7 +134,7 @@ def reservation(node: str) -> str:
 
 
 def wake() -> None:
-    """Make the service look now at the holds, and at whether the node may take jobs."""
+    """Wake the service: it looks at the holds, and whether the node may take jobs."""
     with contextlib.suppress(CommandError):  # the hook sets the unit up at its end
         systemd.start_later(WATCH)
 
@@ -150,7 +150,7 @@ def renew() -> None:
 
 
 def is_administrators() -> bool:
-    """Report whether a drain that has ended was ended by an administrator, and not by upstream's slurmd."""
+    """Return whether an administrator ended the drain, and not upstream's slurmd."""
     running = systemd.active_for(slurmd_unit.SLURMD)
     return running is not None and running > resume.UPSTREAM_S
 
@@ -159,7 +159,7 @@ def is_administrators() -> bool:
 
 
 def maintenance() -> Maintenance | None:
-    """Read what the node was taken for, and its state of before; None if it was not taken."""
+    """Read the maintenance that the node was taken for, with its former state; None if it was not taken."""
     return journals.read_kept().maintenance
 
 
@@ -214,7 +214,7 @@ def jobs_on(node: nodes.Node | None) -> str | None:
 def restore() -> None:
     """Restore the state in which the node was taken, if no job keeps that from being restored.
 
-    What another did to it meanwhile counts: a drain or a state that is not this charm's is left alone.
+    A drain or a state that others set since then is left alone.
     """
     taken = maintenance()
     if taken is None:

@@ -56,7 +56,7 @@ def describe(node: nodes.Node) -> str:
 
 
 def note(node: nodes.Node) -> None:
-    """Keep in a journal for which reason others keep jobs away, until nobody does."""
+    """Keep in a journal why others keep jobs away, until they stop."""
     if is_anothers(node, None):
         as_found(node).save(journals.ORDER)
     elif not is_kept_away(node):
@@ -65,7 +65,7 @@ def note(node: nodes.Node) -> None:
 
 
 def noted(name: str) -> NodeSnapshot | None:
-    """Read what others ordered of this node, None if they keep no jobs away."""
+    """Read the state that others ordered for this node; None if they keep no jobs away."""
     order = NodeSnapshot.load(journals.ORDER)
     if order is None or order.node != name:
         return None
@@ -73,10 +73,10 @@ def noted(name: str) -> NodeSnapshot | None:
 
 
 def as_found(node: nodes.Node) -> NodeSnapshot:
-    """Record what to restore later: what an administrator or upstream set, not what this charm or a missing GPU did.
+    """Record the state to restore: an administrator's or upstream's, not one of this charm or of a missing GPU.
 
-    Slurm's reason for a missing GPU replaces any other. A node that is DOWN with it, and was not before, came back from
-    a reboot: jobs wait for the checks that follow one.
+    Slurm's reason for a missing GPU replaces all others. A node that is DOWN with it, and was not before, came back
+    from a reboot: jobs wait for the checks that follow one.
     """
     if is_ours(node.reason):
         order = noted(node.name)
@@ -91,7 +91,7 @@ def as_found(node: nodes.Node) -> NodeSnapshot:
 
 
 def restore(node: nodes.Node, snapshot: NodeSnapshot) -> bool:
-    """Restore the node's state and reason of before; return False while jobs run, which marking it down would end."""
+    """Restore the node's former state and reason; return False while jobs run, which marking it down would end."""
     reason = snapshot.reason or _RESTORED
     if "down" in snapshot.states:
         if node.is_busy:

@@ -157,7 +157,7 @@ def inspect(name: str, gres: str | None, config: settings.Config | None = None) 
 
 
 def leave(target: Target) -> None:
-    """Register the node with the Gres if that is possible at once, else leave it as it is; no later event ends a drain.
+    """Register the node with the Gres if that is possible at once; otherwise leave it: no later event ends a drain.
 
     slurmd's options change only together with the controller's record: a slurmd that reports less is refused for good.
     """
@@ -206,7 +206,7 @@ def _inspect(name: str, gres: str | None, config: settings.Config | None) -> Pro
     if not nodes.same_gres(node.gres, gres):
         if node.is_busy and NodeSnapshot.load() is not None:
             return _awaits_jobs(name)
-        return _reserved(node, None) or Progress(Stage.DIFFERS, node.gres or "(none)")
+        return _reserved(node, None) or Progress(Stage.DIFFERS, _or_none(node.gres))
     if not node.is_valid:
         return Progress(Stage.INVALID, node.reason or node.state_text)
     if not systemd.is_active(slurmd_unit.SLURMD):
@@ -237,7 +237,7 @@ def _advance(target: Target) -> Progress:
     if node is None:
         return _register(target, snapshot)
     if not node.is_dynamic or target.options.conf is None:
-        return Progress(Stage.STATIC, f"Gres={node.gres or '(none)'}")
+        return Progress(Stage.STATIC, f"Gres={_or_none(node.gres)}")
     return _reserved(node, snapshot) or _register_again(target, node, snapshot)
 
 
@@ -297,14 +297,14 @@ def _register(target: Target, snapshot: NodeSnapshot | None) -> Progress:
     timeout_s = _SETTLE_S if snapshot is None else _REGISTER_S
     node = nodes.wait(name, lambda n: n is not None, timeout=timeout_s)
     files.ensure_absent(slurmd_unit.DRAINED_ENV)
-    if node is None and snapshot is None:
-        return Progress(Stage.UNREGISTERED)
     if node is None:
+        if snapshot is None:
+            return Progress(Stage.UNREGISTERED)
         problem = f"slurmd did not register {name} again within {_REGISTER_S:.0f} s"
         return Progress(Stage.FAILED, problem)
     if not _has_gres(node, target.gres):
-        registered, wanted = node.gres or "(none)", target.gres or "(none)"
-        return Progress(Stage.FAILED, f"{name} registered with Gres={registered}, not {wanted}")
+        problem = f"{name} registered with Gres={_or_none(node.gres)}, not {_or_none(target.gres)}"
+        return Progress(Stage.FAILED, problem)
     return _settle(target, node, snapshot, is_fresh=True)
 
 
@@ -390,6 +390,10 @@ def _recorded(node: nodes.Node) -> tuple[str, int] | None:
     if match is None:
         return None
     return (match["name"], int(match["count"])) if match["name"] else ("gpu", int(match["had"]))
+
+
+def _or_none(gres: str | None) -> str:
+    return gres or "(none)"
 
 
 def _awaits_jobs(name: str) -> Progress:

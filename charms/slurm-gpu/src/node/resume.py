@@ -42,7 +42,7 @@ class Held:
 
 
 def held(node: nodes.Node | None, config: settings.Config) -> Held | None:
-    """Find the reason for which the node is down, None unless the options allow to clear it."""
+    """Find why the node is down; return None unless the options allow to clear that."""
     if config.resume_after_reboot and is_stale(
         node
     ):  # the controller learns of a reboot only when slurmd registers

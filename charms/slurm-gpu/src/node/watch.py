@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""What must happen on a compute node at once, and not with Juju's next event; a systemd service runs it until done.
+"""Work on a compute node that cannot wait for Juju's next event; a systemd service runs it until it is done.
 
-A held node is drained and reserved again when anyone but an administrator ended that (`node.kept`). A node that is down
+If anyone but an administrator ends a hold, the node is drained and reserved again (`node.kept`). A node that is down
 only for a reboot, or for being new, takes jobs as soon as its mounts, its cards and their health allow it
 (`node.resume`). The service starts at boot, with each change of a readiness file (a path unit), and with a hold. It
 ends when nothing is left to do. It runs from the charm's own folder, with Python's standard library only.
@@ -34,13 +34,13 @@ _UNFIT_S = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Config(settings.Config):
-    """What the last hook left for the service."""
+    """The settings that the last hook left for the service."""
 
     node: str = ""
 
 
 def ensure(config: Config) -> None:
-    """Set the service up for this node, and let it look. Raises `CommandError`: systemd refused."""
+    """Set up the service for this node and start it. Raises `CommandError` if systemd refuses."""
     changed = files.ensure_file(CONFIG, records.text(config), mode=0o600)
     if _ensure_units() or changed or kept.grounds():
         systemd.start_later(UNIT)
@@ -69,7 +69,7 @@ def ensure_absent() -> None:
 
 
 class Watch:
-    """The service: `step` does what can be done now, and returns when to look again."""
+    """The service: `step` does all that is possible now, and returns when to look again."""
 
     def __init__(self) -> None:
         self._next_resume = 0.0

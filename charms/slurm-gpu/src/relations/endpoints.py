@@ -28,7 +28,7 @@ def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
 
 
 def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
-    """Read what a compute unit published, None for nothing yet. Raises `ValueError` for what is no such thing."""
+    """Read the data that a compute unit published, None before it did. Raises `ValueError` for other data."""
     return relation.load(slurm_gres.NodeGres, unit) if relation.data[unit].get("node") else None
 
 
