@@ -55,7 +55,7 @@ def install(charm_dir: pathlib.Path) -> bool:
     Raises OSError.
     """
     ours = _own_files(charm_dir)
-    needed = _needed()
+    needed = distributions()
     home = LIBRARY / _digest(ours, needed)[:16]
     launcher = (
         f"#!{PYTHON} -I\n# Installed by the charm ddp-trainer.\nimport sys\n\nsys.path.insert(0, {str(home)!r})\n"
@@ -190,7 +190,7 @@ def _ended(
             kill()
 
 
-def _needed() -> dict[str, importlib.metadata.Distribution]:
+def distributions() -> dict[str, importlib.metadata.Distribution]:
     """List the distributions that the program needs, with their dependencies."""
     found: dict[str, importlib.metadata.Distribution] = {}
     left: list[str] = [*NEEDS]

@@ -65,6 +65,6 @@ def test_a_program_that_breaks_is_reported_in_its_own_words(
 
 def test_the_program_brings_what_it_needs_and_nothing_else():
     assert {"click", "jinja2", "pydantic", "rich", "pydantic-core", "markupsafe"} <= set(
-        program._needed()
+        program.distributions()
     )
-    assert "ops" not in program._needed()
+    assert "ops" not in program.distributions()

@@ -103,11 +103,7 @@ def _packages(offers: tuple[tuple[str, tuple[Offer, ...]], ...]) -> str:
     for name, versions in offers:
         for number, depends in versions:
             clauses = [clause.strip() for clause in depends.split(",") if clause.strip()]
-            clauses = [
-                c
-                for c in clauses
-                if any(re.match(r"\S+", one.strip())[0] in known for one in c.split("|"))
-            ]  # pyright: ignore[reportOptionalSubscript]
+            clauses = [clause for clause in clauses if _is_known(clause, known)]
             text = f"Package: {name}\nVersion: {number}\nArchitecture: amd64\nFilename: {name}.deb\nSize: 1\n"
             text += f"Depends: {', '.join(clauses)}\n" if clauses else ""
             family = _BRANCH.sub("branch", name)
@@ -118,3 +114,9 @@ def _packages(offers: tuple[tuple[str, tuple[Offer, ...]], ...]) -> str:
             text += f"Provides: {', '.join(provides)}\n"
             stanzas.append(text)
     return "\n".join(stanzas)
+
+
+def _is_known(clause: str, known: set[str]) -> bool:
+    """Whether the index has a package of a clause such as `a (>= 1) | b`."""
+    names = {one.split()[0] for one in clause.split("|")}
+    return bool(names & known)

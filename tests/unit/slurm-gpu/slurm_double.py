@@ -207,7 +207,7 @@ class SlurmDouble:
         assert is_update and set(orders) <= {"nodename", "state", "reason"}, (
             f"nobody expected {command}"
         )
-        return self._update(orders["state"], orders.get("reason", ""))
+        return self.update(orders["state"], orders.get("reason", ""))
 
     def _reservations(self, command: str) -> Completed:
         row = "ReservationName={} StartTime=x Nodes={} State={}\n"
@@ -255,7 +255,7 @@ class SlurmDouble:
         """Upstream's slurmd restarts its daemon and sets its node's state (slurmd/src/charm.py:208-215)."""
         self.register()
         self.slurmd_since = time.clock_gettime(time.CLOCK_MONOTONIC)
-        return self._update("idle", "")
+        return self.update("idle", "")
 
     def _print_gres(self, conf: pathlib.Path) -> str:
         """What `slurmd -G` prints: the lines of this node; with detection alone nothing, which counts as agreement."""
@@ -329,7 +329,7 @@ class SlurmDouble:
         self.to_come = []  # with no output
         return Completed(0, "", "")
 
-    def _update(self, state: str, reason: str) -> Completed:
+    def update(self, state: str, reason: str) -> Completed:
         if self.record is None:
             return Completed(1, "", "slurm_update error: Invalid node name specified\n")
         record = self.record

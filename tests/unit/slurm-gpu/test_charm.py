@@ -141,7 +141,7 @@ def leave(ctx: testing.Context[charm.SlurmGpuCharm], event: str) -> testing.Stat
 
 
 @pytest.mark.parametrize("event", ["broken", "stop", "remove"])
-def test_the_unit_lets_go_with_whatever_hook_comes(
+def test_any_last_hook_hands_the_machine_back(
     ctx: testing.Context[charm.SlurmGpuCharm],
     registered: SlurmDouble,
     mock_gpu: pathlib.Path,
@@ -321,7 +321,7 @@ def test_the_lines_of_a_node_that_slurm_still_has_stay(
     assert "slurmd-0" not in gres_conf.PATH.read_text()
 
 
-def test_show_gres_on_the_controller(
+def test_show_gres_on_the_controller_counts_nodes_and_devices(
     controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble
 ):
     relation = gres(says(0))
@@ -337,7 +337,7 @@ def test_show_gres_on_the_controller(
     }
 
 
-def test_upgrade_driver_with_a_reboot(
+def test_upgrade_driver_blocks_until_the_reboot_that_loads_it(
     ctx: testing.Context[charm.SlurmGpuCharm], node: MachineDouble
 ):
     """The machine is left to the operator to reboot; a second card that is found then is registered, too."""

@@ -223,7 +223,7 @@ def test_what_an_administrator_added_to_the_gres_stays(registered: SlurmDouble):
     assert registered.record.gres == "gpu:mock_gpu:1,nic:2"
 
 
-def test_a_node_that_stands_in_slurm_conf(
+def test_a_static_node_is_blocked_with_the_gres_to_write(
     slurm: SlurmDouble, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(machines.socket, "gethostname", lambda: "slurmd-0.example")

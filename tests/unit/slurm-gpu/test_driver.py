@@ -305,7 +305,7 @@ def test_options_are_refused_by_name(options: dict[str, object], words: str):
         ),
     ],
 )
-def test_parameters(
+def test_upgrade_driver_names_a_wrong_parameter(
     wanted: Spec, branch: str | None, version: str | None, present: str, answer: Spec | str
 ):
     if isinstance(answer, Spec):
@@ -457,7 +457,7 @@ def test_jobs_are_never_ended(in_service: MachineDouble, slurm: SlurmDouble):
     assert (slurm.record, slurm.ended, slurm.waiting, in_service.log) == (Record(""), [], [], [])
 
 
-def test_drain_waits_for_the_jobs(
+def test_upgrade_driver_drains_and_waits_for_the_jobs(
     in_service: MachineDouble, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch
 ):
     slurm.jobs, slurm.waiting = ["7"], ["8"]
@@ -502,7 +502,7 @@ def test_a_driver_that_does_not_work_keeps_the_node_drained(
     assert "DRAIN" in slurm.state()
 
 
-def test_services_run_again_whatever_happens(
+def test_stopped_services_run_again_after_any_failure(
     in_service: MachineDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     in_service.add_card("0000:01:00.0", 0x22A3, kind="0x068000")
@@ -525,7 +525,7 @@ def test_services_run_again_whatever_happens(
     assert not services.STOPPED.exists()
 
 
-def test_refusals_change_nothing(
+def test_a_refused_upgrade_changes_nothing(
     in_service: MachineDouble, slurm: SlurmDouble, paths: pathlib.Path
 ):
     with pytest.raises(DriverError):

@@ -83,7 +83,7 @@ class Compute(orders.Unit):
             "jobs end": self.slurm.end_jobs,
             "a reservation begins": lambda: vars(self.slurm).update(reservations=["training"]),
             "a reservation ends": lambda: vars(self.slurm).update(reservations=[]),
-            "the admin drains": lambda: self.slurm.record and self.slurm._update("drain", ADMIN),
+            "the admin drains": lambda: self.slurm.record and self.slurm.update("drain", ADMIN),
             "the admin resumes": self.resume,
             "upstream registers the node as new": lambda: (
                 self.slurm.record and self.slurm.set_down(bring_up.NEW)
@@ -132,7 +132,7 @@ class Compute(orders.Unit):
 
     def resume(self) -> None:
         if self.slurm.record is not None and "INVALID_REG" not in self.slurm.record.flags:
-            self.slurm._update("resume", "")
+            self.slurm.update("resume", "")
 
     def lose_card(self) -> None:
         shutil.rmtree(self.machine.root / "proc/driver/nvidia/gpus" / CARDS[1], ignore_errors=True)

@@ -96,7 +96,7 @@ def test_nvml_comes_first(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
         (Completed(0, '{"gpus": [{}]}', ""), "the driver's library returned unexpected values"),
     ],
 )
-def test_a_probe_that_does_not_answer(
+def test_a_silent_nvml_probe_is_a_problem_and_not_no_gpu(
     monkeypatch: pytest.MonkeyPatch, answer: Completed | CommandError, error: str
 ):
     def run(*argv: object, env: dict[str, str], timeout: float) -> Completed:

@@ -33,7 +33,7 @@ def test_what_is_not_known_is_no_fault(path: str, value: str):
 @pytest.mark.parametrize(
     "rule", [rule for rule in smi.RULES if rule.check != "fabric"], ids=lambda rule: rule.path
 )
-def test_every_rule(rule: smi.Rule):
+def test_each_rule_finds_its_bad_value(rule: smi.Rule):
     bad = (
         str(rule.good + 1)
         if isinstance(rule.good, int)

@@ -174,7 +174,7 @@ def test_every_exit_of_nvidia_smi(scene: Scene, code: int, level: str):
 
 
 @pytest.mark.parametrize("slow", [True, False], ids=["nvidia-smi hangs", "nvidia-smi is slow"])
-def test_the_whole_stays_under_slurms_minute(
+def test_a_check_ends_within_slurms_minute(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, slow: bool
 ):
     """All hang that can without ending the check, each takes its limit, and then two seconds to be killed."""
@@ -219,7 +219,7 @@ def test_no_query_is_started_beside_one_that_was_killed_and_does_not_die(
 
 
 @pytest.mark.parametrize(("order", "key"), [("show", "slurm"), ("update", "did")])
-def test_slurm_that_refuses_is_reported(
+def test_a_refusal_by_slurm_is_reported(
     scene: Scene, capsys: pytest.CaptureFixture[str], order: str, key: str
 ):
     text = (
@@ -232,7 +232,7 @@ def test_slurm_that_refuses_is_reported(
     assert gpu_health.State.load().drained is False
 
 
-def test_reasons_fit_into_slurm(scene: Scene):
+def test_a_drains_reason_fits_into_slurm(scene: Scene):
     scene.smi(answer(*[HEALTHY | {"gpu_recovery_action": "Reset"}] * 16))
     assert scene.check() == 1
     reason = scene.commands[0].partition("reason=")[2]
@@ -314,7 +314,7 @@ def two_cards(scene: Scene, printed: str) -> None:
         ),
     ],
 )
-def test_each_finding_with_its_check(
+def test_each_finding_names_its_check(
     scene: Scene,
     capsys: pytest.CaptureFixture[str],
     spoil: collections.abc.Callable[[Scene], object],

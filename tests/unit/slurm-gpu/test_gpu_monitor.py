@@ -70,18 +70,18 @@ def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
     ],
     ids=["no node", "never", "no GPU", "no nvidia-smi"],
 )
-def test_where_there_is_no_timer(
+def test_no_timer_without_a_node_a_gpu_or_nvidia_smi(
     orders: list[str], smi: pathlib.Path, changes: dict[str, typing.Any]
 ):
     here = Machine(
         machines.detection(Gpu("A", "0000:01:00.0", 0)), settings.Config(), "nvidia", node="n0"
     )
-    compute._ensure_health_check(here)
+    compute.ensure_health_check(here)
     assert health_timer.PROGRAM.exists()
     if not changes:
         smi.unlink()
     for _ in range(2):
-        compute._ensure_health_check(dataclasses.replace(here, **changes))
+        compute.ensure_health_check(dataclasses.replace(here, **changes))
     assert orders.count("disable --now gpu-health.timer") == 1
     assert list(systemd.UNIT_DIR.iterdir()) == []
     assert not health_timer.PROGRAM.exists()

@@ -23,7 +23,7 @@ H100S = detection(
 )
 
 
-def test_one_rtx_6000():
+def test_one_card_makes_one_line():
     gpu = Gpu("Quadro RTX 6000", "0000:01:00.0", 0, cpus=numbers("0-1"))
     plan = gres.plan(detection(gpu), conf(1, 2, 1), topology(1, 2, 1))
     assert plan.gres == "gpu:quadro_rtx_6000:1"
@@ -33,7 +33,7 @@ def test_one_rtx_6000():
     assert plan.is_detected
 
 
-def test_eight_h100_behind_switches():
+def test_eight_cards_make_eight_lines_with_their_sockets():
     plan = gres.plan(H100S, conf(2, 56, 2), topology(2, 56, 2))
     assert plan.gres == "gpu:nvidia_h100_80gb_hbm3:8"
     head = "Name=gpu Type=nvidia_h100_80gb_hbm3"
@@ -43,7 +43,7 @@ def test_eight_h100_behind_switches():
     assert slurm_gres.NodeGres(node="n", gres=plan.gres, lines=plan.lines).lines == plan.lines
 
 
-def test_nvmls_order_is_kept():
+def test_lines_keep_nvmls_order():
     gpus = [Gpu("NVIDIA A100-SXM4-40GB", f"0000:0{i}:00.0", 3 - i) for i in range(4)]
     plan = gres.plan(detection(*gpus), {}, None)
     assert [line.split()[2] for line in plan.lines] == [
@@ -165,7 +165,7 @@ def test_a_card_without_a_model_is_refused_in_words():
     assert str(caught.value) == "GPU 0000:1b:00.0: /proc/driver/nvidia gives no model"
 
 
-def test_reading_the_topology(paths: pathlib.Path):
+def test_the_topology_lists_the_cores_of_each_socket(paths: pathlib.Path):
     assert gres.read_topology() is None
     add_topology(paths, 2, 4, 2)
     (paths / "sys/devices/system/cpu/cpufreq").mkdir()

@@ -25,7 +25,7 @@ def book(*entries: Entry, before: str = UPSTREAM, after: str = "") -> GresConf:
     return GresConf(before, after, {entry.unit: entry for entry in entries})
 
 
-def test_the_text():
+def test_the_block_holds_each_units_lines():
     one, two = entry("slurm-gpu/10", "slurmd-10", 2), entry("slurm-gpu/9", "slurmd-9", awaits=True)
     empty = entry("slurm-gpu/11", "slurmd-11", 0)
     assert book(one, two, empty).text() == (
@@ -97,7 +97,7 @@ def test_lines_that_another_edited_are_asked_for_again():
         "# BEGIN slurm-gpu\n# END slurm-gpu\n# BEGIN slurm-gpu\n# END slurm-gpu\n",
     ],
 )
-def test_markers_that_do_not_pair_up(text: str):
+def test_unpaired_markers_are_an_error(text: str):
     gres_conf.PATH.write_text(text)
     with pytest.raises(gres_conf.GresConfError) as caught:
         gres_conf.read()

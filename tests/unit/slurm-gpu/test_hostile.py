@@ -91,7 +91,7 @@ def check_refused(
 
 
 @pytest.mark.parametrize("case", STRINGS, ids=[f"{action} {name}" for action, _, name in STRINGS])
-def test_a_parameter_that_is_none(
+def test_a_hostile_parameter_fails_the_action_in_one_line(
     ctx: testing.Context[charm.SlurmGpuCharm],
     settled: MachineDouble,
     paths: pathlib.Path,
@@ -113,7 +113,7 @@ OPTION_TEXTS = {
 
 
 @pytest.mark.parametrize("name", OPTION_TEXTS)
-def test_an_option_that_is_none(
+def test_a_hostile_option_blocks_in_one_line(
     ctx: testing.Context[charm.SlurmGpuCharm],
     settled: MachineDouble,
     paths: pathlib.Path,
@@ -134,7 +134,7 @@ def test_an_option_that_is_none(
 
 
 @pytest.mark.parametrize("name", ["a b", "$(reboot)", "-x", "n" * 300, "\N{SNOWMAN}"])
-def test_a_node_whose_name_is_none(
+def test_an_impossible_node_name_blocks_in_one_line(
     ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, name: str
 ):
     """An administrator may write anything into slurmd's options; the hooks go on to say so."""
@@ -177,7 +177,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_file_of_ours_that_another_damaged(
+def test_a_damaged_journal_counts_as_absent(
     ctx: testing.Context[charm.SlurmGpuCharm],
     settled: MachineDouble,
     paths: pathlib.Path,
@@ -205,7 +205,7 @@ def test_a_file_of_ours_that_another_damaged(
     "action", ["detect", "show-gres", "accept-gpus", "health-check", "upgrade-driver"]
 )
 @pytest.mark.parametrize("roles", [[], [CONTROLLER]])
-def test_an_action_where_there_is_no_node(
+def test_an_action_without_a_node_changes_nothing(
     ctx: testing.Context[charm.SlurmGpuCharm],
     machine: MachineDouble,
     paths: pathlib.Path,

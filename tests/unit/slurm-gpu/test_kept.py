@@ -178,7 +178,7 @@ def test_a_silent_controller_at_the_end_of_a_hold_leaves_the_reservation_to_the_
     assert node.maintained == []
 
 
-def test_two_grounds(node: SlurmDouble):
+def test_the_reservation_lasts_until_the_last_ground_ends(node: SlurmDouble):
     kept.hold("gpu-health", NAME, "gpu-health: Xid 79")
     hold(node)
     kept.end(kept.MIG)
@@ -204,7 +204,7 @@ def test_a_held_node_can_be_registered_again(node: SlurmDouble):
     assert node.maintained == ["slurm-gpu-slurmd-0"]
 
 
-def test_nothing_is_left_behind(node: SlurmDouble):
+def test_removal_leaves_no_journal_and_no_reservation(node: SlurmDouble):
     hold(node)
     kept.end_all()
     assert node.maintained == []

@@ -98,7 +98,7 @@ def test_a_card_taken_out_for_good_is_accepted(
     assert hook().level == Level.ACTIVE
 
 
-def test_accepting_nothing_is_refused(
+def test_accept_gpus_without_gpus_is_refused(
     ctx: testing.Context[charm.SlurmGpuCharm], two_cards: SlurmDouble, paths: pathlib.Path
 ):
     lose(paths, 0, 1)

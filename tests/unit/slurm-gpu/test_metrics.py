@@ -140,7 +140,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
     [(COMPUTE, ["gpu", "gpu_log", "node"]), (CONTROLLER, ["controller"])],
     ids=["compute", "ctl"],
 )
-def test_each_role_has_its_sources(
+def test_each_role_serves_its_metrics(
     ctx: testing.Context[charm.SlurmGpuCharm],
     served: FakeExporter,
     role: testing.SubordinateRelation,

@@ -50,7 +50,7 @@ def set_mig(
         ("1g.5gb+me", ("1g.5gb+me",)),
     ],
 )
-def test_layouts(text: str, layout: tuple[str, ...]):
+def test_a_layout_is_read_with_its_counts(text: str, layout: tuple[str, ...]):
     assert parse(text) == layout
 
 
@@ -58,7 +58,7 @@ def test_layouts(text: str, layout: tuple[str, ...]):
     "text",
     ["", "on", "3g.20", "0g.5gb", "3g.20gb x0", "3g.20gb,,", "1g.5gb x9", "1g.5gb x7,1g.5gb x7"],
 )
-def test_what_is_no_layout(text: str):
+def test_a_text_that_is_no_layout_is_refused(text: str):
     with pytest.raises(MigError, match=r"^profiles: "):
         parse(text)
 
@@ -155,7 +155,7 @@ def test_all_cards_or_none(mig: MachineDouble, node: MachineDouble):
     assert node.smi.cards[other].instances == []
 
 
-def test_cards_without_mig(mig: MachineDouble):
+def test_cards_without_mig_are_refused(mig: MachineDouble):
     mig.smi.cards[BUS] = MigCard("NVIDIA L40S", None, None)
     with pytest.raises(ActionError, match=rf"gpu: NVIDIA L40S at {BUS} has no MIG"):
         set_mig("3g.20gb")
@@ -221,7 +221,7 @@ def test_at_boot_every_layout_is_made(mig: MachineDouble, capsys: pytest.Capture
         '{"0000:1b:00.0": ["no profile"]}',
     ],
 )
-def test_a_file_that_cannot_be_read(
+def test_an_unreadable_file_of_layouts_is_an_error(
     mig: MachineDouble, text: str, capsys: pytest.CaptureFixture[str]
 ):
     gpu_mig.LAYOUTS.write_text(text)

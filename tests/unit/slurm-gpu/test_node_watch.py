@@ -153,7 +153,7 @@ def test_a_hold_is_kept_up_for_as_long_as_it_lasts(node: SlurmDouble):
     assert node.jobs == ["7"]
 
 
-def test_the_units(node: SlurmDouble):
+def test_the_service_and_its_path_unit_run_from_the_charms_folder(node: SlurmDouble):
     service = (systemd.UNIT_DIR / node_watch.UNIT).read_text()
     assert f"ExecStart=/usr/bin/python3 -s -B {SOURCES}/node/watch.py\n" in service
     assert f"Environment=PYTHONPATH={SOURCES}:{LIBRARY}\n" in service

@@ -73,7 +73,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return run
 
 
-def test_one_card(probe: Probe):
+def test_the_probe_prints_one_card(probe: Probe):
     assert probe(card("Quadro RTX 6000", 0, "00000000:1B:00.0", cpus=(0, 1, 64, 70))) == {
         "driver": "580.159.04",
         "gpus": [

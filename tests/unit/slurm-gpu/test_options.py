@@ -133,7 +133,7 @@ def is_new(site: Site) -> None:
 def is_sick(site: Site) -> None:
     has_driver(site)
     site.configure({})
-    site.slurm._update("drain", SICK)
+    site.slurm.update("drain", SICK)
     kept.note(health.KIND, site.slurm.name, SICK)
 
 

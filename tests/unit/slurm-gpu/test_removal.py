@@ -44,7 +44,7 @@ def test_cards_that_came_back_since(two_cards: SlurmDouble, paths: pathlib.Path)
     assert (two_cards.record, two_cards.jobs) == (Record(GRES), ["7"])
 
 
-def test_cards_that_are_still_lost(
+def test_removal_keeps_a_node_with_lost_cards_drained(
     two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
 ):
     lose(paths, 1)
@@ -92,7 +92,7 @@ def test_an_unfit_node_stays_drained(two_cards: SlurmDouble):
 
 @pytest.mark.parametrize("reason", ["bad fan", "replaced by ops, see slurm-gpu: 1", ""])
 @pytest.mark.parametrize("flag", ["DRAIN", "FAIL"])
-def test_what_others_ordered_stays(
+def test_removal_leaves_an_administrators_order(
     two_cards: SlurmDouble, paths: pathlib.Path, reason: str, flag: str
 ):
     two_cards.record = Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
@@ -113,7 +113,7 @@ def test_a_node_that_waits_for_its_jobs_is_put_back(two_cards: SlurmDouble, path
     assert_no_journal()
 
 
-def test_a_driver_that_is_left_broken(
+def test_removal_keeps_a_node_with_a_broken_driver_drained(
     two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
 ):
     """An upgrade failed and holds the node: the hold goes with the charm, and what is wrong keeps jobs away."""
@@ -143,7 +143,7 @@ def test_a_refused_registration_stays_out(two_cards: SlurmDouble, paths: pathlib
     assert "DRAIN" in two_cards.record.flags
 
 
-def test_a_controller_that_is_silent_is_reported(
+def test_removal_reports_a_silent_controller(
     two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
 ):
     lose(paths, 1)

@@ -40,7 +40,7 @@ def test_a_reservation_that_is_to_come_is_not_lost(slurm: SlurmDouble, options: 
     assert advance() == Progress(Stage.REGISTERED)
 
 
-def test_leaving_a_node_in_a_reservation(
+def test_removal_keeps_a_reserved_node_registered(
     slurm: SlurmDouble, options: pathlib.Path, caplog: pytest.LogCaptureFixture
 ):
     options.write_text(WITH_GPU)

@@ -29,7 +29,7 @@ def test_a_line_for_the_shares_of_each_card():
     NodeGres(node="n0", gres=plan.gres, lines=plan.lines)  # which the controller takes
 
 
-def test_mig_instances_have_no_shares():
+def test_shares_of_mig_instances_are_refused():
     card = gpu_detect.Gpu(
         "A", "0000:01:00.0", 0, mig=True, instances=(gpu_detect.Instance("1g.5gb", (1, 2)),)
     )

@@ -148,7 +148,7 @@ def files_of_upstream(draw: st.DrawFn) -> tuple[str, dict[str, str | bool]]:
 
 
 @hypothesis.given(files_of_upstream(), st.one_of(st.none(), gres_strings), gres_strings)
-def test_every_other_byte_stays(
+def test_an_edit_changes_only_the_gres(
     file: tuple[str, dict[str, str | bool]], gres: str | None, other: str
 ):
     text, options = file

@@ -148,7 +148,7 @@ def lines_live(machine: Machine) -> bool:
 def ensure(machine: Machine, *, owner: str) -> Progress | None:
     """Register the GPUs as far as possible now, once `offer` is published; return None if there are none."""
     registration.refresh_drained_start()
-    _ensure_health_check(machine)
+    ensure_health_check(machine)
     loss, node, plan = lost(machine), machine.node, machine.plan
     if loss and node is not None:
         if plan is not None:  # so that slurmd does not wait for what is lost whenever it starts
@@ -341,7 +341,8 @@ def _key(line: str) -> tuple[object, ...]:
     return (record["Name"], record.get("Type"), *gres.device_files(line))
 
 
-def _ensure_health_check(machine: Machine) -> None:
+def ensure_health_check(machine: Machine) -> None:
+    """Set up the health check's timer, or remove it without a node, a GPU, or if the option says never."""
     config = machine.config
     if config.problem:
         return  # the status reports it
