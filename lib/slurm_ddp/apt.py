@@ -27,9 +27,8 @@ _EXACT = (  # a hold keeps a package from being removed for another, too, despit
 )
 _ENV = {"DEBIAN_FRONTEND": "noninteractive"}
 _CHANGE_S = 1800.0
-_Pins = (
-    collections.abc.Mapping[str, str] | None
-)  # versions by package, both as patterns of apt_preferences(5)
+# Versions by package, both as patterns of apt_preferences(5)
+_Pins = collections.abc.Mapping[str, str] | None
 _REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)
 
 

@@ -22,9 +22,8 @@ def fetch(url: str, *, most_bytes: int, timeout: float) -> bytes:
     """Download `url`. Raises `DownloadError`; `TooLargeError` beyond `most_bytes` or `timeout` seconds."""
     names = {scheme: f"JUJU_CHARM_{scheme.upper()}_PROXY" for scheme in ("http", "https")}
     proxies = {scheme: os.environ[name] for scheme, name in names.items() if os.environ.get(name)}
-    handlers = (
-        [urllib.request.ProxyHandler(proxies)] if proxies else []
-    )  # else those of the environment
+    # Else those of the environment
+    handlers = [urllib.request.ProxyHandler(proxies)] if proxies else []
     host = urllib.parse.urlsplit(url).hostname
     content, end = bytearray(), time.monotonic() + timeout
     try:

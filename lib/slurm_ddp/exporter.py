@@ -184,10 +184,8 @@ class _Reader:
             found = list(self.source.read())
         except BaseException as e:  # the other sources' metrics are served nevertheless
             logger.warning("%s: %s: %s", self.source.name, type(e).__name__, e)
-            self._last = (
-                float("-inf"),
-                [],
-            )  # a failure that came too late for its own scrape shows in the next one
+            # A failure that came too late for its own scrape shows in the next one
+            self._last = (float("-inf"), [])
             future.set_exception(e)
         else:
             self._last = (time.monotonic(), found)

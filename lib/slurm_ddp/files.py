@@ -23,9 +23,8 @@ def ensure_file(
         if same and path.read_bytes() == data:
             return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(
-        prefix=f".{path.name}.", dir=path.parent
-    )  # mkstemp makes it 0600
+    # Mkstemp makes it 0600
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)

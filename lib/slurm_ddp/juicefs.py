@@ -29,10 +29,8 @@ _LARGEST_BYTES = 512 << 20  # a tarball or program beyond this is something else
 _DOWNLOAD_S = 600.0
 
 OLDEST = (1, 3)  # the version before ends at a SIGHUP
-SINCE = {
-    "hide-internal": (1, 4),
-    "max-downloads": (1, 4),
-}  # the version that introduced a flag that users may set
+# The version that introduced a flag that users may set
+SINCE = {"hide-internal": (1, 4), "max-downloads": (1, 4)}
 _SYNC_S = 30.0
 _UNREAD = 0o2001  # the mode of a folder whose mode was not replaced by one that was read
 _DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)

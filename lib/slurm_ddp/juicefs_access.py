@@ -22,9 +22,8 @@ class _Rule:
 
     example: str
     db: str  # a pattern
-    params: collections.abc.Sequence[
-        str
-    ]  # that may stand behind the question mark; another one might be a password
+    # That may stand behind the question mark; another one might be a password
+    params: collections.abc.Sequence[str]
     user: str = r"[^\0-\x20]+"  # a pattern; a kind that has none takes no user in its URL
     variable: str = ""  # that juicefs reads the password from
     many: bool = False  # several hosts are one engine
@@ -116,9 +115,8 @@ class Access:
     files: dict[pathlib.Path, str] = dataclasses.field(
         default_factory=dict[pathlib.Path, str], repr=False
     )
-    secrets: tuple[str, ...] = dataclasses.field(
-        default=(), repr=False
-    )  # values that must never be shown
+    # Values that must never be shown
+    secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def ensure_files(self) -> bool:
         """Write the files, readable by root only; return whether any changed."""

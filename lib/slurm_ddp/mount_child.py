@@ -35,9 +35,8 @@ def touch(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[
         if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
             found = {"open": mode}
             if sticky:
-                with contextlib.suppress(
-                    OSError
-                ):  # of a filesystem that fails, the next step reports
+                # Of a filesystem that fails, the next step reports
+                with contextlib.suppress(OSError):
                     os.fchmod(directory, mode | stat.S_ISVTX)
                     found = {"was": mode}
         step = "look up a name"

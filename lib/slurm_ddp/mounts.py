@@ -32,9 +32,8 @@ import typing
 
 MOUNTINFO = pathlib.Path("/proc/self/mountinfo")
 CHILD = pathlib.Path(__file__).resolve().with_name("mount_child.py")
-_ABANDONED = pathlib.Path(
-    "/run/slurm-ddp"
-)  # one file for each mountpoint with a child that was left behind
+# One file for each mountpoint with a child that was left behind
+_ABANDONED = pathlib.Path("/run/slurm-ddp")
 _ANSWERS_S = 2.0  # for a filesystem that has used up its deadline with a write
 _START_S = 30.0  # for a child to start, on a machine however busy
 _REAP_S = 0.5  # how long a killed child may take to die before it is left behind
@@ -45,9 +44,8 @@ _STALE = {errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.ENODEV
 _LOST = {errno.ENOTCONN, errno.ESTALE, errno.ECONNABORTED, errno.ESHUTDOWN}
 
 PathLike = str | os.PathLike[str]
-Names = (
-    str | tuple[str, ...]
-)  # one name or several of which any will do; an empty tuple for any name at all
+# One name or several of which any will do; an empty tuple for any name at all
+Names = str | tuple[str, ...]
 
 
 class State(enum.Enum):

@@ -17,9 +17,8 @@ from slurm_ddp import apt, files, mounts
 from slurm_ddp.commands import CommandError
 
 PACKAGES = ("python3-venv", "zstd")
-WHEELHOUSE = pathlib.Path(
-    "/var/lib/ddp-trainer/wheelhouse"
-)  # a copy of the resource that every account can read
+# A copy of the resource that every account can read
+WHEELHOUSE = pathlib.Path("/var/lib/ddp-trainer/wheelhouse")
 _ACCOUNT = fields.matches(r"[a-z_][a-z0-9_-]*", 32, "the name of an account")
 _SECRET = fields.matches(r"(secret:[A-Za-z0-9/._-]+)?", 200, "the URI of a Juju secret")
 _ANSWER_S = 120.0  # for a request that neither waits nor installs

@@ -169,9 +169,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
     def _unmount(self) -> None:
         try:
             plans.remove(self.app.name, unit=self.unit.name)
-        except (
-            CommandError
-        ) as e:  # a hook that fails would keep the unit from going; the next one tries again
+        except CommandError as e:
+            # A hook that fails would keep the unit from going; the next one tries again
             logger.warning("%s", e)
 
     def _beside(self, endpoint: str) -> list[ops.Relation]:

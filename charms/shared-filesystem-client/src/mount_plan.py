@@ -75,12 +75,12 @@ class Plan:
     servers: tuple[Servers, ...]
     speaks: str = ""  # the protocol of the first group: keeper.GREETINGS
     packages: tuple[str, ...] = ()
+    # For root
     files: dict[pathlib.Path, str] = dataclasses.field(
         default_factory=dict[pathlib.Path, str], repr=False
-    )  # for root
-    secrets: tuple[str, ...] = dataclasses.field(
-        default=(), repr=False
-    )  # values that must never be shown
+    )
+    # Values that must never be shown
+    secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     program_changed: bool = False
     client: str = ""  # which of several clients mounts it
     aliases: tuple[str, ...] = ()  # other names that the kernel may show for the source

@@ -30,9 +30,8 @@ class Unit:
     is_controller: bool
     config: collections.abc.Mapping[str, typing.Any]
     machine: collections.abc.Callable[[], Machine]
-    reconcile: collections.abc.Callable[
-        [], registration.Progress | None
-    ]  # looks at the machine again, registers it
+    # Looks at the machine again, registers it
+    reconcile: collections.abc.Callable[[], registration.Progress | None]
 
     def node(self) -> str | None:
         """Return the name of this machine's node. Raises `ActionError`: the unit is not on a compute node."""

@@ -80,9 +80,8 @@ class SlurmGpuCharm(ops.CharmBase):
             compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
             journals.remove_folder()
-        except (
-            CommandError
-        ) as e:  # a hook that fails keeps the unit from going, and the next one tries again
+        except CommandError as e:
+            # A hook that fails keeps the unit from going, and the next one tries again
             logger.warning("something of slurm-gpu is left on this machine: %s", e)
 
     def _on_action(self, event: ops.ActionEvent) -> None:

@@ -127,9 +127,8 @@ def _why(node: nodes.Node) -> str:
     for kind, why in _REASONS.items():
         if reason.startswith(f"{kind}:"):
             return why
-    if reason.startswith(
-        "mount-keeper "
-    ):  # a drain of shared-filesystem-client's, which has its own metric
+    # A drain of shared-filesystem-client's, which has its own metric
+    if reason.startswith("mount-keeper "):
         return ""
     return "administrator" if orders.is_anothers(node, None) else "registration"
 

@@ -6,11 +6,8 @@ import re
 
 from slurm_ddp import files
 
-PROC, SYS, DEV = (
-    pathlib.Path("/proc"),
-    pathlib.Path("/sys"),
-    pathlib.Path("/dev"),
-)  # tests put others here
+# Tests put others here
+PROC, SYS, DEV = (pathlib.Path("/proc"), pathlib.Path("/sys"), pathlib.Path("/dev"))
 DEVICES = "bus/pci/devices"  # in sysfs: a folder for each device, named by its bus id
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; 0x0403 is a card's audio

@@ -38,12 +38,8 @@ _MONITOR_PORTS = {1: 6789, 2: 3300}  # of Ceph's monitors, by the messenger's ve
 _JUICEFS_OPTIONS = tuple(
     "engine db tls params uuid storage bucket version keyless master region auth auth-rev".split()
 )
-_IN_FILES = (
-    "tls-ca",
-    "tls-cert",
-    "tls-key",
-    "google-credentials",
-)  # keys of a secret that clients keep in files
+# Keys of a secret that clients keep in files
+_IN_FILES = ("tls-ca", "tls-cert", "tls-key", "google-credentials")
 _PUBLIC = ("meta-user", "tls-ca", "tls-cert")  # keys whose values may be shown
 
 # JuiceFS 0.14 to 1.4: letters, digits and hyphens, 3 to 63 of them, no hyphen at either end
@@ -314,9 +310,8 @@ def _monitor(text: str) -> Monitor:
 
 def _nfs(parts: _Parts) -> Nfs:
     parts.take()
-    host, port = split_address(
-        parts.hosts[0]
-    )  # of several hosts the first counts, as upstream has it
+    # Of several hosts the first counts, as upstream has it
+    host, port = split_address(parts.hosts[0])
     return Nfs(host, parts.path, port)
 
 

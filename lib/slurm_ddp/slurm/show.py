@@ -36,9 +36,8 @@ _FOLLOWERS: dict[str, frozenset[str]] = {
         ("WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment"), _AFTER_PATHS
     ),
 }
-_STAMP = re.compile(
-    r" \[[^\s\[\]@]+@[^\s\[\]]+\](?=\s|$)"
-)  # " [root@2026-11-20T18:51:55]", behind a node's Reason
+# " [root@2026-11-20T18:51:55]", behind a node's Reason
+_STAMP = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\](?=\s|$)")
 
 
 def records(text: str) -> list[dict[str, str]]:

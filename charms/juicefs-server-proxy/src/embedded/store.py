@@ -293,15 +293,13 @@ def _ensure_directories(storage: pathlib.Path, *, synchronous: bool) -> bool:
             os.chown(path, uid, gid)
             path.chmod(mode)
             changed = True
-    if (
-        _is_synchronous(data) != synchronous
-    ):  # the data's folder comes last, so that a break in between is made good
+    # The data's folder comes last, so that a break in between is made good
+    if _is_synchronous(data) != synchronous:
         attribute = "+S" if synchronous else "-S"
         folders = ("-mindepth", "1", "-type", "d", "-exec", "/usr/bin/chattr", attribute, "{}", "+")
         run("/usr/bin/find", data, *folders, timeout=600, check=False)
-        run(
-            "/usr/bin/chattr", attribute, data, check=False
-        )  # not every filesystem can: see is_durable()
+        # Not every filesystem can: see is_durable()
+        run("/usr/bin/chattr", attribute, data, check=False)
     marker = storage / MARKER
     if not marker.exists():
         marker.touch(mode=0o600)

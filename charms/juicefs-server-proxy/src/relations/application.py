@@ -131,9 +131,8 @@ class Application:
         )
         setting = formatting.ensure_formatted(target, known)
         self._prove(settings, target, setting)
-        if (
-            settings is not None
-        ):  # what a volume that was taken over holds already is part of what it may hold
+        # What a volume that was taken over holds already is part of what it may hold
+        if settings is not None:
             ledger.publish_room(
                 embedded.store.usage(settings.directory).room_gib(setting.used_bytes)
             )

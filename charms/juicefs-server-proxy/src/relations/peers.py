@@ -87,9 +87,8 @@ class Ledger:
 
         def announce() -> None:
             self.pin(formatting="yes")
-            format_journal.record(
-                app, url, name
-            )  # the hook's end keeps what is pinned, if the hook ends
+            # The hook's end keeps what is pinned, if the hook ends
+            format_journal.record(app, url, name)
 
         if pinned.formatting is not None or format_journal.has(app, url, name):
             return formatting.Known(None, ours=True)

@@ -17,9 +17,8 @@ from slurm_ddp import juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 
 Databag = collections.abc.Mapping[str, str]
-Reveal = collections.abc.Callable[
-    [str], collections.abc.Mapping[str, str]
-]  # the content of a secret, by its id
+# The content of a secret, by its id
+Reveal = collections.abc.Callable[[str], collections.abc.Mapping[str, str]]
 
 # Parameters of the engine's URL, by what the database publishes of TLS, where it publishes no authority
 _TLS = {

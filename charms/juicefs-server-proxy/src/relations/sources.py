@@ -20,10 +20,8 @@ from slurm_ddp.interfaces import filesystem_info as fs
 from volume import spec
 from volume.spec import Volume
 
-ENGINES = {
-    "postgresql": "postgres",
-    "mysql": "mysql",
-}  # endpoints, and the kinds of engine behind them
+# Endpoints, and the kinds of engine behind them
+ENGINES = {"postgresql": "postgres", "mysql": "mysql"}
 STORE = "s3"
 CLIENTS = "filesystem"  # the endpoint of those that mount the volume
 

@@ -16,10 +16,8 @@ from volume.target import Target
 
 logger = logging.getLogger(__name__)
 
-_KEYS = {
-    "access-key": "ACCESS_KEY",
-    "secret-key": "SECRET_KEY",
-}  # that an embedded volume's engine holds
+# That an embedded volume's engine holds
+_KEYS = {"access-key": "ACCESS_KEY", "secret-key": "SECRET_KEY"}
 
 
 class VolumeError(Exception):
@@ -128,9 +126,8 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
     if uuid not in (None, setting.uuid):
         remedy = "set the old metadata-url, or deploy another application"
         raise VolumeError(f"{remedy}: the engine holds volume {setting.uuid}")
-    if volume.keyless and not _same_bucket(
-        volume, setting
-    ):  # an embedded one follows its server: `ensure_bucket`
+    # An embedded one follows its server: `ensure_bucket`
+    if volume.keyless and not _same_bucket(volume, setting):
         raise VolumeError(f"set bucket={setting.bucket} again: volume {name} keeps its data there")
     for option, found, wanted in (
         ("storage-type", setting.storage or volume.storage, volume.storage),

@@ -97,9 +97,8 @@ def back_up(
 ) -> pathlib.Path:
     """Write all metadata of the volume, without credentials, into a file; return it. Raises `ActionError`."""
     path = private(target.directory / "backups") / f"{target.volume.name}-{_stamp()}.json.gz"
-    partial = path.with_name(
-        f".{path.name.removesuffix('.gz')}.{os.getpid()}.gz"
-    )  # another may begin this second
+    # Another may begin this second
+    partial = path.with_name(f".{path.name.removesuffix('.gz')}.{os.getpid()}.gz")
     partial.touch(mode=0o600)
     try:
         _run_long(target, "dump", str(partial), timeout_s=timeout_s, log=log)

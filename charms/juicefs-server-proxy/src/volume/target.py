@@ -58,12 +58,10 @@ class Unit(typing.Protocol):
     name: str
     leads: bool
     target: collections.abc.Callable[[], Target]  # the volume that should be there, unseen
-    verify: collections.abc.Callable[
-        [], tuple[Target, juicefs.Setting]
-    ]  # after a look that it is there
-    storage: collections.abc.Callable[
-        [], dict[str, str]
-    ]  # the state of its disk, if this unit serves the volume
+    # After a look that it is there
+    verify: collections.abc.Callable[[], tuple[Target, juicefs.Setting]]
+    # The state of its disk, if this unit serves the volume
+    storage: collections.abc.Callable[[], dict[str, str]]
     pin: collections.abc.Callable[[str], None]  # keeps the UUID of a volume that was restored
 
     @property

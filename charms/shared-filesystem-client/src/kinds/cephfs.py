@@ -66,9 +66,8 @@ def plan(
         presets.CEPHFS, profile=spec.profile, given=spec.mount_options, holding=spec.holding
     )
     if messenger == 2:
-        options = {
-            "ms_mode": "prefer-crc"
-        } | options  # the kernel's own choice is the first protocol
+        # The kernel's own choice is the first protocol
+        options = {"ms_mode": "prefer-crc"} | options
     options = {"secretfile": str(key_file)} | options
     source, aliases = f"{','.join(addresses)}:{path}", ()
     if _version() >= _NAMED_DEVICE:

@@ -91,10 +91,8 @@ def ensure_sticky_folders(
     access = juicefs_access.of(volume, secret, directory=mount_plan.ETC / spec.app)
     access.ensure_files()
     juicefs.check_reachable(volume.addresses())
-    for folder in (
-        subdir,
-        *map(str, pathlib.PurePosixPath(subdir).parents),
-    ):  # those above are made 0755 with it
+    # Those above are made 0755 with it
+    for folder in (subdir, *map(str, pathlib.PurePosixPath(subdir).parents)):
         if report := juicefs.ensure_sticky(program, access, folder):
             logger.warning("volume %s: %s", volume.name, report)
     files.ensure_file(note, done)
@@ -184,9 +182,8 @@ def _cache_mib(config: mount_plan.Config, caches: tuple[pathlib.Path, ...]) -> i
     """Compute how much all folders together may hold, in MiB. JuiceFS gives each folder the same part of it."""
     if config.cache_size != _AUTO:
         return _mib(config.cache_size)
-    sharing = collections.Counter(
-        _existing(cache).stat().st_dev for cache in caches
-    )  # folders on each disk
+    # Folders on each disk
+    sharing = collections.Counter(_existing(cache).stat().st_dev for cache in caches)
     shares: list[float] = []
     for cache in caches:
         place = _existing(cache)

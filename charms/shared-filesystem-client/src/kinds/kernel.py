@@ -25,9 +25,8 @@ class Kind:
 
 NFS = Kind("NFS", "nfs4", "nfsv4", ("nfs-common",))
 NFS3 = Kind("NFS 3", "nfs", "nfsv3", ("nfs-common",))
-CEPH = Kind(
-    "CephFS", "ceph", "ceph"
-)  # its package is installed before the plan, which depends on its version
+# Its package is installed before the plan, which depends on its version
+CEPH = Kind("CephFS", "ceph", "ceph")
 LUSTRE = Kind("Lustre", "lustre", "lustre")  # its packages fit one kernel only: see lustre.py
 
 

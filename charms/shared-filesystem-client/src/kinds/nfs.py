@@ -21,9 +21,8 @@ def plan(spec: mount_plan.Spec, export: fs.Nfs) -> mount_plan.Plan:
     kernel.check(kind)
     if export.port is not None:
         options = {"port": str(export.port)} | options
-    path = (
-        re.sub("/+", "/", kernel.below(export.path, spec.subdirectory)).rstrip("/") or "/"
-    )  # as the kernel shows it
+    # As the kernel shows it
+    path = re.sub("/+", "/", kernel.below(export.path, spec.subdirectory)).rstrip("/") or "/"
     servers = (
         ()
         if options["proto"].startswith("rdma")

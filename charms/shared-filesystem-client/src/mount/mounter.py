@@ -95,12 +95,10 @@ def pending(plan: mount_plan.Plan) -> bool:
 
 def reason(plan: mount_plan.Plan) -> str:
     """Explain why the unit does not mount, in the program's own words: one line, without secrets."""
-    if plan.unit.endswith(
-        ".mount"
-    ):  # after the helper's output comes systemd's, that a mount failed
-        lines = systemd.output(
-            plan.unit, secrets=plan.secrets
-        ).splitlines()  # what failed, and hints
+    # After the helper's output comes systemd's, that a mount failed
+    if plan.unit.endswith(".mount"):
+        # What failed, and hints
+        lines = systemd.output(plan.unit, secrets=plan.secrets).splitlines()
         texts = (
             re.sub(r"^mount(\.\w+)?: (mount \S+ at \S+ failed: )?", "", line.strip())
             for line in lines
@@ -220,9 +218,8 @@ def _prepare(plan: mount_plan.Plan) -> bool:
         raise mount_plan.MountError(
             f"mountpoint {mountpoint} holds files, which a mount would hide: move them away"
         )
-    run(
-        "/usr/bin/chattr", "+i", path, check=False
-    )  # where the filesystem cannot, its mode still keeps users out
+    # Where the filesystem cannot, its mode still keeps users out
+    run("/usr/bin/chattr", "+i", path, check=False)
     return made
 
 

@@ -14,9 +14,8 @@ from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 
 Requests = collections.abc.Iterable[tuple[str, collections.abc.Mapping[str, str]]]
-ReadSecret = collections.abc.Callable[
-    [str], dict[str, str]
-]  # raises StatusError if it is not granted
+# Raises StatusError if it is not granted
+ReadSecret = collections.abc.Callable[[str], dict[str, str]]
 Fetch = collections.abc.Callable[[], pathlib.Path | None]  # returns the resource, None without one
 
 

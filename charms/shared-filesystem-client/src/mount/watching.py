@@ -19,9 +19,8 @@ _SEEN_S = keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as 
 def write_programs(app: str) -> None:
     """Write the keeper and the modules that it and the units' helper take."""
     child = files.read(mounts.CHILD)
-    files.ensure_file(
-        mount_plan.LIB / app / "slurm_ddp" / mounts.CHILD.name, child
-    )  # first: `mounts` runs it
+    # First: `mounts` runs it
+    files.ensure_file(mount_plan.LIB / app / "slurm_ddp" / mounts.CHILD.name, child)
     for name, source in watchdog.sources(pathlib.Path(keeper.__file__)).items():
         files.ensure_file(mount_plan.LIB / app / name.replace("__main__", "mount_keeper"), source)
 

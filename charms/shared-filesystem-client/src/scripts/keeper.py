@@ -87,9 +87,8 @@ class Watch:
     boot: str = ""
     node: str = ""  # in Slurm
     drain: bool = False
-    units: tuple[
-        str, ...
-    ] = ()  # the Juju units that want the mount: one for each principal on the machine
+    # The Juju units that want the mount: one for each principal on the machine
+    units: tuple[str, ...] = ()
     sticky: bool = False  # whether the root's sticky bit is ours to set, where others can write it
     made_mountpoint: bool = False
     files: tuple[str, ...] = ()

@@ -26,13 +26,11 @@ logger = logging.getLogger(__name__)
 
 SLURMCTLD = "slurmctld.service"
 SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
-OWNER = pathlib.Path(
-    "/var/lib/slurm-gpu/controller"
-)  # the unit that writes gres.conf on this machine
+# The unit that writes gres.conf on this machine
+OWNER = pathlib.Path("/var/lib/slurm-gpu/controller")
 LIVE = pathlib.Path("/var/lib/slurm-gpu/live")  # the digest of the block that slurmctld last read
-KEY = pathlib.Path(
-    "/etc/slurm/jwt_hs256.key"
-)  # where upstream's charm writes it; controllers share it
+# Where upstream's charm writes it; controllers share it
+KEY = pathlib.Path("/etc/slurm/jwt_hs256.key")
 _TOKEN_S = 600  # how long a token is valid
 _LOOKAHEAD = 8  # units without changes in a row before no more are read
 _ALL_AT_ONCE = 64
@@ -301,9 +299,8 @@ def _reload(conf: gres_conf.GresConf) -> str | None:
 
 
 def _is_live(conf: gres_conf.GresConf) -> bool:
-    last = (
-        files.read(LIVE) or gres_conf.GresConf().digest
-    )  # else no line of this charm was ever written
+    # Else no line of this charm was ever written
+    last = files.read(LIVE) or gres_conf.GresConf().digest
     return last == conf.digest
 
 

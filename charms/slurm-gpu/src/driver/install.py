@@ -15,11 +15,8 @@ NVIDIA_SMI = pathlib.Path("/usr/bin/nvidia-smi")
 PROC_MODULES = pathlib.Path("/proc/modules")
 UPDATE_INITRAMFS = pathlib.Path("/usr/sbin/update-initramfs")
 _UNLOAD_S = 60.0
-_NOT_DRIVER = (
-    "nvidia-cuda-",
-    "nvidia-container-",
-    "libnvidia-container",
-)  # packages that are merely called so
+# Packages that are merely called so
+_NOT_DRIVER = ("nvidia-cuda-", "nvidia-container-", "libnvidia-container")
 
 # Modules in the order in which they can be unloaded; nvidia-peermem and gdrdrv use nvidia too.
 _MODULES = (

@@ -210,9 +210,8 @@ def _on_disk(kernel: str) -> Module | None:
 
 def _is_secure_boot() -> bool:
     try:
-        return (pci.SYS / _SECURE_BOOT).read_bytes()[
-            -1:
-        ] == b"\x01"  # after four bytes of attributes
+        # After four bytes of attributes
+        return (pci.SYS / _SECURE_BOOT).read_bytes()[-1:] == b"\x01"
     except OSError:
         return False
 

@@ -36,10 +36,8 @@ class Instance:
     """One MIG instance of a card."""
 
     profile: str  # "3g.20gb"
-    caps: tuple[int, int] = (
-        0,
-        0,
-    )  # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
+    # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
+    caps: tuple[int, int] = (0, 0)
     gpu_instance: int = 0  # the driver's number of it
     compute_instance: int = 0
 
@@ -143,9 +141,8 @@ def ensure_device_files(devices: collections.abc.Iterable[pathlib.Path]) -> list
             if file.name.startswith("nvidia-cap"):
                 if int(number) not in caps:
                     continue
-                name = caps[int(number)].replace(
-                    "/", "/mig/", 1
-                )  # gpu0/gi1/access -> gpu0/mig/gi1/access
+                # Gpu0/gi1/access -> gpu0/mig/gi1/access
+                name = caps[int(number)].replace("/", "/mig/", 1)
                 words = ("-f", f"/proc/driver/nvidia/capabilities/{name}")
             try:
                 run(NVIDIA_MODPROBE, *words, check=False)

@@ -25,9 +25,8 @@ _RECORD = re.compile(r"Gres (?P<fields>Name=(?:gpu|shard|mps)\b.*)")
 _FAILURE = re.compile(r"(?:error|fatal|warning): (?P<text>.*(?:gres|gpu|/dev/).*)", re.IGNORECASE)
 _INVALID = re.compile(r"error: (?P<text>Invalid GRES data.*)")  # it prints the device all the same
 
-_Records = dict[
-    tuple[str, str], dict[str, str]
-]  # the compared fields of each device, by its Gres' name and its file
+# The compared fields of each device, by its Gres' name and its file
+_Records = dict[tuple[str, str], dict[str, str]]
 
 
 def difference(

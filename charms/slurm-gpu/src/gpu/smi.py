@@ -155,9 +155,8 @@ FIELDS = {
     f"{_ECC}dram_uncorrectable": "ecc.errors.uncorrected.volatile.dram",
     f"{_ECC}sram_uncorrectable": "ecc.errors.uncorrected.volatile.sram",
 }
-_READ = tuple(
-    dict.fromkeys([*(rule.path.split("/")[0] for rule in RULES), "mig_devices"])
-)  # elements below <gpu>
+# Elements below <gpu>
+_READ = tuple(dict.fromkeys([*(rule.path.split("/")[0] for rule in RULES), "mig_devices"]))
 QUERY = (f"--query-gpu={','.join(('pci.bus_id', *FIELDS.values()))}", "--format=csv,noheader")
 
 

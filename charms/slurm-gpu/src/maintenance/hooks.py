@@ -39,9 +39,8 @@ def prepare(options: Options) -> bool:
         return True
     if held.boot_id == readiness.boot_id():
         return _is_given_up(held)
-    with contextlib.suppress(
-        mig.MigError
-    ):  # what an interrupted one left; the registration sees the rest
+    # What an interrupted one left; the registration sees the rest
+    with contextlib.suppress(mig.MigError):
         mig.apply_all()
     services.ensure_running()
     return True

@@ -33,9 +33,8 @@ HOLDERS = (
 def stop_holders() -> None:
     """Stop what keeps the driver's devices open. Jobs are not among it: check first. Raises `DriverError`."""
     active = [unit for unit in HOLDERS if systemd.is_active(unit)]
-    recorded = sorted(
-        {*active, *files.read(STOPPED).split()}
-    )  # first: they run again whatever happens
+    # First: they run again whatever happens
+    recorded = sorted({*active, *files.read(STOPPED).split()})
     files.ensure_file(STOPPED, "".join(f"{unit}\n" for unit in recorded))
     for unit in active:
         try:

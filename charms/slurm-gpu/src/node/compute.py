@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 OWNER = journals.STATE_DIR / "compute"  # the unit that registers this machine's GPUs
 
+# LOST never comes here: the loss is reported before
 _TEXTS = {
     Stage.REGISTERED: (Level.ACTIVE, "{gres} on {node} ({how})"),
     Stage.KEPT: (Level.WAITING, "{node} {detail}"),
@@ -52,7 +53,7 @@ _TEXTS = {
     Stage.INVALID: (Level.BLOCKED, "Slurm refuses {node}: {detail}"),
     Stage.STATIC: (Level.BLOCKED, "set Gres={gres} for {node} in slurm.conf: it has {detail}"),
     Stage.FAILED: (Level.BLOCKED, "see journalctl -u slurmd: {detail}"),
-}  # LOST never comes here: the loss is reported before
+}
 _DIFFERS_WITHOUT_GPUS = (
     Level.BLOCKED,
     "scontrol delete nodename={node}, then systemctl restart slurmd: it has Gres={detail}, not {gres}",

@@ -48,10 +48,8 @@ EXIT_STATUS = {"ok": 0, DRAIN: 1, WARN: 2}
 _UNKNOWN = frozenset(  # tables have them in brackets
     {"", "N/A", "Unknown Error", "Not Supported", "Unknown", "ERR!", "Insufficient Permissions"}
 )
-_NO_ANSWER = {
-    "GPU is lost": "reboot",
-    "GPU requires reset": "reset it",
-}  # nvmlErrorString of nvml.h
+# NvmlErrorString of nvml.h
+_NO_ANSWER = {"GPU is lost": "reboot", "GPU requires reset": "reset it"}
 _OPPOSITE = {"No": "Yes", "Not Active": "Active"}
 
 
@@ -63,9 +61,8 @@ class State:
     passes: int = 0  # checks in a row without a finding to drain for
     drained: bool = False  # by this program
     reason: str = ""  # why jobs must stay away, as of the last check
-    resets: dict[str, float] = dataclasses.field(
-        default_factory=dict[str, float]
-    )  # as `since`, of one card
+    # As `since`, of one card
+    resets: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     began: str = ""  # SlurmdStartTime of the node, as of the last check
     spared: tuple[str, ...] = ()  # kinds of findings that are the fleet's
 

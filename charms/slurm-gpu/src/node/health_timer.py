@@ -22,9 +22,8 @@ def ensure(node: str | None, xids: str = "") -> None:
     if node is None or not can_look():
         ensure_absent()
         return
-    words = " ".join(
-        xids.replace(",", " ").split()
-    )  # checked, so that no quoting is needed in a unit file
+    # Checked, so that no quoting is needed in a unit file
+    words = " ".join(xids.replace(",", " ").split())
     changed = files.ensure_file(PROGRAM, watchdog.pack(pathlib.Path(health.__file__)), mode=0o755)
     text = template.fill(
         SERVICE,

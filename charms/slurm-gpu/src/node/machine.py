@@ -33,9 +33,8 @@ class Machine:
     options: slurmd_options.Options | None = None  # None while slurmd's charm has not written them
     node: str | None = None
     plan: gres.Plan | None = None  # None without usable GPUs
-    lines: tuple[
-        str, ...
-    ] = ()  # what gres.conf must hold for them; none where slurmd finds them by itself
+    # What gres.conf must hold for them; none where slurmd finds them by itself
+    lines: tuple[str, ...] = ()
     problem: str | None = None  # what the operator must fix before anything is changed
 
     @property

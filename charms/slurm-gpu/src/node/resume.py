@@ -43,15 +43,13 @@ class Held:
 
 def held(node: nodes.Node | None, config: settings.Config) -> Held | None:
     """Find why the node is down; return None unless the options allow to clear that."""
-    if config.resume_after_reboot and is_stale(
-        node
-    ):  # the controller learns of a reboot only when slurmd registers
+    # The controller learns of a reboot only when slurmd registers
+    if config.resume_after_reboot and is_stale(node):
         return Held("was rebooted", _TO_REGISTER)
     if node is None or not node.is_down or node.is_drained or "FAIL" in node.flags:
         return None
-    lacks = (
-        ("its former jobs to end",) if node.is_busy else ()
-    )  # which may complete for minutes after a reboot
+    # Which may complete for minutes after a reboot
+    lacks = ("its former jobs to end",) if node.is_busy else ()
     if config.resume_after_reboot and _was_rebooted(node):
         return Held("was rebooted", lacks)
     if config.resume_when_ready and node.reason == NEW and _is_new(node):

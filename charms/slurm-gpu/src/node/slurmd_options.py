@@ -14,9 +14,8 @@ from slurm_ddp import files
 PATH = pathlib.Path("/etc/default/slurmd")
 
 _LINE = re.compile(r"^[ \t]*SLURMD_OPTIONS=(?P<value>.*)$", re.MULTILINE)
-_WORD = re.compile(
-    r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+"""
-)  # as shlex.split delimits it
+# As shlex.split delimits it
+_WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
 _GRES = re.compile(r"(?<!\S)(?P<key>(?i:gres)=)\S*")
 _GRES_AND_SPACE = re.compile(r"^(?i:gres)=\S*\s?|\s(?i:gres)=\S*")
 _TRIES = 5
@@ -142,9 +141,8 @@ def _words(text: str) -> list[tuple[tuple[int, int], str]]:
     value = matches[-1]["value"].rstrip()
     if value.endswith("\\"):
         raise OptionsError(f"{PATH}: SLURMD_OPTIONS goes on in a second line")
-    if (
-        len(value) >= 2 and value[0] == value[-1] == '"' and value.count('"') == 2
-    ):  # quoted as a whole
+    # Quoted as a whole
+    if len(value) >= 2 and value[0] == value[-1] == '"' and value.count('"') == 2:
         start, value = start + 1, value[1:-1]
     if _WORD.sub("", value).strip():
         raise OptionsError(f"{PATH}: a quote in SLURMD_OPTIONS is not closed")
