@@ -4,7 +4,7 @@ import pytest
 
 from ddp.options import fields, models
 from ddp.problem import Problem
-from ddp.slurm.jobs import Capacity, Partition
+from ddp.slurm.partition_list import Capacity, Partition
 from ddp.submit import resources
 
 

@@ -15,7 +15,7 @@ from ddp.environment import builder
 from ddp.options import fields, models
 from ddp.problem import ParameterError
 from ddp.settings import Settings
-from ddp.slurm import jobs
+from ddp.slurm import partition_list
 from ddp.submit import payload_arguments
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
@@ -63,7 +63,7 @@ def test_a_node_is_examined(
     monkeypatch.setattr(Workspace, "node_cache", property(lambda _: tmp_path / "cache"))
     monkeypatch.setattr(mounts, "find", lambda _: None)
     facts = examine.gather(
-        settings, fields.parse(models.Doctor, {}), jobs.partitions(), lambda _: None
+        settings, fields.parse(models.Doctor, {}), partition_list.partitions(), lambda _: None
     )
     assert facts.trouble == ""
     about = facts.reports["n1"]

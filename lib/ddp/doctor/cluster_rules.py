@@ -8,7 +8,7 @@ from ddp.doctor.facts import Facts, leading_number
 from ddp.doctor.findings import Findings
 from ddp.problem import one_line
 from ddp.settings import Settings
-from ddp.slurm import jobs, usable_nodes
+from ddp.slurm import partition_list, usable_nodes
 
 # slurmctld looks the account up to sign what starts a job (fetch_identity() in cred.c), not when it
 # is submitted. Without one srun prints this (slurm_errno.c)
@@ -76,7 +76,9 @@ def _requeue_delay(config: collections.abc.Mapping[str, str]) -> tuple[int, str]
     return _REQUEUE_DELAY_S, "AuthInfo without cred_expire"
 
 
-def _preemption(config: collections.abc.Mapping[str, str], partition: jobs.Partition) -> str:
+def _preemption(
+    config: collections.abc.Mapping[str, str], partition: partition_list.Partition
+) -> str:
     """Return a partition's PreemptMode: its own with preempt/partition_prio (slurm.conf(5))."""
     kind = config.get("PreemptType", "")
     if kind.endswith("/none") or kind == "(null)":

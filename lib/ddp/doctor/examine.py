@@ -23,7 +23,7 @@ from ddp.problem import Problem, Results
 from ddp.results.progress import Log, with_progress
 from ddp.run import catalog, telemetry, untrusted
 from ddp.settings import Settings
-from ddp.slurm import cluster, jobs
+from ddp.slurm import cluster, jobs, partition_list
 from ddp.submit import resources
 from ddp.workspace import folders, operations
 from ddp.workspace.folders import Workspace
@@ -58,14 +58,17 @@ def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
 
 
 def gather(
-    settings: Settings, params: models.Doctor, partitions: tuple[jobs.Partition, ...], log: Log
+    settings: Settings,
+    params: models.Doctor,
+    partitions: tuple[partition_list.Partition, ...],
+    log: Log,
 ) -> Facts:
     """Collect the facts of the controller and the nodes."""
     workspace = settings.workspace
     partition = selection.choose_partition(params, partitions)
     asked = selection.list_asked(params, partition)
     with jobs.asking():
-        known = {node.name: node for node in jobs.show_nodes()}
+        known = {node.name: node for node in partition_list.show_nodes()}
         config = jobs.configuration()
     left_out = selection.find_unfit(asked, partition, known)
     fit = [known[name] for name in asked if name not in left_out]
@@ -116,7 +119,9 @@ def _folder(workspace: Workspace) -> collections.abc.Generator[dict[str, str]]:
         workspace.do(shutil.rmtree, path=made["folder"], ignore_errors=True)
 
 
-def _options(params: models.Doctor, partition: jobs.Partition, fit: list[nodes.Node]) -> list[str]:
+def _options(
+    params: models.Doctor, partition: partition_list.Partition, fit: list[nodes.Node]
+) -> list[str]:
     """Return srun's options: the GPUs that every node has free, two CPUs, bound as in a job."""
     limits = partition.limits
     free_cpus = min(selection.free_cpus(node) for node in fit)

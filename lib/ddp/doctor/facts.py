@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from ddp.run.untrusted import Json
-from ddp.slurm import jobs
+from ddp.slurm import partition_list
 from ddp.workspace import folders
 
 
@@ -12,7 +12,7 @@ from ddp.workspace import folders
 class Facts:
     """What `gather` collected."""
 
-    partition: jobs.Partition
+    partition: partition_list.Partition
     asked: tuple[str, ...]  # the nodes to examine
     left_out: dict[str, str]  # node: why it cannot be examined
     reports: dict[str, Json]  # what ddp.doctor.probe returned on each node
@@ -37,9 +37,9 @@ def clock_offsets(facts: Facts) -> dict[str, float]:
     return {names[0]: 0.0} | found
 
 
-def capacity(facts: Facts, name: str) -> jobs.Capacity:
+def capacity(facts: Facts, name: str) -> partition_list.Capacity:
     """Return the resources of a node that Slurm can allocate to a job."""
-    nothing = jobs.Capacity(name, 0, 0, 0, "", is_usable=False)
+    nothing = partition_list.Capacity(name, 0, 0, 0, "", is_usable=False)
     return next((node for node in facts.partition.nodes if node.name == name), nothing)
 
 

@@ -5,7 +5,7 @@ import re
 from ddp.doctor.facts import leading_number
 from ddp.options import models
 from ddp.problem import ParameterError
-from ddp.slurm import jobs, usable_nodes
+from ddp.slurm import partition_list, usable_nodes
 from ddp.submit import resources
 from slurm_ddp.slurm import nodes
 
@@ -14,13 +14,13 @@ MEMORY_MB = 1024  # of the probe
 
 
 def choose_partition(
-    params: models.Doctor, partitions: tuple[jobs.Partition, ...]
-) -> jobs.Partition:
+    params: models.Doctor, partitions: tuple[partition_list.Partition, ...]
+) -> partition_list.Partition:
     """Choose the partition to examine; one without a usable node is examined too."""
     try:
         return resources.choose_partition(params, partitions)
     except ParameterError:
-        named: list[jobs.Partition] = []
+        named: list[partition_list.Partition] = []
         for partition in partitions:
             is_default = params.partition is None and partition.is_default
             if partition.name == params.partition or is_default:
@@ -30,7 +30,7 @@ def choose_partition(
         raise
 
 
-def list_asked(params: models.Doctor, partition: jobs.Partition) -> list[str]:
+def list_asked(params: models.Doctor, partition: partition_list.Partition) -> list[str]:
     """List the nodes that are named, or all of the partition. Raises ParameterError."""
     there = [node.name for node in partition.nodes if node.state != usable_nodes.OUTSIDE]
     if params.nodes is None:
@@ -53,7 +53,7 @@ def list_asked(params: models.Doctor, partition: jobs.Partition) -> list[str]:
 
 
 def find_unfit(
-    asked: list[str], partition: jobs.Partition, known: dict[str, nodes.Node]
+    asked: list[str], partition: partition_list.Partition, known: dict[str, nodes.Node]
 ) -> dict[str, str]:
     """Map the nodes on which Slurm starts no step now to the reason."""
     usable = {node.name for node in partition.usable}
@@ -77,11 +77,11 @@ def _why_unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
     if node is None:
         return "Slurm does not know it"
     allowed = {"MAINTENANCE", "NOT_RESPONDING"} if is_usable else set[str]()
-    flags = sorted(node.flags & (jobs.UNUSABLE - allowed))
+    flags = sorted(node.flags & (partition_list.UNUSABLE - allowed))
     if flags or node.state not in ("IDLE", "MIXED", "ALLOCATED"):
         state = "+".join([node.state, *flags])
         return f"{state} ({node.reason})" if node.reason else state
-    if node.flags & jobs.POWER:
+    if node.flags & partition_list.POWER:
         return "busy: it is powered down, or not up yet"
     if node.state == "ALLOCATED" or free_cpus(node) == 0:
         return "busy: jobs use all its cores"

@@ -5,24 +5,24 @@ import re
 
 from ddp.problem import ParameterError, Problem, Step
 from ddp.results.progress import ahead
-from ddp.slurm import jobs, partition_limits, submissions, usable_nodes
+from ddp.slurm import jobs, partition_limits, partition_list, submissions, usable_nodes
 
-_listing: concurrent.futures.Future[tuple[jobs.Partition, ...]] | None = None
+_listing: concurrent.futures.Future[tuple[partition_list.Partition, ...]] | None = None
 
 
 def list_ahead() -> None:
     """Start to list the cluster's nodes, which takes longest on a large cluster."""
     global _listing  # noqa: PLW0603 - one command, one process
-    _listing = ahead(jobs.partitions)
+    _listing = ahead(partition_list.partitions)
 
 
-def partitions(reservation: str | None = None) -> tuple[jobs.Partition, ...]:
+def partitions(reservation: str | None = None) -> tuple[partition_list.Partition, ...]:
     """List Slurm's partitions with their nodes, as a job in the reservation meets them.
 
     Raises Problem.
     """
     with jobs.asking():
-        listed = _listing.result() if _listing is not None else jobs.partitions()
+        listed = _listing.result() if _listing is not None else partition_list.partitions()
         found = usable_nodes.present(listed)
         if reservation is not None:
             found = usable_nodes.inside(found, reservation)
@@ -62,7 +62,7 @@ _SHOW_QOS = "sacctmgr show qos"
 _SHOW_ASSOC = "sacctmgr show assoc where user=$USER"
 
 
-def refused(stderr: str, partition: jobs.Partition | None = None) -> Problem:
+def refused(stderr: str, partition: partition_list.Partition | None = None) -> Problem:
     """Turn sbatch's error into ours, with the option that it points to and the partition's lists.
 
     What Slurm calls an invalid account may be a limit of the QOS or of the account.

@@ -1,4 +1,4 @@
-"""Slurm's partitions and batch jobs, from text output that kept its shape from 24.11 to 26.05.
+"""Questions to Slurm, and its batch jobs, from text output of the same shape from 24.11 to 26.05.
 
 No JSON: its shape changes with each release. A field that another user can write into (a job's
 name) comes after all that we decide by.
@@ -12,9 +12,8 @@ import re
 import typing
 
 from ddp.problem import Problem
-from ddp.slurm import partition_limits
 from slurm_ddp.commands import CommandError, CommandTimeout, run
-from slurm_ddp.slurm import binaries, nodes, show, times
+from slurm_ddp.slurm import binaries, nodes, show
 
 ACTIVE = frozenset(
     "PENDING CONFIGURING RUNNING COMPLETING SUSPENDED STOPPED REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING "
@@ -36,13 +35,6 @@ _SACCT_FIELDS = (
 _SACCT_NAMES = "JobID UserName State exit_code NumNodes Partition TimeUsed TimeLimit SubmitTime NodeList Name".split()
 _NO_DATABASE = "Problem talking to the database"  # sacct's last line if slurmdbd is silent
 _ANSWER_S = 30.0  # for one job; a large cluster's controller is slow
-_KEPT = "MAINTENANCE"
-UNUSABLE = frozenset(
-    {"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"}
-)
-# Flags of a node whose slurmd starts when a job needs it
-POWER = frozenset({"POWERED_DOWN", "POWERING_UP"})
-_USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
     r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
 )
@@ -98,42 +90,6 @@ def look(question: collections.abc.Callable[[], T]) -> T | Silence:
 
 
 @dataclasses.dataclass(frozen=True)
-class Capacity:
-    """The resources of a node that a job can have."""
-
-    name: str
-    cpus: int
-    memory_mb: int  # without what Slurm keeps for itself
-    gpus: int
-    state: str  # as scontrol prints it
-    is_usable: bool  # it takes jobs, now or once the ones on it have ended
-    features: frozenset[str] = frozenset()
-    is_kept: bool = False  # in a MAINT reservation, it takes only the reservation's own jobs
-    # Of its slurmd, if that registered the node itself and has to run now
-    endpoint: tuple[str, int] | None = None
-    models: frozenset[str] = frozenset()  # of its GPUs, as gres.conf names them
-
-
-@dataclasses.dataclass(frozen=True)
-class Partition:
-    """A partition with its nodes."""
-
-    name: str
-    is_default: bool
-    is_up: bool
-    max_time_s: int | None  # None: UNLIMITED
-    default_time_s: int | None  # None: NONE, then the maximum counts
-    nodes: tuple[Capacity, ...]
-    preempt_mode: str = ""  # its own, or the cluster's
-    limits: partition_limits.Limits = dataclasses.field(default_factory=partition_limits.Limits)
-
-    @property
-    def usable(self) -> tuple[Capacity, ...]:
-        """The nodes that take jobs."""
-        return tuple(node for node in self.nodes if node.is_usable)
-
-
-@dataclasses.dataclass(frozen=True)
 class Job:
     """A batch job as the controller or the accounting knows it."""
 
@@ -180,49 +136,6 @@ def ping() -> None:
     if answer.returncode != 0 or " UP" not in answer.stdout:
         why = words(answer.stderr) or words(answer.stdout)
         raise NotAnsweringError(why or "scontrol ping: no answer")
-
-
-def partitions() -> tuple[Partition, ...]:
-    """List all partitions with their nodes and limits, hidden ones too, in Slurm's order.
-
-    Raises SlurmError.
-    """
-    text = ask("scontrol", "-a", "show", "partition", "-o")
-    records = [record for record in show.records(text) if "PartitionName" in record]
-    members: dict[str, list[Capacity]] = {}
-    for node in show_nodes():
-        for name in node.fields.get("Partitions", "").split(","):
-            members.setdefault(name, []).append(_capacity(node))
-
-    cluster = configuration()
-    return tuple(
-        _partition(record, cluster, members.get(record["PartitionName"], [])) for record in records
-    )
-
-
-def _partition(
-    record: dict[str, str], cluster: dict[str, str], members: list[Capacity]
-) -> Partition:
-    return Partition(
-        name=record["PartitionName"],
-        is_default=record.get("Default") == "YES",
-        is_up=record.get("State") == "UP",
-        max_time_s=times.parse_time(record.get("MaxTime", "")),
-        default_time_s=times.parse_time(record.get("DefaultTime", "")),
-        nodes=tuple(members),
-        preempt_mode=record.get("PreemptMode", ""),
-        limits=partition_limits.read(record, cluster),
-    )
-
-
-def show_nodes() -> tuple[nodes.Node, ...]:
-    """List all nodes. Raises SlurmError."""
-    try:
-        return tuple(nodes.show_all())
-    except nodes.ControllerSilent as e:
-        raise NotAnsweringError(str(e)) from e
-    except nodes.NodeError as e:
-        raise SlurmError(str(e)) from e
 
 
 def job(job_id: int, *, user: str) -> Job | None:
@@ -402,45 +315,6 @@ def words(text: str) -> str:
         if line and line not in lines:
             lines.append(line)
     return "; ".join(lines)[:400]
-
-
-def _capacity(node: nodes.Node) -> Capacity:
-    fields = node.fields
-    takes_jobs = _takes_jobs(node)
-    is_kept = _KEPT in node.flags
-    memory_mb = _number(fields.get("RealMemory", "0")) - _number(fields.get("MemSpecLimit", "0"))
-    features = (show.value(fields, "AvailableFeatures") or "").split(",")
-    kinds = [kind for name, kind in nodes.gres_items(node.gres) if name == "gpu"]
-    return Capacity(
-        name=node.name,
-        cpus=_number(fields.get("CPUEfctv", "0")),
-        memory_mb=max(memory_mb, 0),
-        gpus=nodes.count_gres(node.gres, "gpu"),
-        state=node.state_text,
-        is_usable=takes_jobs and not is_kept,
-        features=frozenset(filter(None, features)),
-        is_kept=takes_jobs and is_kept,
-        endpoint=_endpoint(node),
-        models=frozenset(filter(None, kinds)),
-    )
-
-
-def _takes_jobs(node: nodes.Node) -> bool:
-    """Return whether a node takes jobs, apart from a reservation that keeps it."""
-    ignored = {_KEPT}
-    if node.flags & POWER:
-        ignored.add("NOT_RESPONDING")
-    return node.state in _USABLE and not node.flags & (UNUSABLE - ignored)
-
-
-def _endpoint(node: nodes.Node) -> tuple[str, int] | None:
-    """Return the address and port of a slurmd that registered its node and has to run now."""
-    address = node.address or ""
-    is_booting = bool(node.flags & POWER)
-    is_numeric = re.fullmatch(r"[0-9.]+|[0-9A-Fa-f:]+", address) is not None
-    if not node.is_dynamic or is_booting or not is_numeric:
-        return None
-    return address, _number(node.fields.get("Port", "6818"))
 
 
 def _parse(text: str, names: collections.abc.Sequence[str] = _QUEUE_FIELDS) -> tuple[Job, ...]:

@@ -6,7 +6,7 @@ import pathlib
 import re
 import time
 
-from ddp.slurm import jobs, partition_limits
+from ddp.slurm import jobs, partition_limits, partition_list
 from slurm_ddp import backports
 from slurm_ddp.slurm import times
 
@@ -138,7 +138,7 @@ def _refusal(partition: str, account: str, qos: str) -> str:
     Both may be the user's defaults.
     """
     with contextlib.suppress(jobs.SlurmError):
-        for one in jobs.partitions():
+        for one in partition_list.partitions():
             if one.name != partition:
                 continue
             refusal = partition_limits.refusal(partition, one.limits, account=account, qos=qos)

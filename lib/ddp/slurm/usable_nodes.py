@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import socket
 
-from ddp.slurm import jobs
+from ddp.slurm import jobs, partition_list
 from slurm_ddp.slurm import show
 
 _OPEN = frozenset({"FLEX", "ANY_NODES"})  # its jobs may have other nodes, too (scontrol(1), Flags)
@@ -16,7 +16,9 @@ _MOST_ASKED = 128  # all at once
 _PATIENCE_S = 1.0
 
 
-def inside(partitions: tuple[jobs.Partition, ...], reservation: str) -> tuple[jobs.Partition, ...]:
+def inside(
+    partitions: tuple[partition_list.Partition, ...], reservation: str
+) -> tuple[partition_list.Partition, ...]:
     """Return the partitions as a job in this reservation meets them, kept nodes (MAINT) included.
 
     Raises SlurmError.
@@ -29,7 +31,7 @@ def inside(partitions: tuple[jobs.Partition, ...], reservation: str) -> tuple[jo
     names = frozenset(jobs.hostnames(nodes))
     has_kept = "MAINT" in flags
 
-    def meet(node: jobs.Capacity) -> jobs.Capacity:
+    def meet(node: partition_list.Capacity) -> partition_list.Capacity:
         if node.name not in names:
             return dataclasses.replace(node, state=OUTSIDE, is_usable=False)
         is_usable = node.is_usable or (node.is_kept and has_kept)
@@ -48,18 +50,20 @@ def _reservation(name: str) -> dict[str, str]:
     return {}
 
 
-def present(partitions: tuple[jobs.Partition, ...]) -> tuple[jobs.Partition, ...]:
+def present(
+    partitions: tuple[partition_list.Partition, ...],
+) -> tuple[partition_list.Partition, ...]:
     """Mark nodes as gone if their slurmd cannot be reached while others of the partition can.
 
     A machine that was removed leaves the node that it registered in Slurm.
     """
     is_reached = _reach(partitions)
 
-    def look(part: jobs.Partition) -> jobs.Partition:
+    def look(part: partition_list.Partition) -> partition_list.Partition:
         # If no node answers, a firewall stands between this host and all of them
         if not any(is_reached.get(node.name) for node in part.nodes):
             return part
-        nodes: list[jobs.Capacity] = []
+        nodes: list[partition_list.Capacity] = []
         for node in part.nodes:
             if is_reached.get(node.name, True):
                 nodes.append(node)
@@ -71,7 +75,7 @@ def present(partitions: tuple[jobs.Partition, ...]) -> tuple[jobs.Partition, ...
     return tuple(map(look, partitions))
 
 
-def _reach(partitions: tuple[jobs.Partition, ...]) -> dict[str, bool]:
+def _reach(partitions: tuple[partition_list.Partition, ...]) -> dict[str, bool]:
     """Try to connect to each slurmd that has to run now; {} if there is only one, or very many."""
     endpoints: dict[str, tuple[str, int]] = {}
     for part in partitions:

@@ -5,10 +5,10 @@ import re
 
 from ddp.options import fields, models
 from ddp.problem import ParameterError, Problem, Step
-from ddp.slurm import jobs, partition_limits
+from ddp.slurm import jobs, partition_limits, partition_list
 from slurm_ddp.slurm import times
 
-Nodes = tuple[jobs.Capacity, ...]
+Nodes = tuple[partition_list.Capacity, ...]
 _LEAD_S = (
     30,
     180,
@@ -55,7 +55,7 @@ class _Hosts:
         return bool(self.named) and self.total in (None, len(self.named))
 
 
-def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) -> Request:
+def training(params: models.Training, partitions: tuple[partition_list.Partition, ...]) -> Request:
     """Compute a training job's request.
 
     Without parameters: all usable nodes of the default partition, whole.
@@ -97,7 +97,7 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
     )
 
 
-def _hosts(params: models.Training, partition: jobs.Partition) -> _Hosts:
+def _hosts(params: models.Training, partition: partition_list.Partition) -> _Hosts:
     """Read the options that name or count nodes.
 
     Raises ParameterError if the partition does not allow them.
@@ -117,7 +117,7 @@ def _hosts(params: models.Training, partition: jobs.Partition) -> _Hosts:
     return _Hosts(named, unwanted, total)
 
 
-def _within(partition: jobs.Partition, wanted: _Hosts) -> jobs.Partition:
+def _within(partition: partition_list.Partition, wanted: _Hosts) -> partition_list.Partition:
     """Limit a partition to the nodes that the job may have."""
     nodes = [node for node in partition.nodes if node.name not in wanted.unwanted]
     if wanted.are_all_named:
@@ -142,7 +142,7 @@ def _choose_gpus(params: models.Training, nodes: Nodes) -> tuple[int, Nodes]:
 
 
 def _count_nodes(
-    params: models.Training, wanted: _Hosts, candidates: Nodes, partition: jobs.Partition
+    params: models.Training, wanted: _Hosts, candidates: Nodes, partition: partition_list.Partition
 ) -> int:
     """Return the number of nodes, with the spare ones.
 
@@ -169,7 +169,7 @@ def _count_nodes(
 
 
 def remark(
-    params: models.Training, request: Request, partitions: tuple[jobs.Partition, ...]
+    params: models.Training, request: Request, partitions: tuple[partition_list.Partition, ...]
 ) -> list[str]:
     """Remark on nodes that differ: GPUs stay idle, or fast ones wait for slow ones."""
     nodes = _nodes_of(params, request, partitions)
@@ -183,14 +183,14 @@ def remark(
 
 
 def _nodes_of(
-    params: models.Training, request: Request, partitions: tuple[jobs.Partition, ...]
-) -> list[jobs.Capacity]:
+    params: models.Training, request: Request, partitions: tuple[partition_list.Partition, ...]
+) -> list[partition_list.Capacity]:
     """List the nodes that Slurm may choose for a request with GPUs."""
     partition = next(one for one in partitions if one.name == request.partition)
     if params.constraint is not None:
         partition = _with_features(params.constraint, partition)
     are_all_named = len(request.nodelist) == request.num_nodes + request.spare_nodes
-    found: list[jobs.Capacity] = []
+    found: list[partition_list.Capacity] = []
     for node in partition.usable:
         if node.name in request.exclude or node.gpus < max(1, request.gpus_per_node):
             continue
@@ -199,7 +199,7 @@ def _nodes_of(
     return found
 
 
-def _remark_on_idle_gpus(request: Request, nodes: list[jobs.Capacity]) -> str:
+def _remark_on_idle_gpus(request: Request, nodes: list[partition_list.Capacity]) -> str:
     for node in nodes:
         if node.gpus > request.gpus_per_node:
             text = f"{node.name} has {node.gpus} GPUs, {request.gpus_per_node} of them are used"
@@ -207,7 +207,7 @@ def _remark_on_idle_gpus(request: Request, nodes: list[jobs.Capacity]) -> str:
     return ""
 
 
-def _remark_on_models(nodes: list[jobs.Capacity]) -> str:
+def _remark_on_models(nodes: list[partition_list.Capacity]) -> str:
     kinds = {kind: node.name for node in nodes for kind in node.models or {""}}
     if len(kinds) < 2:
         return ""
@@ -216,7 +216,9 @@ def _remark_on_models(nodes: list[jobs.Capacity]) -> str:
     return f"{text}; nodelist or constraint chooses one"
 
 
-def preparation(params: models.Resources, partitions: tuple[jobs.Partition, ...]) -> Request:
+def preparation(
+    params: models.Resources, partitions: tuple[partition_list.Partition, ...]
+) -> Request:
     """Compute the request to prepare a dataset: half a node, at least one core and 2 GiB."""
     partition = choose_partition(params, partitions)
     node = max(partition.usable, key=lambda node: (node.cpus, node.memory_mb))
@@ -228,14 +230,14 @@ def preparation(params: models.Resources, partitions: tuple[jobs.Partition, ...]
     return Request(partition.name, 1, 0, cpus, memory_mb, limit, lead_s)
 
 
-def check_array(name: str, size: int, partitions: tuple[jobs.Partition, ...]) -> None:
+def check_array(name: str, size: int, partitions: tuple[partition_list.Partition, ...]) -> None:
     """Raise ParameterError if an array of this size is larger than the cluster allows."""
     _check(name, size, partitions[0].limits.max_array_size if partitions else None, "MaxArraySize")
 
 
 def choose_partition(
-    params: models.Place, partitions: tuple[jobs.Partition, ...]
-) -> jobs.Partition:
+    params: models.Place, partitions: tuple[partition_list.Partition, ...]
+) -> partition_list.Partition:
     """Return the named partition or the default one.
 
     Raises ParameterError unless it takes jobs, and this user's.
@@ -255,7 +257,9 @@ def choose_partition(
     return found
 
 
-def _named_partition(name: str | None, partitions: tuple[jobs.Partition, ...]) -> jobs.Partition:
+def _named_partition(
+    name: str | None, partitions: tuple[partition_list.Partition, ...]
+) -> partition_list.Partition:
     """Return the partition of a name; without one the default, or the only one.
 
     Raises ParameterError.
@@ -354,7 +358,9 @@ def bounded_mb(
     return min(filter(None, (share_mb, most.max_memory_mb, by_cpus)))
 
 
-def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition:
+def _with_features(
+    constraint: str, partition: partition_list.Partition
+) -> partition_list.Partition:
     """Limit a partition to the nodes that the constraint allows.
 
     Only Slurm evaluates a constraint with both & and |.
@@ -383,7 +389,7 @@ def hosts(name: str, hostlist: str | None) -> tuple[str, ...]:
         raise ParameterError(name, f"{hostlist}: {e}") from e
 
 
-def _check_named(names: tuple[str, ...], partition: jobs.Partition) -> None:
+def _check_named(names: tuple[str, ...], partition: partition_list.Partition) -> None:
     """Raise ParameterError unless a job in the partition can have all of these nodes."""
     states = {node.name: "" if node.is_usable else node.state.lower() for node in partition.nodes}
     for name in names:
@@ -392,7 +398,7 @@ def _check_named(names: tuple[str, ...], partition: jobs.Partition) -> None:
 
 
 def _able(
-    params: models.Training, gpus: int, candidates: Nodes, partition: jobs.Partition
+    params: models.Training, gpus: int, candidates: Nodes, partition: partition_list.Partition
 ) -> Nodes:
     """Select the nodes that have what the job asks of each. Raises ParameterError if none has."""
     _check_memory(params)
@@ -429,13 +435,13 @@ def _share(total: int, wanted: int, there: int) -> int:
     return max(1, total * wanted // there) if wanted and there else max(1, total)
 
 
-def _memory(node: jobs.Capacity, cpus: int, gpus: int) -> int:
+def _memory(node: partition_list.Capacity, cpus: int, gpus: int) -> int:
     """Compute the memory that goes with the larger of the two shares of a node, in MiB."""
     share = max(cpus / max(node.cpus, 1), gpus / node.gpus if node.gpus else 0.0)
     return max(min(_LEAST_MEMORY_MB, node.memory_mb), int(node.memory_mb * min(share, 1.0)))
 
 
-def _times(wanted: str | None, partition: jobs.Partition) -> tuple[str | None, int]:
+def _times(wanted: str | None, partition: partition_list.Partition) -> tuple[str | None, int]:
     """Compute the time limit to request, and how long before its end the job is warned."""
     seconds = partition.default_time_s or partition.max_time_s
     limit = None
@@ -465,7 +471,7 @@ def _describe_needs(params: models.Training) -> str:
     return ", ".join(f"{amount} {what}" for what, amount in needs.items() if amount) or "GPUs"
 
 
-def _describe_unusable(partition: jobs.Partition) -> str:
+def _describe_unusable(partition: partition_list.Partition) -> str:
     others = [
         f"{node.name} is {node.state.lower()}" for node in partition.nodes if not node.is_usable
     ]

@@ -16,7 +16,7 @@ from trainer_fixtures import charm_dir, claims, node, ready, settings, workspace
 
 from ddp.doctor.facts import Facts
 from ddp.options import config
-from ddp.slurm import jobs
+from ddp.slurm import partition_list
 from slurm_ddp import mounts
 
 __all__ = ["charm_dir", "claims", "node", "ready", "settings", "workspace"]
@@ -77,9 +77,11 @@ def model(trainer: Trainer) -> pathlib.Path:
 
 @pytest.fixture
 def facts(settings: object) -> Facts:
-    nodes = tuple(jobs.Capacity(name, 2, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
+    nodes = tuple(
+        partition_list.Capacity(name, 2, 16000, 0, "IDLE", is_usable=True) for name in NAMES
+    )
     return Facts(
-        partition=jobs.Partition("slurmd", True, True, None, None, nodes),
+        partition=partition_list.Partition("slurmd", True, True, None, None, nodes),
         asked=NAMES,
         left_out={},
         reports={name: healthy(name) for name in NAMES},

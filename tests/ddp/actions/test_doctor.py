@@ -21,7 +21,7 @@ from ddp.doctor import examine, findings, probe, reporting
 from ddp.doctor.facts import Facts
 from ddp.run import telemetry
 from ddp.settings import Settings
-from ddp.slurm import jobs
+from ddp.slurm import partition_list
 from slurm_ddp.commands import Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
@@ -201,7 +201,9 @@ def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, fact
 
 def with_gpus(facts: Facts, number: int = 1) -> Facts:
     """Return the facts of nodes of 8 CPUs with so many GPUs each."""
-    nodes = tuple(jobs.Capacity(name, 8, 16000, number, "IDLE", is_usable=True) for name in NAMES)
+    nodes = tuple(
+        partition_list.Capacity(name, 8, 16000, number, "IDLE", is_usable=True) for name in NAMES
+    )
     for name in NAMES:
         facts.reports[name]["gpus"] |= {"seen": number, "wanted": number}
     return dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, nodes=nodes))

@@ -13,7 +13,7 @@ from resource_requests import node, partition, refusal, training
 from ddp.options import fields, models
 from ddp.problem import ParameterError
 from ddp.slurm import partition_limits
-from ddp.slurm.jobs import Capacity
+from ddp.slurm.partition_list import Capacity
 from ddp.submit import resources
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())

@@ -3,7 +3,7 @@
 import pytest
 from slurm_commands import ASKED, Commands, node, partition
 
-from ddp.slurm import jobs, submissions
+from ddp.slurm import jobs, partition_list, submissions
 from slurm_ddp.commands import CommandError, CommandTimeout
 from slurm_ddp.slurm import times
 
@@ -18,11 +18,11 @@ QUEUE = """12|ddp|CANCELLED|0:0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|20
 
 def partitions(
     commands: Commands, partition_text: str, node_text: str
-) -> tuple[jobs.Partition, ...]:
+) -> tuple[partition_list.Partition, ...]:
     commands.expect("/usr/bin/scontrol", "-a", "show", "partition", "-o", stdout=partition_text)
     commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=node_text)
     commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
-    return jobs.partitions()
+    return partition_list.partitions()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ The sizes of the last one's partition and node are those of the other.
 import pytest
 from slurm_commands import ASKED, SACCT_FIELDS, Commands
 
-from ddp.slurm import jobs
+from ddp.slurm import jobs, partition_list
 
 PARTITION_24_11 = (
     "PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=NONE "
@@ -54,7 +54,7 @@ def test_partitions_and_what_their_nodes_give(commands: Commands, release: str):
     shown += node.format(name="slurmd-1", state="DOWN*+DYNAMIC_NORM")
     commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=shown)
     commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
-    (found,) = jobs.partitions()
+    (found,) = partition_list.partitions()
     assert (found.name, found.is_default, found.is_up, found.max_time_s) == (
         "slurmd",
         True,

@@ -5,7 +5,7 @@ import socket
 import pytest
 from slurm_commands import Commands, node, partition
 
-from ddp.slurm import jobs, usable_nodes
+from ddp.slurm import jobs, partition_list, usable_nodes
 
 RESERVATIONS = ("/usr/bin/scontrol", "show", "reservations", "-o")
 # As printed by 24.11 and by 26.05, which has AllowedPartitions and QOS.
@@ -34,7 +34,7 @@ def test_the_nodes_of_a_reservation(commands: Commands, flags: str, usable: list
     text = "".join(node(f"n{number}", state=state) for number, state in enumerate(states))
     commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=text)
     commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
-    found = jobs.partitions()
+    found = partition_list.partitions()
     commands.expect(*RESERVATIONS, stdout=RESERVATION.format(flags=flags, new=new))
     if "n3" not in usable:
         commands.expect("/usr/bin/scontrol", "show", "hostnames", "n[0-2]", stdout="n0\nn1\nn2\n")
@@ -83,7 +83,7 @@ def test_a_node_that_its_machine_left_behind_is_unusable(
         commands.expect("/usr/bin/scontrol", "-a", "show", "partition", "-o", stdout=partition())
         commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=text)
         commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
-        (found,) = usable_nodes.present(jobs.partitions())
+        (found,) = usable_nodes.present(partition_list.partitions())
     is_absent = others_port == "open" and "DYNAMIC" in state and "POWERING" not in state
     assert [one.state == usable_nodes.GONE for one in found.nodes] == [False, is_absent]
     assert [one.name for one in found.usable] == ["n0"] + ["n1"] * (
