@@ -61,7 +61,8 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
 def _with_learned_tokens(root: pathlib.Path) -> pathlib.Path:
     """Report how many tokens of a dataset are learned, and return its folder."""
     dataset = shards.open_dataset(root)
-    end, masked = dataset.tokenizer["eot_id"], dataset.masked
+    end = dataset.tokenizer["eot_id"]
+    masked = dataset.masked
     learned = sum(
         shards.num_learned(shard, end, masked=masked) for shard in dataset.splits["train"]
     )
@@ -72,7 +73,8 @@ def _with_learned_tokens(root: pathlib.Path) -> pathlib.Path:
 def _check_tokenizer(dataset: shards.Dataset, folder: pathlib.Path) -> None:
     """Refuse tokens that stand for other text in the model's tokenizer. Raises UserError."""
     own = tokenizers.HfTokenizer(folder)
-    theirs, expected = dataset.tokenizer, _PROBE_IDS.get(dataset.tokenizer["kind"])
+    theirs = dataset.tokenizer
+    expected = _PROBE_IDS.get(theirs["kind"])
     same = theirs["eot_id"] == own.identity.eot_id
     same &= (
         theirs["vocab"] == own.identity.vocab

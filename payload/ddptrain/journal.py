@@ -12,7 +12,7 @@ import typing
 import torch
 
 from ddptrain import planning, shapes
-from ddptrain.checkpoint import progress as progresses
+from ddptrain.checkpoint import progress
 from ddptrain.ground import attempt, files, log
 from ddptrain.options import config
 from ddptrain.records import curve, metrics, summary, trackers
@@ -51,7 +51,7 @@ class Journal:
         self,
         decided: planning.Decided,
         world: distributed.World,
-        progress: progresses.Progress,
+        so_far: progress.Progress,
         size: Size,
     ) -> None:
         self._settings = decided.settings
@@ -60,7 +60,7 @@ class Journal:
         self._identity = decided.kind.identity
         self._dataset = decided.dataset
         self._world = world
-        self._progress = progress
+        self._so_far = so_far
         self._size = size
         self._run_dir = pathlib.Path(decided.settings.run_dir)
         self._metrics: metrics.Metrics | None = None
@@ -71,11 +71,11 @@ class Journal:
 
     def begin(self, record: Record) -> None:
         """Write the run's settings, and print the model and the plan."""
-        progress = self._progress
+        so_far = self._so_far
         if self._world.is_main:
             (self._run_dir / summary.FILE).unlink(missing_ok=True)  # of an earlier attempt
             files.write_json(self._run_dir / config.FILE, record)
-            start = {"step": progress.step, "total_steps": self._schedule.steps}
+            start = {"step": so_far.step, "total_steps": self._schedule.steps}
             start |= distributed.describe(self._world)
             self._trackers = trackers.Trackers(trackers.targets(self._run_dir, os.environ))
             self._metrics = metrics.Metrics(self._run_dir, start=start, sinks=self._trackers)
@@ -90,7 +90,7 @@ class Journal:
             "TRAIN",
             steps=self._schedule.steps,
             epoch_steps=self._schedule.epoch_steps,
-            from_step=progress.step,
+            from_step=so_far.step,
             global_batch=self._batching.global_batch,
             micro_batch=self._batching.micro_batch,
             grad_accum=self._batching.accumulate,
@@ -112,7 +112,7 @@ class Journal:
             self._measured_s += elapsed_s
             self._measured_tokens += tokens
         for step in steps:
-            self._progress.advance(step.number, self._size.step_tokens, step.loss)
+            self._so_far.advance(step.number, self._size.step_tokens, step.loss)
             self._step(step, rate, slowest, is_last=step is steps[-1])
         self._flush()
 
@@ -134,7 +134,7 @@ class Journal:
         if is_last and slowest:
             more["slowest"] = slowest
         place = {"step": step.number, "total_steps": total, "epoch": epoch}
-        place["tokens"] = self._progress.tokens
+        place["tokens"] = self._so_far.tokens
         self._add({"kind": "step", **place, **figures, "time": time.time(), **more})
 
         if step.number in (1, total) or step.number % self._settings.log_every == 0:
@@ -144,19 +144,19 @@ class Journal:
 
     def evaluation(self, step: int, *, is_best: bool, seconds: float) -> None:
         """Take the validation after a step, which ends an epoch."""
-        progress = self._progress
+        so_far = self._so_far
         epoch = self._schedule.epoch(step)
-        figures: Record = {"val_loss": progress.val_loss, "perplexity": None}
-        if progress.val_loss is not None:
-            figures["perplexity"] = perplexity(progress.val_loss)
-            place = {"step": step, "epoch": epoch, "tokens": progress.tokens}
+        figures: Record = {"val_loss": so_far.val_loss, "perplexity": None}
+        if so_far.val_loss is not None:
+            figures["perplexity"] = perplexity(so_far.val_loss)
+            place = {"step": step, "epoch": epoch, "tokens": so_far.tokens}
             self._add({"kind": "eval", **place, **figures, "time": time.time()})
             self._flush()
         log.emit(
             "EPOCH",
             epoch=f"{epoch}/{self._schedule.epoch(self._schedule.steps)}",
             step=step,
-            train_loss=progress.last_loss,
+            train_loss=so_far.last_loss,
             **figures,
             best=is_best,
             eval_s=seconds,
@@ -179,21 +179,21 @@ class Journal:
         """Write summary, curve and outcome. Rank 0 only."""
         assert self._metrics is not None
         self._metrics.close()
-        progress = self._progress
-        facts = {"step": progress.step, "loss": progress.last_loss, "checkpoint": checkpoint}
+        so_far = self._so_far
+        facts = {"step": so_far.step, "loss": so_far.last_loss, "checkpoint": checkpoint}
         if state == attempt.PREEMPTED:  # printed before the rest, which may be cut short
             attempt.write_outcome(self._run_dir, state, **facts)
             log.emit("PREEMPT", "asked to stop: saved", **facts)
 
         drawn = self._draw()
         losses: Record = {
-            "first_loss": progress.first_loss,
-            "last_loss": progress.last_loss,
-            "best_loss": progress.best_loss,
+            "first_loss": so_far.first_loss,
+            "last_loss": so_far.last_loss,
+            "best_loss": so_far.best_loss,
         }
         rate = self._measured_tokens / self._measured_s if self._measured_s else None
         figures: Record = {
-            "tokens": progress.tokens,
+            "tokens": so_far.tokens,
             "tokens_per_second": rate,
             "mfu": self._mfu(rate) if rate else None,
         }
@@ -203,14 +203,14 @@ class Journal:
             self._settings.report_json,
             workload=self._identity["kind"],
             state=state,
-            steps=progress.step,
+            steps=so_far.step,
             **losses,
             **figures,
             elapsed_s=elapsed_s,
             checkpoint=checkpoint,
             loss_png=str(drawn) if drawn else None,
-            val_loss=progress.val_loss,
-            best_step=progress.best_step,
+            val_loss=so_far.val_loss,
+            best_step=so_far.best_step,
             parameters=self._size.parameters,
             precision=self._settings.precision,
             flops_per_token=self._size.flops_per_token,
@@ -221,11 +221,11 @@ class Journal:
         self._trackers.close(written)
         if state != attempt.DONE:
             return
-        log.emit("RESULT", **losses, val_loss=progress.val_loss, **figures, curve=drawn)
+        log.emit("RESULT", **losses, val_loss=so_far.val_loss, **figures, curve=drawn)
         log.emit(
             "DONE",
             workload=self._identity["kind"],
-            steps=progress.step,
+            steps=so_far.step,
             checkpoint=checkpoint,
             elapsed_s=elapsed_s,
         )

@@ -209,7 +209,9 @@ def _of_split(entries: list[Entry], split: str) -> list[Entry]:
 
 
 def _totals(entries: list[Entry]) -> dict[str, int]:
-    return {key: sum(entry[key] for entry in entries) for key in ("tokens", "docs")}
+    tokens = sum(entry["tokens"] for entry in entries)
+    docs = sum(entry["docs"] for entry in entries)
+    return {"tokens": tokens, "docs": docs}
 
 
 def _check_splits(options: Options, splits: dict[str, list[Entry]]) -> None:

@@ -71,8 +71,9 @@ class Dataset:
 
 
 def dtype_for(vocab: int, *, masked: bool = False) -> str:
-    """Return the narrowest dtype that holds the ids, and the mask bit above them where there is one."""
-    return "<u2" if vocab <= (1 << 15 if masked else 1 << 16) else "<u4"
+    """Return the narrowest dtype that holds the ids, and the mask bit above them if there is one."""
+    bits = 15 if masked else 16
+    return "<u2" if vocab <= 1 << bits else "<u4"
 
 
 def write(
@@ -84,7 +85,8 @@ def write(
     count = sum(part.size for part in body)
     header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
     header[:3] = magic, version, count
-    crc, size = 0, 0
+    crc = 0
+    size = 0
     with files.replacing(path) as file:
         for block in (header, *body):
             view = block.view(np.uint8).data

@@ -270,6 +270,8 @@ def _gpt2_ranks(merges: str) -> dict[bytes, int]:
         token = token.replace("\u0120", " ")  # what is now ASCII needs no table
         if not token:
             continue
-        as_bytes = token.encode() if token.isascii() else bytes([meaning[c] for c in token])
+        as_bytes = token.encode()
+        if not token.isascii():
+            as_bytes = bytes([meaning[c] for c in token])
         ranks[as_bytes] = len(ranks)
     return ranks

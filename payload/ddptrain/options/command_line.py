@@ -52,7 +52,8 @@ def main() -> None:
     The answer is an error or null for each command line, the changes of a resumed run, or the help.
     """
     request = json.load(sys.stdin)
-    command, prog = request["command"], request["prog"]
+    command = request["command"]
+    prog = request["prog"]
     if "hidden" in request:
         print(parser_of(command, prog, request["hidden"]).format_help(), end="")
         return

@@ -75,9 +75,11 @@ def changes(before: Record, after: Record, step: int) -> list[Change]:
     for name in config.names():
         if name in config.OF_ATTEMPT or name == "epochs":
             continue
-        old, new = before.get(name), after.get(name)
+        old = before.get(name)
+        new = after.get(name)
         if name == "steps":
-            old, new = num_steps(before), num_steps(after)
+            old = num_steps(before)
+            new = num_steps(after)
         if old is not None and new is not None and old != new:
             found.append(Change(name, old, new, step))
     return found
@@ -85,14 +87,18 @@ def changes(before: Record, after: Record, step: int) -> list[Change]:
 
 def num_steps(record: Record) -> int | None:
     """Return how many steps a record means in all; None if only the data can tell."""
-    if steps := record.get("steps"):
+    steps = record.get("steps")
+    if steps:
         return steps
-    epochs, epoch_steps = record.get("epochs"), record.get("epoch_steps")
-    return epochs * epoch_steps if epochs and epoch_steps else None
+    epochs = record.get("epochs")
+    epoch_steps = record.get("epoch_steps")
+    if not epochs or not epoch_steps:
+        return None
+    return epochs * epoch_steps
 
 
 def history(record: Record) -> list[Change]:
-    """Return the changes in a record; lines of it that are none are left out."""
+    """Return the changes in a record. Malformed lines are left out."""
     names = {field.name for field in dataclasses.fields(Change)}
     listed = record.get(config.CHANGES)
     if not isinstance(listed, list):
@@ -109,7 +115,8 @@ def as_record(
 ) -> dict[str, typing.Any]:
     """Return a run's record: its settings, and their changes so far if there are any."""
     record = config.as_record(settings)
-    if lines := [dataclasses.asdict(change) for change in changed]:
+    lines = [dataclasses.asdict(change) for change in changed]
+    if lines:
         record[config.CHANGES] = lines
     return record
 
@@ -120,10 +127,13 @@ def announced(run_dir: pathlib.Path, asked: config.Config) -> list[Change]:
     A setting that is not given stays as it was, so only given settings count.
     """
     record = read(run_dir)
-    before, step = record, 0
+    before = record
+    step = 0
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it has no checkpoint yet
         meta = files.read_json(run_dir / "latest" / "manifest.json")["meta"]
-        before, step = meta["config"], int(meta["step"])
+        saved = int(meta["step"])
+        before = meta["config"]
+        step = saved
     own = config.complete(asked, "cpu", settings_of(record or before, is_own=True))
     found = changes(before, config.as_record(own), step)
     return [change for change in found if _is_given(change, asked)]
@@ -139,4 +149,6 @@ def _is_given(change: Change, asked: config.Config) -> bool:
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)

@@ -21,7 +21,8 @@ def _wait_for_gloo() -> None:
     deadline = time.monotonic() + _LIMIT_S
     idle = 0
     while idle < _LOOKS and time.monotonic() < deadline and (states := _states()):
-        idle = idle + 1 if all(state == "S" for state in states) else 0
+        are_asleep = set(states) == {"S"}
+        idle = idle + 1 if are_asleep else 0
         time.sleep(_LOOK_S)  # gives them the GIL
 
 
