@@ -7,6 +7,7 @@ import json
 import pathlib
 import shutil
 import time
+import typing
 
 from ddp.environment import archives, uv, wheelhouse
 from ddp.results.progress import Log, with_progress
@@ -38,35 +39,54 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
     workspace = settings.workspace
     store = str(workspace.environments)
     folder = pathlib.Path(workspace.do(archives.open_build, base=str(workspace.node_cache)))
-    call = functools.partial(workspace.do, timeout_s=3600, build=str(folder))
     try:
-        if base := request.base:
-            names = _install_layer(settings, request, base, folder, log)
-            finish = functools.partial(call, archives.finish_layer, base=base.hash, names=names)
+        if request.base:
+            torch, size = _make_layer(settings, request, request.base, folder, log)
         else:
-            _install(settings, request, folder, log)
-            finish = functools.partial(call, archives.finish_environment, payload=settings.payload)
-        size = finish() if base else with_progress(log, "compiling it", finish)
+            torch, size = _make_whole(settings, request, folder, log)
         manifest = {
-            "torch": base.torch
-            if base
-            else with_progress(log, "checking it", lambda: check(settings, folder)),
+            "torch": torch,
             "key": key,
             "name": request.name,
-            "base": base.hash if base else "",
+            "base": request.base.hash if request.base else "",
             "requirements": request.sha256,
             "unpacked_bytes": size,
             "python": python_version(),
             "build": request.build,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        text = f"storing {size >> 20} MiB in {store}"
-        stored = with_progress(
-            log, text, lambda: call(archives.store_environment, folder=store, manifest=manifest)
-        )
+        keep = functools.partial(_operation_on(workspace, folder), archives.store_environment)
+        keep = functools.partial(keep, folder=store, manifest=manifest)
+        stored = with_progress(log, f"storing {size >> 20} MiB in {store}", keep)
     finally:
         workspace.do(shutil.rmtree, timeout_s=300, path=folder, ignore_errors=True)
-    return folders.Manifest.model_validate({**stored, "folder": store, "below": base})
+    return folders.Manifest.model_validate({**stored, "folder": store, "below": request.base})
+
+
+def _operation_on(workspace: Workspace, folder: pathlib.Path) -> functools.partial[typing.Any]:
+    """Return `do` of the workspace for the folder of a build; an operation may take an hour."""
+    return functools.partial(workspace.do, timeout_s=3600, build=str(folder))
+
+
+def _make_whole(
+    settings: Settings, request: Request, folder: pathlib.Path, log: Log
+) -> tuple[str, int]:
+    """Make an environment with the payload; return torch's version, and the bytes."""
+    _install(settings, request, folder, log)
+    finish = _operation_on(settings.workspace, folder)
+    finish = functools.partial(finish, archives.finish_environment, payload=settings.payload)
+    size = with_progress(log, "compiling it", finish)
+    torch = with_progress(log, "checking it", lambda: check(settings, folder))
+    return torch, size
+
+
+def _make_layer(
+    settings: Settings, request: Request, base: folders.Manifest, folder: pathlib.Path, log: Log
+) -> tuple[str, int]:
+    """Make a layer on an environment; return its torch's version, and the layer's bytes."""
+    names = _install_layer(settings, request, base, folder, log)
+    finish = _operation_on(settings.workspace, folder)
+    return base.torch, finish(archives.finish_layer, base=base.hash, names=names)
 
 
 def _open(workspace: Workspace, request: Request, folder: pathlib.Path, log: Log) -> uv.Uv:

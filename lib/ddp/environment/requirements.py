@@ -33,7 +33,8 @@ def find_in_project(folder: pathlib.Path) -> pathlib.Path:
             return path
     if (folder / "requirements.txt").is_file():
         return folder / "requirements.txt"
-    text = f"{folder} has neither a valid pyproject.toml with project.dependencies nor a requirements.txt"
+    text = f"{folder} has neither a valid pyproject.toml with project.dependencies"
+    text += " nor a requirements.txt"
     raise ParameterError(
         "project", f"{text}; give the file that lists its packages with requirements"
     )

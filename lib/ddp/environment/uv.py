@@ -30,7 +30,7 @@ _OWN = {
     "UV_NO_EDITABLE": "1",  # nodes do not have the project's folder
     "UV_SYSTEM_CERTS": "1",  # as pip does
     "UV_INDEX_STRATEGY": "unsafe-best-match",  # as pip does: the best version of all indexes
-    "UV_LINK_MODE": "hardlink",  # the cache lies beside the environment and is removed, so a copy would only take room
+    "UV_LINK_MODE": "hardlink",  # the cache is removed, so a copy would only take room
 }
 _SITE = {  # settings of pip that name package indexes, with uv's variables
     "index-url": ("UV_DEFAULT_INDEX",),

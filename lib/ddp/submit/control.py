@@ -251,7 +251,8 @@ def held(workspace: Workspace, known: jobs.Job | None) -> Problem | None:
         and known.reason.startswith(remedies.HELD)
     ):
         return None
-    text = f"job {known.job_id} is held ({known.reason}): by an administrator, or slurmctld does not know the account "
+    text = f"job {known.job_id} is held ({known.reason}): by an administrator,"
+    text += " or slurmctld does not know the account "
     values = {"user": workspace.user, "uid": str(workspace.uid), "job": str(known.job_id)}
     add = f"useradd --no-create-home --uid {workspace.uid} {workspace.user}"
     plain = f"on slurmctld's host, as root: {add}; then: scontrol release {known.job_id}"

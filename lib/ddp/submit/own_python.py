@@ -34,7 +34,8 @@ def choose(workspace: Workspace, params: models.Training, *, is_anywhere: bool) 
     if not place:
         return "", ""
     if others:
-        text = f"{others} brings its own; give one of python, environment, requirements, container-image"
+        text = f"{others} brings its own; give one of python, environment, requirements,"
+        text += " container-image"
         raise ParameterError("python", text)
 
     found = workspace.do(_Place(pathlib.Path(place)).look, shared=workspace.path)

@@ -98,9 +98,11 @@ def _remark_on_spawn(
         return ""
     if _SPAWNS not in texts:
         start = "call its function once, with RANK, LOCAL_RANK and WORLD_SIZE of os.environ"
-        return f"{path.name} starts its own ranks in each rank (mp.spawn), which wait for ever; {start}"
+        text = f"{path.name} starts its own ranks in each rank (mp.spawn)"
+        return f"{text}, which wait for ever; {start}"
     if _SPAWNS in words:
-        return f"{_SPAWNS} starts its own ranks in each rank, which wait for ever; omit it, add --dist-url env://"
+        text = f"{_SPAWNS} starts its own ranks in each rank, which wait for ever"
+        return f"{text}; omit it, add --dist-url env://"
     return ""
 
 
@@ -134,7 +136,8 @@ def _refuse_others(path: pathlib.Path, source: bytes) -> None:
         path.suffix in _SHELL or (interpreter and path.suffix != ".py")
     ):
         what = interpreter or "a shell"
-        text = f"{path} is a script for {what if what.isprintable() else ascii(what)}, and ddp starts the ranks itself"
+        shown = what if what.isprintable() else ascii(what)
+        text = f"{path} is a script for {shown}, and ddp starts the ranks itself"
         raise ParameterError("workload", f"{text}; {_program_of(source)}")
     if path.suffix in _DATA or b"\0" in source[:4096]:
         raise ParameterError(

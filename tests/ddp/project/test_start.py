@@ -27,8 +27,7 @@ from ddp.problem import ParameterError
 from ddp.project import packages, search
 from ddp.project import root as project_part
 from ddp.settings import Settings
-from ddp.submit import commands as launchers
-from ddp.submit import own_python
+from ddp.submit import commands, own_python
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -319,11 +318,11 @@ def test_any_command_line_of_torchrun(
     values: dict[str, object] = {"workload": "torchrun"}
     if foreign:
         with pytest.raises(ParameterError, match="sets the rendezvous itself"):
-            launchers.unwrap(values, (*words, *arguments))
+            commands.unwrap(values, (*words, *arguments))
         return
     expected = {ours[name.replace("_", "-")]: value for name, value, _ in given}
     expected |= {"workload": "a.b", "module": True} if is_module else {"workload": "a.py"}
-    assert launchers.unwrap(values, (*words, *arguments)) == (expected, tuple(arguments))
+    assert commands.unwrap(values, (*words, *arguments)) == (expected, tuple(arguments))
 
 
 @pytest.mark.parametrize(
@@ -333,10 +332,10 @@ def test_a_python_of_an_environment_is_that_environment_s(
     folder: pathlib.Path, words: str, left: list[str]
 ):
     name, *arguments = words.split()
-    assert "active" not in launchers.unwrap({"workload": f".venv/{name}"}, tuple(arguments))[0]
+    assert "active" not in commands.unwrap({"workload": f".venv/{name}"}, tuple(arguments))[0]
     (folder / ".venv").mkdir()
     (folder / ".venv" / "pyvenv.cfg").touch()
-    values, rest = launchers.unwrap({"workload": f".venv/{name}"}, tuple(arguments))
+    values, rest = commands.unwrap({"workload": f".venv/{name}"}, tuple(arguments))
     assert (values["active"], [*rest]) == (str(folder / ".venv"), left)
 
 
