@@ -247,27 +247,30 @@ def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) 
 
     Events that wait are dropped: a unit that has not seen the relation yet never does.
     """
-    started: list[Event] = []
-    dropped: list[Event] = []
-    for event in unit.events:
-        if event.relation == relation.id:
-            (started if unit.has_started(event) else dropped).append(event)
-    if any(event.kind == "relation-broken" for event in (*started, *dropped)):
+    mine = [event for event in unit.events if event.relation == relation.id]
+    if any(event.kind == "relation-broken" for event in mine):
         return
+    started = [event for event in mine if unit.has_started(event)]
+    dropped = [event for event in mine if event not in started]
     unit.events = [event for event in unit.events if event not in dropped]
     if any(event.kind == "relation-created" for event in dropped):
         return
+    for name in _joined(unit, relation, started):
+        known = {"relation": relation.id, "remote": name}
+        enqueue(model, unit, "relation-departed", departing=departing or name, **known)
+    enqueue(model, unit, "relation-broken", relation=relation.id)
 
-    members = list(unit.members.get(relation.id, []))
+
+def _joined(unit: Unit, relation: Relation, started: list[Event]) -> list[str]:
+    """List the units that `unit` has joined, or joins now, and that have not departed."""
+    names = list(unit.members.get(relation.id, []))
+    gone: list[str] = []
     for event in started:
         if event.kind == "relation-joined" and event.remote:
-            members.append(event.remote)
-    gone = {event.remote for event in started if event.kind == "relation-departed"}
-    for name in dict.fromkeys(members):
-        if name not in gone:
-            known = {"relation": relation.id, "remote": name}
-            enqueue(model, unit, "relation-departed", departing=departing or name, **known)
-    enqueue(model, unit, "relation-broken", relation=relation.id)
+            names.append(event.remote)
+        elif event.kind == "relation-departed" and event.remote:
+            gone.append(event.remote)
+    return [name for name in dict.fromkeys(names) if name not in gone]
 
 
 def remove_unit(model: Model, unit: Unit) -> None:

@@ -42,15 +42,8 @@ def compare(found: root.Project, folder: pathlib.Path) -> Update:
     before = read_states(folder)
     former = before or {}
     view = _View(folder, [*found.files, *former])
-    files = set(found.files)
-    gone = [name for name in former if name not in files]
-    removed: set[str] = set()
-    for name, state in each(view.state, gone).items():
-        if state and state == former[name][1]:  # the run did not change it
-            removed.add(name)
-    view.removed |= removed
-
-    update = Update({}, set(), tuple(sorted(removed)), [], {})
+    view.removed |= _removed(view, former, set(found.files))
+    update = Update({}, set(), tuple(sorted(view.removed)), [], {})
     sources = each(found.stamp, found.files)
     states = each(view.state, found.files)
     for name, source in sources.items():
@@ -68,6 +61,13 @@ def compare(found: root.Project, folder: pathlib.Path) -> Update:
             if now and (then is None or now != then[1]):
                 update.aside.add(name)
     return update
+
+
+def _removed(view: "_View", former: States, files: set[str]) -> set[str]:
+    """Return the files that the project lacks by now, and that the run did not change."""
+    gone = [name for name in former if name not in files]
+    states = each(view.state, gone)
+    return {name for name in gone if states[name] and states[name] == former[name][1]}
 
 
 class _View:
