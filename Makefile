@@ -7,8 +7,8 @@ help:  ## this list
 	@sed -n 's/^\([a-z0-9.-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 .PHONY: demo
-demo:  ## the bundle on this machine: deploy, train on two nodes over JuiceFS, show the result
-	@./sandboxctl demo
+demo:  ## the bundle on this machine: deploy, train on two nodes over JuiceFS, show the result; BASE=26.04
+	@./sandboxctl demo $(if $(BASE),--base $(BASE))
 
 .PHONY: down
 down:  ## remove the sandbox: hosts, mounts, processes, network

@@ -20,7 +20,8 @@ _APPLICATION_KEYS = frozenset(
     "charm channel revision base series num_units options annotations resources constraints to storage bindings expose "
     "trust devices plan requires offers exposed-endpoints".split()
 )
-_BASES = ("ubuntu@24.04", "ubuntu@22.04")  # of bundle.yaml, which Debian 12 stands for
+# Of bundle.yaml and overlays/2604.yaml, which Debian 12 stands for
+BASES = ("ubuntu@24.04", "ubuntu@22.04", "ubuntu@26.04")
 _BUNDLE_KEYS = frozenset(
     "name description tags type default-base series bundle applications relations machines variables saas website "
     "source issues docs".split()
@@ -243,9 +244,9 @@ def _check_units(app: BundleApplication, metadata: Json) -> None:
             raise SandboxError(
                 f"{app.name}: {key} is for Juju's machines: leave this overlay out in the sandbox"
             )
-    if app.body.get("base", _BASES[0]) not in _BASES:
+    if app.body.get("base", BASES[0]) not in BASES:
         raise SandboxError(
-            f"{app.name}: the sandbox's hosts have base {' or '.join(_BASES)}, not {app.body['base']}"
+            f"{app.name}: the sandbox's hosts have base {' or '.join(BASES)}, not {app.body['base']}"
         )
 
 

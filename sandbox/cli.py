@@ -208,10 +208,19 @@ def status(store: Store, form: str) -> None:
 
 
 @cli.command()
+@click.option(
+    "--base",
+    type=click.Choice(["24.04", "26.04"]),
+    default="24.04",
+    show_default=True,
+    help="The Ubuntu whose charms of Slurm the stand-ins play.",
+)
 @click.pass_obj
-def demo(store: Store) -> None:
+def demo(store: Store, base: str) -> None:
     """Deploy bundle.yaml, prepare a dataset, train a model on two nodes, and show the result."""
-    merged = bundles.load(deployment.REPOSITORY / "bundle.yaml", defaults=_OVERLAY)
+    root = deployment.REPOSITORY
+    overlays = [root / "overlays" / "2604.yaml"] if base == "26.04" else []
+    merged = bundles.load(root / "bundle.yaml", overlays, defaults=_OVERLAY)
     sessions.remove_abandoned(store, Progress())
     with Engine(store, Progress(), create=True) as engine:
         click.echo(demonstration.run(engine, merged))

@@ -27,10 +27,12 @@ def stage(app: bundles.BundleApplication, directory: pathlib.Path) -> None:
 
     A charm of this repository is staged from its source, exactly as `make pack` would pack it;
     another local charm is a folder; a charm from Charmhub is played by its stand-in, which gets the
-    stand-ins' common part and our library.
+    stand-ins' common part, our library, and its base, by which it plays upstream's code for Ubuntu
+    24.04 or 26.04.
     """
     path = pathlib.Path(app.charm)
-    if app.is_local and path.parent.name == "dist" and path.stem in pack.charm_names():
+    packed = {REPOSITORY / "dist" / name for name in ("", *(base.version for base in pack.BASES))}
+    if app.is_local and path.parent in packed and path.stem in pack.charm_names():
         pack.stage(path.stem, directory)
     elif app.is_local:
         if not path.is_dir():
@@ -46,6 +48,7 @@ def stage(app: bundles.BundleApplication, directory: pathlib.Path) -> None:
         _copy(STANDINS / app.charm, directory)
         _copy(STANDINS / "common", directory / "lib" / "common")
         _copy(REPOSITORY / "lib" / "slurm_ddp", directory / "lib" / "slurm_ddp")
+        (directory / "base").write_text(app.body.get("base", bundles.BASES[0]))
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:

@@ -46,6 +46,7 @@ NEWER_PYTHON = (
 )
 LONG = (
     *FUNCTIONAL_ALL,
+    "functional-2604",
     "docs-walk",
     "kernel",
     "tracking",
@@ -66,14 +67,14 @@ GROUPS = {
 ALL = (*FUNCTIONAL, "lint", "docs", "pack-short", "storage", *UNIT)
 WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a core
 ALONE = frozenset(
-    {"functional", "docs-walk", "integration", "bench"}
+    {"functional", "functional-2604", "docs-walk", "integration", "bench"}
 )  # they measure, or train as a reader does
 NICE = "10"  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
     **dict.fromkeys(("pack", "pack-short"), "pack"),
     "sandbox": "demo",
-    **dict.fromkeys(("functional", *FUNCTIONAL, *FUNCTIONAL_ALL, "docs-walk"), "demo"),
+    **dict.fromkeys(("functional", "functional-2604", *WAITING, "docs-walk"), "demo"),
     "bench": "demo",
     "storage": "storage",
     "kernel": "guest",

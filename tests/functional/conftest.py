@@ -1,6 +1,7 @@
 """The bundle in the sandbox, deployed once for all tests here and taken down at the end.
 
 `SLURM_DDP_TEST_MODEL` names another model than `test`; `SLURM_DDP_TEST_KEEP=1` uses the model that is there, and leaves it.
+`SLURM_DDP_TEST_BASE=26.04` deploys it with overlays/2604.yaml, so that the stand-ins play upstream's main.
 """
 
 import collections.abc
@@ -22,6 +23,9 @@ from sandbox.store import Store
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MODEL = os.environ.get("SLURM_DDP_TEST_MODEL", "test")
 KEEP = os.environ.get("SLURM_DDP_TEST_KEEP") == "1"
+IS_2604 = os.environ.get("SLURM_DDP_TEST_BASE") == "26.04"
+OVERLAYS = ("--overlay", str(REPOSITORY / "overlays" / "2604.yaml")) if IS_2604 else ()
+DEPLOY = ("deploy", str(REPOSITORY / "bundle.yaml"), *OVERLAYS)
 PATIENCE_S = 150  # a deadline for what takes seconds on a machine with nothing else to do
 Json = dict[str, typing.Any]
 T = typing.TypeVar("T")
@@ -205,9 +209,7 @@ def footprint(bridge: str, subnet: str) -> dict[str, set[str]]:
 @pytest.fixture(scope="session")
 def cluster() -> typing.Iterator[Cluster]:
     """Deploy bundle.yaml."""
-    with deployed(
-        Cluster(), lambda one: one.ctl("deploy", str(REPOSITORY / "bundle.yaml"), timeout=1200)
-    ) as one:
+    with deployed(Cluster(), lambda one: one.ctl(*DEPLOY, timeout=1200)) as one:
         yield one
 
 

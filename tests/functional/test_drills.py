@@ -10,7 +10,7 @@ import time
 import pytest
 
 from functional import storage_faults
-from functional.conftest import Cluster, Json, eventually
+from functional.conftest import IS_2604, Cluster, Json, eventually
 from functional.training_jobs import (
     PATIENCE_S,
     log_of,
@@ -248,6 +248,8 @@ def three_nodes(drills: Cluster) -> collections.abc.Iterator[Cluster]:
     (added,) = (unit for unit in set(drills.units()) - before if unit.startswith("slurmd/"))
     yield drills
     drills.ok("remove-unit", added)
+    if IS_2604:
+        return  # slurmctld has deleted its node
     name = added.replace("/", "-")  # Slurm keeps it, and would send jobs there
     drills.on(
         "slurmctld/0", "scontrol", "update", f"nodename={name}", "state=down", "reason=removed"

@@ -10,7 +10,7 @@ import typing
 import pytest
 import yaml
 
-from functional.conftest import REPOSITORY, Cluster, eventually
+from functional.conftest import DEPLOY, REPOSITORY, Cluster, eventually
 from functional.storage_faults import MP
 from scripts import dashboards
 
@@ -42,7 +42,7 @@ def observed(
     cluster: Cluster, statuses: dict[str, dict[str, str]]
 ) -> collections.abc.Iterator[Cluster]:
     """The cluster with collectors, which are removed in the end."""
-    cluster.ok("deploy", str(REPOSITORY / "bundle.yaml"), "--overlay", str(OVERLAY), timeout=1200)
+    cluster.ok(*DEPLOY, "--overlay", str(OVERLAY), timeout=1200)
     yield cluster
     for app in COLLECTORS:
         cluster.ctl("remove-application", "--no-prompt", app)

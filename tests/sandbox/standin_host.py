@@ -199,8 +199,13 @@ KEYS = CONTROLLER | {"controllers": "[]", "jwt_secret_id": f'"{JWT_ID}"'}
 class Standin:
     """A charm under Scenario, with a state that each event changes."""
 
-    def __init__(self, name: str, host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, name: str, host: FakeHost, monkeypatch: pytest.MonkeyPatch, base: str = "ubuntu@24.04"
+    ) -> None:
         self.name, self.host, self.module = name, host, charm(name)
+        root = host.etc.parent / "charm"
+        root.mkdir(exist_ok=True)
+        (root / "base").write_text(base)
         declared = metadata(name)
         config, actions = declared.pop("config", None), declared.pop("actions", None)
         classes = [
@@ -212,7 +217,13 @@ class Standin:
         ]
         app = "compute" if name == "slurmd" else name
         self.ctx = testing.Context(
-            classes[0], meta=declared, config=config, actions=actions, app_name=app, unit_id=0
+            classes[0],
+            meta=declared,
+            config=config,
+            actions=actions,
+            app_name=app,
+            unit_id=0,
+            charm_root=root,
         )
         self.relations: dict[str, testing.RelationBase] = {}
         self.state = testing.State(leader=name in ("slurmctld", "slurmdbd", "mysql"))
@@ -300,6 +311,11 @@ class Standin:
             make: typing.Any = getattr(self.ctx.on, kind.replace("-", "_"))
             leaves = {"remote_unit": 0, "departing_unit": 0} if kind == "relation-departed" else {}
             self.state = self.ctx.run(make(relation, **leaves), self.state)
+        elif kind == "secret-changed":  # of the key of auth/slurm, to which a revision is added
+            (secret,) = (one for one in self.state.secrets if one.label == wire.AUTH_LABEL)
+            new = dataclasses.replace(secret, latest_content={"key": "bmV3", "keyid": "2"})
+            self.update(secrets={*(self.state.secrets - {secret}), new})
+            self.state = self.ctx.run(self.ctx.on.secret_changed(new), self.state)
         elif kind == "action":
             self.state = self.ctx.run(self.ctx.on.action(name, params=params), self.state)
         else:

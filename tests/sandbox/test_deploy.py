@@ -158,3 +158,13 @@ def test_a_subordinate_has_no_constraints(bench: Bench):
     bench.folder.joinpath("bundle.yaml").write_text(body)
     with pytest.raises(SandboxError, match=r"^thing is subordinate: it has no constraints$"):
         bench.deploy()
+
+
+def test_the_bundle_of_26_04_is_staged_and_its_stand_ins_have_their_base(tmp_path: pathlib.Path):
+    root = deployment.REPOSITORY
+    merged = bundles.load(root / "bundle.yaml", [root / "overlays" / "2604.yaml"])
+    for name in ("slurmd", "mysql", "trainer"):
+        deployment.stage(merged.applications[name], tmp_path / name)
+    assert (tmp_path / "slurmd" / "base").read_text() == "ubuntu@26.04"
+    assert (tmp_path / "mysql" / "base").read_text() == "ubuntu@22.04"
+    assert (tmp_path / "trainer" / "src" / "charm.py").is_file()

@@ -14,7 +14,7 @@ import pytest
 import slurm_controller
 import slurmd_node
 import yaml
-from common import service
+from common import service, wire
 from ops import testing
 from standin_host import (
     AUTH_ID,
@@ -41,12 +41,15 @@ def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     return FakeHost(tmp_path, monkeypatch)
 
 
-Make = collections.abc.Callable[[str], Standin]
+Make = collections.abc.Callable[..., Standin]
 
 
 @pytest.fixture
 def make(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> Make:
-    return lambda name: Standin(name, host, monkeypatch)
+    def of(name: str, base: str = "ubuntu@24.04") -> Standin:
+        return Standin(name, host, monkeypatch, base)
+
+    return of
 
 
 # --- metadata, and the table ------------------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ def check(made: Standin, case: dict[str, typing.Any]) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_scenario(case: dict[str, typing.Any], make: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slurmd_node, "gpus", lambda: ["gpu:nvidia_h200:8"])
-    made = make(case["charm"])
+    made = make(case["charm"], case.get("base", "ubuntu@24.04"))
     prepare(made, case)
     *events, last = case["run"]
     for event in events:
@@ -346,6 +349,19 @@ def test_a_key_of_auth_slurm_has_2048_bytes_and_its_file_belongs_to_the_daemon(h
 
 
 # --- slurmctld --------------------------------------------------------------------------------------------------------
+
+
+def test_rotate_auth_key_adds_a_key_restarts_and_publishes_it(make: Make, host: FakeHost):
+    made = make("slurmctld")
+    made.run("start")
+    host.since()
+    out = made.run("action rotate-auth-key")
+    assert host.done == ["enable slurmctld", "restart slurmctld", "scontrol reconfigure"]
+    known, new = host.keys()
+    assert known == "a2V5"
+    published = out.get_secret(label=wire.AUTH_LABEL).latest_content
+    assert published is not None
+    assert published["key"] == new
 
 
 def test_slurmctld_is_installed_stopped_and_with_its_keys_as_secrets_of_the_application(

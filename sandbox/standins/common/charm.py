@@ -29,6 +29,15 @@ class Standin(ops.CharmBase):
         super().__init__(framework)
         self._stored.set_default(departing=False)
 
+    @property
+    def is_of_main(self) -> bool:
+        """Whether upstream's main is played, for Ubuntu 26.04; otherwise its track 25.11, for 24.04.
+
+        The sandbox writes the application's base beside the charm.
+        """
+        base = self.charm_dir / "base"
+        return base.is_file() and base.read_text() == "ubuntu@26.04"
+
     def check(self) -> ops.StatusBase:
         """Return the unit's status as its services and relations are now."""
         raise NotImplementedError
@@ -45,6 +54,14 @@ class Standin(ops.CharmBase):
         self.unit.status = ops.BlockedStatus(
             f"fix config: {names}; see juju debug-log. Until then no event is handled"
         )
+
+    def stop_for(self, refused: conf.OptionsRefused, event: ops.EventBase | None = None) -> "Stop":
+        """Return what ends a handler that needs options which failed validation; the event comes again."""
+        logger.error("%s", refused)
+        if event is not None:
+            event.defer()
+        names = ", ".join(refused.reasons)
+        return Stop(ops.BlockedStatus(f"fix config: {names}; see juju debug-log"))
 
 
 Charm = typing.TypeVar("Charm", bound=Standin)

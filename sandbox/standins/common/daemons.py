@@ -22,6 +22,7 @@ class Daemon(charm.Standin):
         """Observe the events that every one of these charms handles."""
         self.framework.observe(self.on.install, self._on_install)
         self.framework.observe(self.on.update_status, self.look)
+        self.framework.observe(self.on.secret_changed, self._on_secret_changed)
 
     @charm.refreshes
     def _on_install(self, event: ops.InstallEvent) -> None:
@@ -43,6 +44,27 @@ class Daemon(charm.Standin):
     @charm.refreshes
     def look(self, _: ops.UpdateStatusEvent) -> None:
         """Look at the status only: what died is not started."""
+
+    @charm.refreshes
+    def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
+        """Take a rotated key of auth/slurm."""
+        if event.secret.label != wire.AUTH_LABEL:
+            return
+        content = event.secret.get_content(refresh=True)
+        self.daemon.set_auth_key(content["key"], content["keyid"])
+        self.read_key_again(event)
+
+    def read_key_again(self, event: ops.SecretChangedEvent) -> None:  # noqa: ARG002 - others defer it
+        """Restart the daemon, which reads its key at no reload. An error of systemd's is a hook error."""
+        service.systemctl("restart", self.daemon.name)
+
+    def reload(self, event: ops.EventBase) -> None:
+        """Reload the daemon, under which jobs run on. If that fails, defer the event and block. Raises `Stop`."""
+        try:
+            self.daemon.reload()
+        except service.SlurmError as e:
+            event.defer()
+            raise self.failed("reloaded", e) from e
 
     def failed(self, what: str, error: Exception) -> charm.Stop:
         """Log the error; return what ends the handler with a status that names the failure."""

@@ -106,6 +106,13 @@ class Service:
         systemctl("stop", self.name)
         systemctl("disable", self.name)
 
+    def reload(self) -> None:
+        """Have the daemon read its files again. Raises `SlurmError` if systemd cannot."""
+        try:
+            systemctl("reload", self.name)
+        except CommandError as e:
+            raise SlurmError(f"{self.name} was not reloaded: {e}") from e
+
     def reconfigure(self) -> None:
         """Start the daemon, now and at boot. Raises `SlurmError` if systemd cannot."""
         try:
@@ -153,10 +160,13 @@ class Service:
 
     def set_auth_key(self, key: str, identifier: str) -> None:
         """Make this the key of auth/slurm. Raises ValueError if a part is empty."""
-        if not key or not identifier:
-            raise ValueError("the key of auth/slurm or its identifier is empty")
-        entry = {"alg": "HS256", "kty": "oct", "kid": identifier, "k": key}
-        self._write(self.auth_key_path, json.dumps({"keys": [entry]}))
+        self._write(self.auth_key_path, json.dumps({"keys": [_key_entry(key, identifier)]}))
+
+    def add_auth_key(self, key: str, identifier: str) -> None:
+        """Add a key of auth/slurm to those that are known. Raises ValueError if a part is empty."""
+        known = json.loads(self.auth_key_path.read_text())["keys"]
+        known.append(_key_entry(key, identifier))
+        self._write(self.auth_key_path, json.dumps({"keys": known}))
 
     def set_jwt_key(self, key: str) -> None:
         """Make this the key of auth/jwt."""
@@ -165,6 +175,12 @@ class Service:
     def _write(self, path: pathlib.Path, text: str) -> None:
         files.ensure_file(path, text, mode=0o600)
         shutil.chown(path, self.owner, self.owner)
+
+
+def _key_entry(key: str, identifier: str) -> dict[str, str]:
+    if not key or not identifier:
+        raise ValueError("the key of auth/slurm or its identifier is empty")
+    return {"alg": "HS256", "kty": "oct", "kid": identifier, "k": key}
 
 
 def new_auth_key() -> dict[str, str]:

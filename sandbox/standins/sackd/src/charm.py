@@ -32,6 +32,10 @@ class SackdCharm(daemons.Client):
         _SERVICE.set_controllers(data.controllers)
         _SERVICE.enable_and_restart()
 
+    def read_key_again(self, event: ops.SecretChangedEvent) -> None:
+        """Reload sackd."""
+        self.reload(event)
+
     @charm.refreshes
     def _on_controller_broken(self, _: ops.RelationBrokenEvent) -> None:
         if self._stored.departing:

@@ -35,11 +35,12 @@ class SlurmctldCharm(daemons.Daemon):
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
-        try:
-            self._overrides = slurm_controller.parse(str(self.config["slurm-conf-parameters"]))
-        except conf.OptionsRefused as e:
-            self.refuse(e)
-            return
+        if not self.is_of_main:
+            try:
+                self._overrides()
+            except conf.OptionsRefused as e:
+                self.refuse(e)
+                return
         self._stored.set_default(restart_signal="")
         self.observe_daemon()
         framework.observe(self.on.leader_elected, self._on_leader_elected)
@@ -53,11 +54,14 @@ class SlurmctldCharm(daemons.Daemon):
         framework.observe(self.on["mount"].relation_changed, self._on_mount_changed)
         framework.observe(self.on["sackd"].relation_created, self._on_sackd_created)
         framework.observe(self.on["slurmd"].relation_changed, self._on_slurmd_changed)
+        if self.is_of_main:
+            framework.observe(self.on["slurmd"].relation_departed, self._on_slurmd_departed)
         framework.observe(self.on["slurmd"].relation_broken, self._on_slurmd_broken)
         framework.observe(self.on["slurmdbd"].relation_created, self._on_slurmdbd_created)
         framework.observe(self.on["slurmdbd"].relation_changed, self._on_slurmdbd_changed)
         framework.observe(self.on["slurmdbd"].relation_broken, self._on_slurmdbd_broken)
         framework.observe(self.on["slurmrestd"].relation_created, self._on_slurmrestd_created)
+        framework.observe(self.on.rotate_auth_key_action, self._on_rotate_auth_key)
         for endpoint in ("slurmd", "slurmdbd"):
             framework.observe(self.on[endpoint].relation_departed, self.note_departing)
 
@@ -110,8 +114,9 @@ class SlurmctldCharm(daemons.Daemon):
 
     @charm.refreshes
     def _on_config_changed(self, _: ops.ConfigChangedEvent) -> None:
+        overrides = self._load()
         if self.unit.is_leader():
-            slurm_controller.write_options(self._overrides)
+            slurm_controller.write_options(overrides)
         self._reconfigure()
 
     def _on_peer_created(self, event: ops.RelationCreatedEvent) -> None:
@@ -172,10 +177,26 @@ class SlurmctldCharm(daemons.Daemon):
         named = [relation for relation in partitions if "partition" in relation.data[relation.app]]
         charm.wait_unless(event, len(named) == len(partitions), "waiting for a partition")
         self._wait_for_daemon(event)
+        self._load(event)
         slurm_controller.set_partition(
             _partition(event.relation), str(self.config["default-partition"])
         )
         self._publish(event.relation, wire.ControllerData(controllers=self._controllers))
+        self._reconfigure()
+
+    @charm.refreshes_on_leader
+    def _on_slurmd_departed(self, event: ops.RelationDepartedEvent) -> None:
+        """Delete the node of a unit that leaves: of a removed unit, and of each one of a removed relation."""
+        if event.departing_unit is None:
+            return
+        self._load(event)
+        node = event.departing_unit.name.replace("/", "-")
+        try:
+            service.scontrol("delete", f"nodename={node}")
+        except service.SlurmError as e:
+            event.defer()
+            status = f"{node} was not deleted from Slurm; see juju debug-log: {e}"
+            raise charm.Stop(ops.BlockedStatus(status)) from e
         self._reconfigure()
 
     @charm.refreshes_on_leader
@@ -218,6 +239,22 @@ class SlurmctldCharm(daemons.Daemon):
             event.relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings())
         )
 
+    @charm.refreshes
+    def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
+        if event.secret.label in (wire.AUTH_LABEL, wire.JWT_LABEL):
+            event.secret.get_content(refresh=True)
+
+    @charm.refreshes
+    def _on_rotate_auth_key(self, event: ops.ActionEvent) -> None:
+        """Add a key and publish it; the old one stays known, as nothing here sends secret-remove."""
+        if not self.unit.is_leader():
+            event.fail("only the leader rotates the auth key")
+            return
+        content = service.new_auth_key()
+        _SERVICE.add_auth_key(content["key"], content["keyid"])
+        self._reconfigure()
+        self.model.get_secret(label=wire.AUTH_LABEL).set_content(content)
+
     # --- what the handlers share --------------------------------------------------------------------------------------
 
     def check(self) -> ops.StatusBase:
@@ -231,6 +268,16 @@ class SlurmctldCharm(daemons.Daemon):
         if not _SERVICE.is_active():
             return ops.WaitingStatus("waiting for slurmctld to start")
         return ops.ActiveStatus(slurm_controller.controller_status(socket.gethostname()))
+
+    def _overrides(self) -> slurmutils.SlurmConfig:
+        return slurm_controller.parse(str(self.config["slurm-conf-parameters"]))
+
+    def _load(self, event: ops.EventBase | None = None) -> slurmutils.SlurmConfig:
+        """Return the option's settings. Raises `Stop`, and defers the event, if they are refused."""
+        try:
+            return self._overrides()
+        except conf.OptionsRefused as e:
+            raise self.stop_for(e, event) from e
 
     def _reconfigure(self) -> None:
         """Restart slurmctld if it runs, and give slurmrestd the new settings. Raises `Stop`."""

@@ -26,11 +26,12 @@ class SlurmdCharm(daemons.Client):
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
-        try:
-            self._settings = slurmd_node.parse(self.app.name, self.config)
-        except conf.OptionsRefused as e:
-            self.refuse(e)
-            return
+        if not self.is_of_main:
+            try:
+                slurmd_node.parse(self.app.name, self.config)
+            except conf.OptionsRefused as e:
+                self.refuse(e)
+                return
         self.observe_daemon()
         framework.observe(self.on.config_changed, self._on_config_changed)
         framework.observe(self.on.set_node_config_action, self._on_set_node_config)
@@ -48,20 +49,22 @@ class SlurmdCharm(daemons.Client):
 
     @charm.refreshes
     def _on_config_changed(self, _: ops.ConfigChangedEvent) -> None:
+        settings = self._load()
         for relation in self.model.relations[_ENDPOINT]:
-            self._publish(relation)
+            self._publish(relation, settings)
 
     @charm.refreshes_on_leader
     def _on_controller_created(self, event: ops.RelationCreatedEvent) -> None:
-        self._publish(event.relation)
+        self._publish(event.relation, self._load(event))
 
     @charm.refreshes
     def _on_controller_changed(self, event: ops.RelationChangedEvent) -> None:
         data = self.read_controller(event, "auth_secret_id", "controllers")
         if data is None:
             return
+        settings = self._load(event)
         _SERVICE.set_controllers(data.controllers)
-        initial = () if slurmd_node.exists() else (self._settings.state, self._settings.reason)
+        initial = () if slurmd_node.exists() else (settings.state, settings.reason)
         try:
             slurmd_node.reconfigure(*initial)
         except service.SlurmError as e:
@@ -72,7 +75,8 @@ class SlurmdCharm(daemons.Client):
         if self._stored.departing:
             return  # the node stays in Slurm
         try:
-            slurmd_node.delete()
+            if not self.is_of_main:  # there slurmctld deletes it when the unit departs
+                slurmd_node.delete()
             _SERVICE.stop_and_disable()
             _SERVICE.set_controllers([])
         except (service.SlurmError, CommandError) as e:
@@ -123,9 +127,23 @@ class SlurmdCharm(daemons.Client):
         event.fail(message)
         event.set_results({"accepted": False})
 
-    def _publish(self, relation: ops.Relation) -> None:
+    def read_key_again(self, event: ops.SecretChangedEvent) -> None:
+        """Reload slurmd; the track restarts it."""
+        if self.is_of_main:
+            self.reload(event)
+        else:
+            super().read_key_again(event)
+
+    def _load(self, event: ops.EventBase | None = None) -> slurmd_node.Settings:
+        """Return the charm's options. Raises `Stop`, and defers the event, if they are refused."""
+        try:
+            return slurmd_node.parse(self.app.name, self.config)
+        except conf.OptionsRefused as e:
+            raise self.stop_for(e, event) from e
+
+    def _publish(self, relation: ops.Relation, settings: slurmd_node.Settings) -> None:
         if self.unit.is_leader():
-            relation.data[self.app]["partition"] = json.dumps(self._settings.partition.dict())
+            relation.data[self.app]["partition"] = json.dumps(settings.partition.dict())
 
 
 if __name__ == "__main__":
