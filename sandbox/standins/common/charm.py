@@ -56,7 +56,7 @@ class Standin(ops.CharmBase):
         )
 
     def stop_for(self, refused: conf.OptionsRefused, event: ops.EventBase | None = None) -> "Stop":
-        """Return what ends a handler that needs options which failed validation; the event comes again."""
+        """Make the exception for a handler whose options failed validation; a given event comes again."""
         logger.error("%s", refused)
         if event is not None:
             event.defer()
