@@ -96,5 +96,7 @@ build/venvs/deploy/bin/python scripts/channels.py ./bundle.yaml $all
 /usr/bin/python3 scripts/lanes.py pack
 echo "deploy: juju deploy ./bundle.yaml $*"
 juju deploy ./bundle.yaml "$@"
+fixed=$(PYTHONPATH=lib build/venvs/deploy/bin/python -c 'from ddp.slurm import advisories; print(advisories.upgrade("0"))')
+echo "deploy: Slurm has its security fixes from $fixed on: juju status slurmctld shows the version; see SECURITY.md"
 echo "deploy: watch it settle with  watch -c juju status --relations --color"
 echo "deploy: then  juju run trainer/leader submit-ddp"

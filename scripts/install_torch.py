@@ -1,4 +1,4 @@
-"""Install PyTorch into the Python that runs this script; a no-op if it is installed.
+"""Install PyTorch into the Python that runs this script; a no-op if it is installed. --newest: the newest tested one.
 
 The CPU build if any index has it, in the order of ddp.environment.uv; its dependencies are in
 payload/requirements.txt, hashed. Needs pip and the standard library.
@@ -18,14 +18,16 @@ from ddp.environment import uv
 
 def main() -> int:
     """Install torch unless its version is installed, in any build."""
+    version = uv.TESTED[-1] if sys.argv[1:] == ["--newest"] else uv.TORCH
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        if importlib.metadata.version("torch").partition("+")[0] == uv.TORCH:
+        if importlib.metadata.version("torch").partition("+")[0] == version:
             return 0
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="install-torch-") as folder:
         try:
             installer = uv.bootstrap(pathlib.Path(sys.executable), pathlib.Path(folder))
-            uv.install_cpu_torch(installer, _report, ways="PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS")
+            ways = "PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"
+            uv.install_cpu_torch(installer, _report, version=version, ways=ways)
         except uv.InstallError as e:
             print(f"torch: {e}", file=sys.stderr)
             return 1

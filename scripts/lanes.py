@@ -51,6 +51,7 @@ LONG = (
     "kernel",
     "tracking",
     "payload-long",
+    "payload-newest",
     "ddp-long",
     "pack",
     *ORDERS,

@@ -17,10 +17,12 @@ class Settings:
     payload: pathlib.Path  # the jobs' program: the package ddptrain and its locked requirements
     torch_build: str  # auto, cpu or cuda
     torch_index: str  # an additional package index for torch; may be empty
+    torch_version: str = ""  # empty: the one that slurm-ddp pins
     mlflow_uri: str = ""  # a server's URI, or a path; empty: no MLflow
     tensorboard: bool = False
     wandb: bool = False
     transformers: bool = False  # whether the environment holds it, for fine-tuning
+    accept_oci_risk: bool = False  # images may start by the OCI runtime of a Slurm without its fix
     wheelhouse: pathlib.Path | None = None  # the wheels that the operator attached to the charm
     token: str = dataclasses.field(default="", repr=False)  # Hugging Face's; empty: jobs get none
     takes_any_script: bool = False  # a user's own command runs scripts outside the workspace, too

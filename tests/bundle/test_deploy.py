@@ -89,6 +89,7 @@ class Place:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder, self.juju = folder, folder / "bin" / "juju"
         shutil.copytree(rules.ROOT / "overlays", folder / "overlays")
+        (folder / "lib").symlink_to(rules.ROOT / "lib")
         (folder / "scripts").mkdir()
         shutil.copy(rules.BUNDLE, folder)
         for name in ("deploy.sh", "channels.py"):
@@ -248,6 +249,12 @@ def test_without_a_model_or_a_juju_it_says_what_to_do(place: Place):
     assert "no current controller and model here: juju bootstrap lxd" in place.refusal("")
     place.juju.unlink()
     assert "the juju client is not installed: sudo snap install juju" in place.refusal("")
+
+
+def test_the_versions_of_slurm_with_all_security_fixes_are_named(place: Place):
+    shown = place.run("").stdout.splitlines()
+    (line,) = (one for one in shown if "security fixes" in one)
+    assert line.startswith("deploy: Slurm has its security fixes from 25.05.9 or 25.11.8 or 26.05")
 
 
 NONE = "deploy: slurmd: Charmhub has no revision of slurmd for ubuntu@24.04 in channel latest/edge; {}: set channel or base"

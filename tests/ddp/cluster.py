@@ -1,4 +1,7 @@
-"""A double of Slurm at its command line: strict about what it is asked, and answering in the form of Slurm 24.11.5."""
+"""A double of Slurm at its command line: strict about what it is asked, and answering in the form of Slurm 24.11.5.
+
+By its version it has the security fixes.
+"""
 
 import collections.abc
 import dataclasses
@@ -33,7 +36,7 @@ class Machine:
         return (
             f"NodeName={self.name} Arch=x86_64 CoresPerSocket=1  CPUAlloc={self.used_cpus} CPUEfctv={self.cpus} CPUTot={self.cpus} "
             f"CPULoad=0.56 AvailableFeatures=(null) ActiveFeatures=(null) Gres={self.gres} NodeAddr=10.77.0.1{self.name[-1]} "
-            f"NodeHostName=juju-2586ad-{self.name[-1]} Version=24.11.5 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  "
+            f"NodeHostName=juju-2586ad-{self.name[-1]} Version=25.11.8 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  "
             f"RealMemory={self.memory_mb} AllocMem=0 FreeMem=22292 Sockets=2 Boards=1 {kept}State={self.state} "
             f"ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions={partition}  "
             f"BootTime=2026-11-20T18:25:37 CfgTRES=cpu={self.cpus},mem={self.memory_mb}M,billing=2 AllocTRES= CapWatts=n/a\n"
@@ -103,7 +106,7 @@ class Job:
 def changes(call: tuple[str, ...]) -> bool:
     """Return whether a command changes something."""
     if call[0] == "scontrol":
-        return not {"ping", "show"} & {*call}
+        return not {"ping", "show", "--version"} & {*call}
     return call[0] in ("sbatch", "scancel") and "--test-only" not in call
 
 
@@ -119,6 +122,7 @@ class Cluster:
     """Answers sbatch, squeue, scontrol, scancel, srun and sacct; anything else fails the test."""
 
     def __init__(self, user: str) -> None:
+        self.version = "25.11.8"
         self.user = user
         self.machines = [Machine("slurmd-0"), Machine("slurmd-1")]
         self.extra_partitions = ""
@@ -142,7 +146,7 @@ class Cluster:
         self.config = (
             "Configuration data as of 2026-11-20T18:48:42\nAuthInfo                = cred_expire=30\nAccountingStorageType   = accounting_storage/slurmdbd\n"
             "ClusterName             = main\nJobRequeue              = 1\nKillWait                = 30 sec\nPreemptMode             = OFF\n"
-            "ProctrackType           = proctrack/linuxproc\nSLURM_VERSION           = 24.11.5\n"
+            "ProctrackType           = proctrack/linuxproc\nSLURM_VERSION           = 25.11.8\n"
             "SelectType              = select/cons_tres\n"
         )
         self.submitted: collections.abc.Callable[[Job], None] = lambda _: None
@@ -204,6 +208,8 @@ class Cluster:
 
     def _scontrol(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         match arguments:
+            case ("--version",):
+                return Completed(0, f"slurm-wlm {self.version}\n", "")
             case ("ping",):
                 return Completed(0, "Slurmctld(primary) at ctl is UP\n", "")
             case ("-a", "show", "partition", "-o"):

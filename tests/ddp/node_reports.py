@@ -34,7 +34,7 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
         "versions": {
             "python": "3.12",
             "machine": "x86_64",
-            "slurm": "24.11.5",
+            "slurm": "25.11.8",
         },
         "limits": {
             "memlock": None,

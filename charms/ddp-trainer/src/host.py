@@ -30,11 +30,13 @@ class Config(fields.Parsed):
     workspace: fields.Folder = "/mnt/shared"
     submit_user: typing.Annotated[str, _ACCOUNT] = "ubuntu"
     torch_build: fields.TorchBuild = "auto"
+    torch_version: fields.TorchVersion = ""
     torch_index: fields.Index = ""
     mlflow_tracking_uri: fields.Tracking = ""
     tensorboard: bool = False
     wandb: bool = False
     transformers: bool = False
+    accept_oci_risk: bool = False
     hf_token: typing.Annotated[str, _SECRET] = ""
 
 

@@ -7,7 +7,7 @@ import typing
 from ddp.environment import store
 from ddp.problem import Command, Problem, Step
 from ddp.settings import Settings
-from ddp.slurm import cluster, jobs, remedies
+from ddp.slurm import advisories, cluster, jobs, remedies
 from ddp.workspace import checks, folders
 from ddp.workspace.folders import Workspace
 from slurm_ddp import mounts
@@ -40,7 +40,11 @@ def check(settings: Settings) -> Readiness:
         install = settings.render(Command("env install"))
         which = store.Store(settings).missing(contents)
         return Readiness("active", f"{which}; the first job builds it, or: {install}")
-    return Readiness("active", f"ready; environment installed: torch {environment.torch}")
+    text = f"ready; environment installed: torch {environment.torch}"
+    version = jobs.version()
+    if advisories.missing(version):
+        text += f"; Slurm {version} lacks security fixes: ddp doctor"
+    return Readiness("active", text)
 
 
 def _status(settings: Settings, problem: Problem) -> str:

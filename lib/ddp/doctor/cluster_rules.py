@@ -4,6 +4,7 @@ import collections.abc
 import pathlib
 import re
 
+from ddp.doctor import node_rules
 from ddp.doctor.facts import Facts, leading_number
 from ddp.doctor.findings import Findings
 from ddp.problem import one_line
@@ -52,6 +53,7 @@ def _configuration(facts: Facts, findings: Findings) -> None:
     # config_info.c; a failed push forgets the host (agent.c)
     if config.get("HASH_VAL", "").startswith("Different"):
         findings.add("stale-config", "slurm")
+    node_rules.unfixed(config.get("SLURM_VERSION", ""), "slurmctld", findings)
     mode = _preemption(config, facts.partition)
     if "SUSPEND" in mode:
         findings.add("preempt-suspend", "slurm", mode=mode, partition=facts.partition.name)

@@ -6,6 +6,7 @@ from ddp.doctor.facts import Facts, Json, capacity, clock_offsets, mib, release
 from ddp.doctor.findings import Findings
 from ddp.run.untrusted import as_object
 from ddp.settings import Settings
+from ddp.slurm import advisories
 from ddp.workspace.folders import Workspace
 
 _CLOCK_S = 1.0
@@ -47,10 +48,26 @@ def _versions(name: str, about: Json, facts: Facts, findings: Findings) -> None:
     slurm = str(about["versions"].get("slurm", ""))
     if release(slurm) and release(slurm) < _OLDEST_SLURM:
         findings.add("slurm-old", name, slurm=slurm)
+    unfixed(slurm, name, findings)
     python = str(about["versions"]["python"])
     wanted = facts.manifests[0].python if facts.manifests else None
     if wanted not in (None, python):
         findings.add("wrong-python", name, python=python, wanted=wanted)
+
+
+def unfixed(slurm: str, where: str, findings: Findings) -> None:
+    """Judge a version of Slurm by its security releases."""
+    missing = advisories.missing(slurm)
+    if not missing:
+        return
+    findings.add(
+        "slurm-unfixed",
+        where,
+        slurm=slurm,
+        advisories=" and ".join(map(str, missing)),
+        means="; ".join(one.means for one in missing),
+        upgrade=advisories.upgrade(slurm),
+    )
 
 
 def _filesystem(name: str, about: Json, findings: Findings) -> None:

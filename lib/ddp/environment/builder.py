@@ -124,16 +124,17 @@ def _open(workspace: Workspace, request: Request, folder: pathlib.Path, log: Log
 def _install(settings: Settings, request: Request, folder: pathlib.Path, log: Log) -> None:
     do = functools.partial(with_progress, log)
     installer, index = _open(settings.workspace, request, folder, log), settings.torch_index
+    version = settings.torch_version or uv.TORCH
     locked = [settings.payload / extra / "requirements.txt" for extra in ("", *settings.extras)]
     do(
         "installing the locked packages",
         lambda: installer.install("--require-hashes", *(f"-r{one}" for one in locked)),
     )
     if request.build == "cuda":
-        torch = f"torch=={uv.TORCH},!={uv.TORCH}+cpu"
-        do(f"installing torch {uv.TORCH} for CUDA", lambda: installer.install(torch, also=index))
+        torch = f"torch=={version},!={version}+cpu"
+        do(f"installing torch {version} for CUDA", lambda: installer.install(torch, also=index))
     else:
-        uv.install_cpu_torch(installer, do, index=index)
+        uv.install_cpu_torch(installer, do, version=version, index=index)
 
 
 def _install_layer(

@@ -29,9 +29,9 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
         text = f"{params.name} is an image; choose another name, or remove it"
         raise ParameterError("name", text, remedy=remedy)
 
+    settings = store.with_torch(settings, params.torch)
     environments = store.Store(settings)
-    build = params.torch or settings.torch_build
-    wanted = environments.request(path, build, params.name, *extras)
+    wanted = environments.request(path, settings.torch_build, params.name, *extras)
     made = environments.layer(wanted, log, force=params.force)
     return {"name": params.name, **store.describe(made)}
 

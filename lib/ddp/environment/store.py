@@ -14,7 +14,7 @@ import platform
 import re
 
 from ddp.environment import archives, builder, requirements, wheelhouse
-from ddp.environment.uv import TIMEOUT_S, TORCH
+from ddp.environment.uv import TESTED, TIMEOUT_S, TORCH
 from ddp.options import models
 from ddp.problem import Command, ParameterError, Problem, Results
 from ddp.results.progress import Log, with_progress
@@ -53,10 +53,19 @@ NOT_INSTALLED = Manifest.model_validate(_NOTHING)
 
 def install_environment(settings: Settings, params: models.InstallEnvironment, log: Log) -> Results:
     """Make the environment unless it is stored already, and return its figures."""
-    request = builder.Request(
-        params.torch or settings.torch_build, wheelhouse.find(settings, params.wheelhouse)
-    )
+    settings = with_torch(settings, params.torch)
+    wheels = wheelhouse.find(settings, params.wheelhouse)
+    request = builder.Request(settings.torch_build, wheels)
     return describe(Store(settings).install(request, log, force=params.force))
+
+
+def with_torch(settings: Settings, wanted: str | None) -> Settings:
+    """Return the settings with a build of torch, or a version, in place of the configured one."""
+    if wanted is None:
+        return settings
+    if wanted[0].isdigit():
+        return dataclasses.replace(settings, torch_version=wanted)
+    return dataclasses.replace(settings, torch_build=wanted)
 
 
 def own(workspace: Workspace, name: str) -> list[Manifest]:
@@ -148,7 +157,13 @@ class Store:
     def is_current(self, manifest: Manifest) -> bool:
         """Return whether an environment has the current key; that of a layer is stored, too."""
         has_base = not manifest.base or manifest.below is not None
-        return has_base and manifest.key == self.key(manifest.build, manifest.requirements)
+        if manifest.name:  # a user's own has the torch that it was made with
+            version = manifest.torch.partition("+")[0]
+            settings = dataclasses.replace(self.settings, torch_version=version)
+            key = Store(settings).key(manifest.build, manifest.requirements)
+        else:
+            key = self.key(manifest.build, manifest.requirements)
+        return has_base and manifest.key == key
 
     def imported(self, name: str | None) -> Manifest | None:
         """Return the imported image that an option names; None for another image, or none.
@@ -232,7 +247,11 @@ class Store:
             log(f"environment {found.hash} with torch {found.torch} exists already")
             return found
         if not request.base:
-            log(f"making the environment: torch {TORCH} for {request.build.upper()}")
+            version = self.settings.torch_version or TORCH
+            log(f"making the environment: torch {version} for {request.build.upper()}")
+            if version not in TESTED:
+                tested = ", ".join(TESTED)
+                log(f"torch {version} is not one that slurm-ddp is tested with: {tested}")
         made = builder.make(self.settings, request, self.key(request.build, request.sha256), log)
         _prune(self.settings.workspace, log, keep=made.hash)
         on_base = f", on {made.base}" if made.base else ""
@@ -241,11 +260,12 @@ class Store:
 
     def key(self, build: str, requirements: str = "", extras: tuple[str, ...] | None = None) -> str:
         """Return the key of an environment: a hash of its inputs."""
+        version = self.settings.torch_version or TORCH
         inputs = [
             _FORMAT,
             builder.python_version(),
             platform.machine(),
-            TORCH if build == "cuda" else f"{TORCH}+cpu",
+            version if build == "cuda" else f"{version}+cpu",
             _payload_digest(self.settings.payload),
             *(self.settings.extras if extras is None else extras),
             requirements,

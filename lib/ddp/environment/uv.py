@@ -15,7 +15,10 @@ import re
 from ddp.problem import Problem, Step
 from slurm_ddp.commands import CommandError, run
 
-TORCH = "2.13.0"
+TORCH = "2.13.0"  # whose CPU wheel is small
+# The payload's tests pass with these, and its locked packages hold what each of them needs. Their CUDA builds are of
+# CUDA 13: driver 580 or newer (CUDA's minor version compatibility).
+TESTED = (TORCH, "2.15.0")
 PINNED = pathlib.Path(__file__).with_name("requirements.txt")  # uv itself, by its hashes
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # https://pytorch.org/get-started/locally/
 CONNECT_S = 10  # for PyTorch's index, which many sites do not reach
@@ -151,7 +154,12 @@ def pip_variables() -> dict[str, str]:
 
 
 def install_cpu_torch(
-    uv: Uv, do: Do, *, index: str = "", ways: str = "torch-index or a wheelhouse"
+    uv: Uv,
+    do: Do,
+    *,
+    version: str = TORCH,
+    index: str = "",
+    ways: str = "torch-index or a wheelhouse",
 ) -> None:
     """Install torch for CPUs from the first source that has it. Raises InstallError.
 
@@ -159,7 +167,7 @@ def install_cpu_torch(
     default build from the site's, which computes the same on CPUs. `do` reports a text while it
     calls a function; `ways` lead to another one.
     """
-    why, build = "", f"torch=={TORCH}+cpu"
+    why, build = "", f"torch=={version}+cpu"
     try:
         return do(f"installing {build}", lambda: uv.install(build, also=index))
     except InstallError as e:
@@ -184,7 +192,8 @@ def install_cpu_torch(
             )
     do(DEFAULT_BUILD.format(ways), lambda: None)
     try:
-        return do(f"installing torch {TORCH}", lambda: uv.install(f"torch=={TORCH}", also=index))
+        text = f"installing torch {version}"
+        return do(text, lambda: uv.install(f"torch=={version}", also=index))
     except InstallError as e:
         remedy = Step("torch-index", f"use {ways} with torch")
         raise InstallError(e.what + why, is_unsatisfiable=e.is_unsatisfiable, remedy=remedy) from e

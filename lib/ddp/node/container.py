@@ -47,6 +47,7 @@ def launch(job: spec.JobSpec, mounts: list[str], words: list[str], env: dict[str
         source = f"{_folders(imported, env)[0]}/rootfs" if imported else _source(image)
         return _with_apptainer(tool, job, source, shown, words)
     if imported and _has_runtime(env):
+        _check_runtime(job.container.oci_fixed)
         _, bundle = _folders(imported, env)
         return Launch([f"--container={bundle}"], words)
     raise _unsupported(image, is_imported=imported is not None)
@@ -92,6 +93,15 @@ def _with_apptainer(
 
 def _bind(paths: list[str]) -> str:
     return ",".join(f"{path}:{path}" for path in paths)
+
+
+def _check_runtime(fixed: tuple[str, ...]) -> None:
+    """Raise FatalError if Slurm's OCI runtime lets a user remove any path on this node."""
+    version = slurm_calls.call("srun", "--version").stdout.strip().rpartition(" ")[2]
+    if slurm_calls.lacks_fix(version, fixed):
+        text = f"Slurm {version}'s OCI runtime has CVE-2026-65109, fixed in {', '.join(fixed)}"
+        remedy = "install apptainer on the nodes, or upgrade Slurm, or submit with --accept-risk"
+        raise exit_codes.FatalError(f"container-image: {text}: {remedy}")
 
 
 def _unsupported(image: str, *, is_imported: bool) -> exit_codes.FatalError:

@@ -1,5 +1,6 @@
 """Slurm's commands, as a job calls them; they are repeated while the controller restarts."""
 
+import collections.abc
 import contextlib
 import dataclasses
 import os
@@ -41,6 +42,28 @@ def call(*argv: str) -> subprocess.CompletedProcess[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         return subprocess.CompletedProcess(argv, 127, "", f"{argv[0]}: {e}")
+
+
+def lacks_fix(version: str, fixed: collections.abc.Sequence[str], since: str = "") -> bool:
+    """Return whether a version of Slurm is older than a fix; False for a text that is no version.
+
+    `fixed` holds the first fixed version of each release; empty, nothing is to be fixed. A release before all of them
+    has no fix, one after them has it; a release before `since` never needed it.
+    """
+    numbers = _numbers(version)
+    if not numbers or not fixed or numbers < _numbers(since):
+        return False
+    versions = sorted(_numbers(text) for text in fixed)
+    for first in versions:
+        if numbers[:2] == first[:2]:
+            return numbers < first
+    return numbers < versions[-1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Parse a version of Slurm, such as `slurm-wlm 24.11.5`."""
+    found = re.search(r"\b(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
 def hostnames(nodelist: str) -> list[str]:

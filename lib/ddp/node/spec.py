@@ -59,6 +59,7 @@ class Container:
 
     image: str
     variables: str  # names of the variables that go before the image's, comma-separated
+    oci_fixed: tuple[str, ...] = ()  # the versions of Slurm whose OCI runtime is safe; empty: any
 
 
 @dataclasses.dataclass(frozen=True)

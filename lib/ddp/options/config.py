@@ -31,11 +31,13 @@ class Config(fields.Parsed):
         str, fields.matches(r"([a-z][a-z0-9-]*/[0-9]+)?", 80, "a unit such as trainer/0")
     ] = ""
     torch_build: fields.TorchBuild = "auto"
+    torch_version: fields.TorchVersion = ""
     torch_index: fields.Index = ""
     mlflow_tracking_uri: fields.Tracking = ""
     tensorboard: bool = False
     wandb: bool = False
     transformers: bool = False
+    accept_oci_risk: bool = False
 
 
 def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
@@ -86,11 +88,13 @@ def settings(config: Config) -> Settings:
         gid=about.pw_gid,
         payload=payload(),
         torch_build=config.torch_build,
+        torch_version=config.torch_version,
         torch_index=config.torch_index,
         mlflow_uri=config.mlflow_tracking_uri,
         tensorboard=config.tensorboard,
         wandb=config.wandb,
         transformers=config.transformers,
+        accept_oci_risk=config.accept_oci_risk,
         takes_any_script=True,
     )
 

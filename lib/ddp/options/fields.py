@@ -337,6 +337,13 @@ Lines = typing.Annotated[int, between(1, MAX_LINES)]
 Seconds = typing.Annotated[int, between(1, 30 * 86400)]
 Count = typing.Annotated[int, between(1, 1 << 20)]
 TorchBuild = typing.Annotated[str, among("auto", "cpu", "cuda")]
+_VERSION = r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}"
+TorchVersion = typing.Annotated[
+    str, matches(rf"({_VERSION})?", 11, "a version of torch such as 2.15.0")
+]
+Torch = typing.Annotated[
+    str, matches(rf"auto|cpu|cuda|{_VERSION}", 11, "auto, cpu, cuda, or a version such as 2.15.0")
+]
 Fabric = typing.Annotated[str, among(*fabrics.NAMES)]
 
 # Options of several verbs that set a directive of sbatch

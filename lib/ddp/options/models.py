@@ -79,6 +79,7 @@ class Training(Nodes):
     dataset: fields.Dataset | None = None
     fabric: fields.Fabric = "auto"
     container_image: fields.Image | None = None
+    accept_risk: bool = False
     profile: typing.Annotated[str, among("torch")] | None = None
     profile_ranks: fields.Ranks = "0"
     profile_steps: fields.Steps | None = None
@@ -250,7 +251,7 @@ class Report(CompareRuns):
 class InstallEnvironment(Parsed):
     """Options of env install."""
 
-    torch: fields.TorchBuild | None = None
+    torch: fields.Torch | None = None
     force: bool = False
     wheelhouse: fields.Path | None = None
 
@@ -262,7 +263,7 @@ class CreateEnvironment(Parsed):
     requirements: fields.Path | None = None
     project: fields.Path | None = None
     extra: fields.Names | None = None
-    torch: fields.TorchBuild | None = None
+    torch: fields.Torch | None = None
     force: bool = False
 
 

@@ -127,6 +127,15 @@ def is_installed() -> bool:
     return all(os.access(path, os.X_OK) for path in paths)
 
 
+def version() -> str:
+    """Return the version of Slurm's client on this host; empty if it does not say."""
+    try:
+        printed = run(binaries.find("scontrol"), "--version", timeout=10).stdout
+    except CommandError:
+        return ""
+    return printed.strip().rpartition(" ")[2]
+
+
 def ping() -> None:
     """Check that the controller answers. Raises NotAnsweringError."""
     try:

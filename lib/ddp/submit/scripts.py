@@ -13,6 +13,7 @@ from ddp.options import declared, fabrics, fields, models
 from ddp.problem import Command
 from ddp.project import copies
 from ddp.settings import Settings
+from ddp.slurm import advisories
 from ddp.submit import tokens
 from ddp.submit.resources import Request
 from ddp.workspace import folders, operations
@@ -150,7 +151,9 @@ class TrainingJob:
         if not image:
             return None
         names = ("PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *variables, *self.secrets)
-        return spec.Container(image, ",".join(names))
+        accepts = self.params.accept_risk or self.settings.accept_oci_risk
+        fixed = () if accepts else advisories.fix_of(advisories.OCI)
+        return spec.Container(image, ",".join(names), fixed)
 
     def _secrets_path(self) -> str:
         if not self.secrets:

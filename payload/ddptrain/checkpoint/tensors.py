@@ -73,7 +73,8 @@ def restore(found: stored.Checkpoint, module: nn.Module, optimizer: torch.optim.
     Learning rate, decay and the like stay as they are set.
     """
     if found.meta["format"] == DCP:
-        read_into(found.path, state_of(module, optimizer))
+        with _naming_a_newer_torch(found):
+            read_into(found.path, state_of(module, optimizer))
         return
     groups = [dict(group) for group in optimizer.param_groups]
     for group in groups:
@@ -84,6 +85,20 @@ def restore(found: stored.Checkpoint, module: nn.Module, optimizer: torch.optim.
         part.load_state_dict(files.retried(load))
     for group, settings in zip(optimizer.param_groups, groups, strict=True):
         group.update(settings)
+
+
+@contextlib.contextmanager
+def _naming_a_newer_torch(found: stored.Checkpoint) -> collections.abc.Iterator[None]:
+    """Name the torch that wrote what this one cannot read: 2.13 fails at the metadata of 2.15."""
+    made_by = str(found.meta.get("torch", ""))
+    try:
+        yield
+    except AssertionError as e:
+        if made_by in ("", torch.__version__):
+            raise
+        text = f"torch {torch.__version__} cannot read it: torch {made_by} wrote it"
+        remedy = "use that one, or a newer one"
+        raise stored.CheckpointError(f"{found.path}: {text}; {remedy}") from e
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ def facts(settings: object) -> Facts:
             "KillWait": "30 sec",
             "AuthInfo": "cred_expire=30",
             "SlurmdTimeout": "60 sec",
-            "SLURM_VERSION": "24.11.5",
+            "SLURM_VERSION": "25.11.8",
             "AccountingStorageType": "accounting_storage/slurmdbd",
         },
         manifests=(),

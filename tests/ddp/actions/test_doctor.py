@@ -44,7 +44,7 @@ def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settin
     assert shown["verdict"] == "a run can start"
     assert shown["nodes"].splitlines()[1].split()[:5] == [
         "slurmd-0",
-        "24.11.5",
+        "25.11.8",
         "3.12",
         "+0ms",
         "fuse.juicefs",

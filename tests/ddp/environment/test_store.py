@@ -117,6 +117,41 @@ def test_the_build_of_torch_is_the_option_or_what_the_cluster_has(
     assert [call[-1] for call in pip.calls if "torch==" in call[-1]] == [wanted]
 
 
+@pytest.mark.parametrize(
+    ("configured", "wanted", "torch"),
+    [
+        ("", None, "2.13.0+cpu"),
+        ("2.15.0", None, "2.15.0+cpu"),
+        ("2.15.0", "2.13.0", "2.13.0+cpu"),
+        ("2.15.0", "cuda", "2.15.0"),
+    ],
+)
+def test_the_version_of_torch_is_that_of_the_command_or_the_option(
+    settings: Settings,
+    pip: Pip,
+    cluster: Cluster,
+    configured: str,
+    wanted: str | None,
+    torch: str,
+):
+    settings = dataclasses.replace(settings, torch_build="cpu", torch_version=configured)
+    chosen = store.with_torch(settings, wanted)
+    assert store.Store(chosen).ensure(print).torch == torch
+    contents = settings.workspace.look()
+    assert store.Store(chosen).installed(contents) is not None
+    if chosen != settings:
+        assert store.Store(settings).installed(contents) is None
+
+
+def test_a_version_of_torch_that_is_not_tested_is_named(
+    settings: Settings, pip: Pip, cluster: Cluster
+):
+    lines: list[str] = []
+    untested = dataclasses.replace(settings, torch_version="2.14.0")
+    store.Store(untested).ensure(lines.append)
+    assert "torch 2.14.0 is not one that slurm-ddp is tested with: 2.13.0, 2.15.0" in lines
+
+
 def test_a_program_without_its_payload_reports_it(settings: Settings, pip: Pip, cluster: Cluster):
     (settings.payload / "requirements.txt").unlink()
     with pytest.raises(Problem, match=f"^{settings.payload} has no payload; install ddp again$"):

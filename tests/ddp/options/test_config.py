@@ -81,7 +81,7 @@ def test_a_variable_is_true_or_false(monkeypatch: pytest.MonkeyPatch, text: str,
     ("text", "words"),
     [
         ("workspace = ", "Invalid value (at "),
-        ('worksapce = "/mnt"', "worksapce: unknown option; there are: account, "),
+        ('worksapce = "/mnt"', "worksapce: unknown option; there are: accept-oci-risk, account, "),
         ("workspace = 3", "workspace: '3' is not allowed; an absolute path"),
         ('tensorboard = "yes"', "tensorboard: 'yes' is not allowed; true or false"),
         ('torch-build = "rocm"', "torch-build: 'rocm' is not allowed; one of: auto, cpu, cuda"),
@@ -120,11 +120,13 @@ def test_what_the_charm_writes_is_read_as_it_was():
         "account": "ubuntu",
         "unit": "trainer/0",
         "torch-build": "cpu",
+        "torch-version": "2.15.0",
         "torch-index": "https://example.org/simple",
         "mlflow-tracking-uri": "/mnt/shared/mlruns",
         "tensorboard": True,
         "wandb": True,
         "transformers": False,
+        "accept-oci-risk": False,
     }
     assert set(given) == {str(field.alias) for field in config.Config.model_fields.values()}
     config.SYSTEM.write_text(config.write(given))

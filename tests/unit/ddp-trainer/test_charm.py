@@ -82,6 +82,16 @@ def test_what_the_environment_lacks_for_an_option_is_named(ready: Trainer):
     assert ready.event("config_changed").unit_status.message.startswith("ready; ")
 
 
+def test_a_slurm_without_its_security_fixes_is_named_and_does_not_block(
+    ready: Trainer, cluster: Cluster
+):
+    ready.run("install-environment")
+    cluster.version = "25.11.2"
+    status = ready.event("update_status").unit_status
+    assert status.name == "active"
+    assert status.message.endswith("; Slurm 25.11.2 lacks security fixes: ddp doctor")
+
+
 SLURM = "is slurmctld up? else: juju integrate sackd slurmctld"
 MOUNT = "integrate shared-filesystem-client:juju-info with this machine's charm"
 HUNG = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")

@@ -29,7 +29,10 @@ def main(commit: str, name: str, *flags: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         place = pathlib.Path(scratch)
         archive = subprocess.run(
-            ["git", "archive", commit, "payload"], check=True, capture_output=True, cwd=HERE
+            ["git", "archive", commit, "payload"],
+            check=True,
+            capture_output=True,
+            cwd=HERE.parents[3],
         )
         subprocess.run(["tar", "-x", "-C", place], input=archive.stdout, check=True)
         _write_text(place / "text")
