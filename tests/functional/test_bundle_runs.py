@@ -246,6 +246,14 @@ def test_a_rotated_key_of_slurm_reaches_every_daemon(cluster: Cluster):
     test_everything_settles_active(cluster)
 
 
+def test_a_slurm_without_its_security_fixes_is_named(cluster: Cluster):
+    (version,) = set(cluster.on("sackd/0", "sinfo", "-hN", "-o", "%v").split())
+    report = cluster.ctl("run", "trainer/0", "doctor")
+    assert report.code == 0, report.err
+    line = f"Slurm {version} lacks security fixes, those of 2026-09-02 (CVE-2026-65107, -65108, "
+    assert line in report.out
+
+
 def test_destroy_leaves_nothing_behind(cluster: Cluster):
     network = json.loads(
         pathlib.Path(f"/var/lib/slurm-ddp/{cluster.model}/network.json").read_text()
