@@ -11,7 +11,7 @@ TEXTS = [
     for name, schema in about["params"].items()
     if "string" in schema["type"]
 ]
-FREE = ("args", "env")  # words for the user's program, of any characters
+FREE = ("args", "env", "again")  # words for the user's program, of any characters
 _HELD = json.loads((pathlib.Path(__file__).parent / "data" / "hostile_values.json").read_text())
 _LONG = ["a" * 5000, "a" * (1 << 20), "$(" * 2000, "\n" * 3000, "'" * 4096, "\x00" * 5000]
 NASTY: list[str] = [*_HELD["nasty"], *_LONG]

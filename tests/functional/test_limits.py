@@ -5,6 +5,7 @@ The programs know nothing of ddp: they save to a folder that their command names
 
 import collections.abc
 import json
+import re
 
 import pytest
 
@@ -35,6 +36,32 @@ for step in range(began + 1, began + 6 if began else 100000):
     print(f"rank {rank} step {step}", flush=True)
     time.sleep(0.5)
 """
+# Saves on SIGTERM as its trainer would, and continues from the folder that --resume names
+TRAINS = """
+import argparse, os, pathlib, signal, time
+try:
+    from transformers import Trainer
+except ImportError:
+    Trainer = None
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume", type=pathlib.Path)
+parser.add_argument("--out", type=pathlib.Path)
+options = parser.parse_args()
+rank = os.environ["RANK"]
+began = int((options.resume / "state.json").read_text()) if options.resume else 0
+def save(*_):
+    if rank == "0":
+        folder = options.out / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(str(step))
+        (options.out / f"checkpoint-{step + 1}").mkdir()  # one that was cut off
+        print("saved step", step, flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+for step in range(began + 1, began + 6 if began else 100000):
+    print(f"rank {rank} step {step} resume {options.resume}", flush=True)
+    time.sleep(0.5)
+"""
 STUBBORN = """
 import time
 while True:
@@ -46,7 +73,8 @@ while True:
 @pytest.fixture(scope="module")
 def limits(drills: Cluster) -> Cluster:
     """The cluster with the programs."""
-    for name, text in {"ordinary.py": ORDINARY, "stubborn.py": STUBBORN}.items():
+    scripts = {"ordinary.py": ORDINARY, "stubborn.py": STUBBORN, "trains.py": TRAINS}
+    for name, text in scripts.items():
         drills.on("sackd/0", "sh", "-c", f"cat > {CODE}/{name} <<'END'\n{text}\nEND\n")
     drills.on("sackd/0", "chmod", "1777", CODE)
     return drills
@@ -115,6 +143,29 @@ def test_the_stop_signal_reaches_every_rank_of_every_node(limits: Cluster):
     for rank in (0, 1):
         assert log.count(f"rank {rank} saved step") == 1
         assert log.count(f"rank {rank} step 1\n") == 1, "it went on where it was"
+
+
+@pytest.mark.parametrize("how", ["requeue", "limit"])
+def test_a_program_continues_from_its_newest_checkpoint_by_an_argument(limits: Cluster, how: str):
+    out = f"{CODE}/again-{how}"
+    limits.on("sackd/0", "rm", "-rf", out)
+    again = f"again=--resume {{latest:{out}/checkpoint-*:state.json}}"
+    options = [f"run=limits-again-{how}", f"args=--out {out}", again]
+    if how == "limit":
+        options += ["stop-signal=auto", "time-limit=0:02:00"]
+    job = submit(limits, "trains.py", *options, nodes=2)
+    until(limits, job, "rank 1 step 3 resume None")
+    if how == "requeue":
+        limits.on("sackd/0", "scontrol", "requeue", job["job-id"])
+    else:
+        until(limits, job, "is queued again", limit_s=LIMIT_S)
+    assert resume(limits, job)["Restarts"] == "1"
+    log = log_of(limits, job)
+    (step,) = re.findall(r"saved step (\d+)", log)
+    assert f"[RESTART] it continues with: --resume {out}/checkpoint-{step}\n" in log
+    for rank in (0, 1):
+        assert f"rank {rank} step {int(step) + 1} resume {out}/checkpoint-{step}" in log
+        assert log.count(f"rank {rank} step 1 ") == 1, "it went on where it was"
 
 
 @pytest.mark.long

@@ -62,6 +62,9 @@ def _check_for_pods(params: models.Render) -> None:
         raise ParameterError("env-file", text)
     if params.own_python:
         raise ParameterError("python", "pods have the image's own; omit it")
+    if params.again:
+        text = "Kubernetes starts a pod again with the same command; let the program look itself"
+        raise ParameterError("again", text)
 
 
 def _check_unchanged(run: str, kept: copies.Copy) -> None:

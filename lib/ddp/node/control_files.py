@@ -63,6 +63,14 @@ class ControlFiles:
         """Write the mark for `read_mark`."""
         self._write(f"{self._prefix}.limits", time_limit.dump(mark))
 
+    def first_start(self) -> float:
+        """Return when the run's first attempt began, 0 if that is now; note it for the next."""
+        path = f"{self._job.control}/first-attempt"
+        with contextlib.suppress(ValueError):
+            return float(self._read(path))
+        self._write(path, f"{time.time():.3f}\n")
+        return 0.0
+
     def outcome_path(self, attempt: str) -> str:
         """Return the file with an attempt's outcome."""
         return f"{self._job.control}/{attempt}.outcome"

@@ -2,11 +2,13 @@
 
 import contextlib
 import random
+import shlex
 import signal
 import subprocess
 import time
 
 from ddp.node import (
+    continuation,
     exit_codes,
     lifelines,
     network,
@@ -57,6 +59,8 @@ class Ranks:
         self.stalled = ""  # that it stands still, in words
         self.mark = time_limit.Mark(time.time(), -1, 1)  # where it began
         self._metrics_size = 0  # then
+        self._words: list[str] = []  # of the command, without those of `--again`
+        self._first_start = 0.0  # when the run's first attempt began, if `--again` is given
         self._stalled_at = -stall.APART_S  # when an attempt stood still last
         self._joined: set[str] = set()  # nodes whose tasks run
         self._step: subprocess.Popen[bytes] | None = None
@@ -79,7 +83,9 @@ class Ranks:
             self.ask_to_stop()
         # This run's own checkpoint goes before the one that it began from
         resume = "auto" if has_checkpoint else self._job.spec.resume
-        argv = self._command(_fill_in(words, resume))
+        filled = _fill_in(words, resume)
+        self._words = filled
+        argv = self._command([*filled, *self._words_to_continue()])
 
         lines = lifelines.Lifelines(self._on_joined, self._on_lost, self._env["HEAD_IP"])
         self._lines = lines
@@ -110,6 +116,34 @@ class Ranks:
         self._joined = set()
         self.stalled = ""
         return has_checkpoint
+
+    def _words_to_continue(self) -> tuple[str, ...]:
+        """Return the arguments of `--again`, if this attempt has something to continue from."""
+        if not self._job.spec.again:
+            return ()
+        began = self._files.first_start()
+        self._first_start = began or time.time()
+        if not began:
+            return ()
+        found = self._storage.do(self._find_checkpoint)
+        if found.missing:
+            spool.write(f"[RESTART] nothing to continue from: no {found.missing}")
+            return ()
+        spool.write(f"[RESTART] it continues with: {shlex.join(found.words)}")
+        return found.words
+
+    def _find_checkpoint(self) -> continuation.Filled:
+        job = self._job
+        again = job.spec.again
+        if not continuation.has_pattern(again):
+            places = time_limit.folders(job.run_dir, job.spec.workdir, self._words)
+            if not time_limit.has_saved(job.run_dir, places, self._first_start):
+                return continuation.Filled((), f"new file below {' or '.join(places)}")
+        return continuation.fill_in(again, job.run_dir, job.spec.workdir)
+
+    def _has_saved(self) -> bool:
+        """Return whether another attempt would continue by the arguments of `--again`."""
+        return bool(self._job.spec.again) and not self._find_checkpoint().missing
 
     def _command(self, words: list[str]) -> list[str]:
         return srun.command(
@@ -146,7 +180,7 @@ class Ranks:
             f" ranks_per_node={self._job.spec.ranks_per_node}"
         )
         self._step = srun.start(argv, self._env)
-        watch = stall.Watch(self._job.run_dir, self._on_stalled)
+        watch = stall.Watch(self._job.run_dir, self._on_stalled, self._has_saved)
         spool.remove_old(self._job.spec.cache)  # while the ranks start
         self.code = exit_codes.exit_code(self._step.wait())
         watch.close()

@@ -95,6 +95,7 @@ class JobSpec:
     nodes: int = 0  # that the ranks use, if the job has spare ones; 0: all of the job's
     payload: str = ""  # folder with the payload's package, for an image and the user's own Python
     stop_signal: str = ""  # to the ranks as they are asked to stop, such as USR1; "": $STOP_FILE
+    again: tuple[str, ...] = ()  # arguments with which the program continues: ddp.node.continuation
 
 
 @dataclasses.dataclass(frozen=True)

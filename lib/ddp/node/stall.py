@@ -42,8 +42,15 @@ _HALTED = (processes.STOPPED, processes.TRACED, processes.ENDED)
 class Watch:
     """Reads the metrics of an attempt that begins now; reports once that it stands still."""
 
-    def __init__(self, run_dir: str, on_stalled: collections.abc.Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        on_stalled: collections.abc.Callable[[str], None],
+        has_saved: collections.abc.Callable[[], bool] = bool,
+    ) -> None:
+        """`has_saved` says of a program with `--again` whether it has what to continue from."""
         self._run_dir = run_dir
+        self._has_saved = has_saved
         self._on_stalled = on_stalled
         self._began = time.time()
         self._over = threading.Event()
@@ -65,7 +72,9 @@ class Watch:
     def _look(self) -> str:
         lines = small_files.tail(pathlib.Path(self._run_dir, "metrics.jsonl"), _TAIL_BYTES)
         words = judge(lines, self._began, time.time())
-        has_checkpoint = os.path.exists(f"{self._run_dir}/latest")
+        if not words:
+            return ""
+        has_checkpoint = os.path.exists(f"{self._run_dir}/latest") or self._has_saved()
         return words if has_checkpoint else ""  # without one all progress would be lost
 
 

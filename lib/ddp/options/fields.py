@@ -14,7 +14,7 @@ import typing
 
 import pydantic
 
-from ddp.node import output_metrics
+from ddp.node import continuation, output_metrics
 from ddp.options import fabrics
 from ddp.problem import ParameterError, shown
 from slurm_ddp.slurm import times
@@ -217,6 +217,11 @@ def _check_metric(value: str) -> str:
     return value
 
 
+def _check_again(value: str) -> str:
+    continuation.check(shlex.split(_check_words(value)))
+    return value
+
+
 _WORD = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _PATH = r"/[A-Za-z0-9._/+@=-]*"
 _PATH_RULE = "an absolute path of letters, digits and . _ / + @ = -"
@@ -257,6 +262,9 @@ Dataset = typing.Annotated[
 ]
 Words = typing.Annotated[
     str, matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell", _check_words)
+]
+Again = typing.Annotated[
+    str, matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell", _check_again)
 ]
 Metrics = typing.Annotated[
     str, matches(r"[ -~\n]*", 2000, "NAME=TEXT with printable ASCII", _check_metric)

@@ -85,7 +85,8 @@ class Training(Nodes):
     profile_steps: fields.Steps | None = None
     max_requeues: typing.Annotated[int, between(0, 1000)] = 16
     max_restarts: typing.Annotated[int, between(0, 100)] = 0
-    stop_signal: typing.Annotated[str, among("TERM", "USR1", "USR2", "INT")] | None = None
+    stop_signal: typing.Annotated[str, among("auto", "TERM", "USR1", "USR2", "INT")] | None = None
+    again: fields.Again = ""
     spare_nodes: typing.Annotated[int, between(0, 64)] = 0
     environment: fields.Name | None = None
     python: fields.Python = "auto"

@@ -126,6 +126,7 @@ class TrainingJob:
             nodes=request.num_nodes if request.spare_nodes else 0,
             payload=program.payload,
             stop_signal=params.stop_signal or "",
+            again=tuple(shlex.split(params.again)),
         )
 
     def _variables(self, start: copies.Start) -> dict[str, str]:

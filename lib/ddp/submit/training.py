@@ -22,6 +22,7 @@ from ddp.submit import (
     resources,
     scripts,
     tokens,
+    trainers,
     workloads,
 )
 from ddp.workspace import checks
@@ -156,6 +157,7 @@ def check(
     named = _name(workspace, workload, run)
     notes.remark(named.remark)
     workload.check(case, named)
+    workload, params = _choose_stop_signal(workload, notes)
     notes.add(_check_environment(settings, params, contents))
     if params.env_file and not settings.takes_any_script:  # an operator's: the submit user reads it
         checks.check_inside(workspace, "env-file", params.env_file, kinds=("file",))
@@ -165,6 +167,20 @@ def check(
         settings, params, request, workload, named, contents, array, notes, secrets=secrets
     )
     return dataclasses.replace(checked, verdict=_ask_slurm(checked))
+
+
+def _choose_stop_signal(
+    workload: workloads.Workload, notes: workloads.Notes
+) -> tuple[workloads.Workload, models.Training]:
+    """Replace the stop-signal `auto` by the one of the program's trainer.
+
+    Raises ParameterError.
+    """
+    params = workload.params
+    signal, remark = trainers.choose(workload.workspace, params)
+    notes.remark(remark)
+    params = params.model_copy(update={"stop_signal": signal})
+    return dataclasses.replace(workload, params=params), params
 
 
 def _ask_slurm(checked: Checked) -> str:

@@ -141,6 +141,9 @@ class Payload(Workload):
         if self.params.metric:
             text = f"only a script has it; the workload {self.kind} measures by itself"
             raise ParameterError("metric", text)
+        if self.params.again:
+            text = f"only a script has it; the workload {self.kind} continues by itself"
+            raise ParameterError("again", text)
         folder = str(self.workspace.runs / run.name)
         words = self.params.words
         case.notes.add(
