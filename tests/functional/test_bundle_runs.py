@@ -228,26 +228,6 @@ def test_a_unit_comes_and_goes(cluster: Cluster):
     test_everything_settles_active(cluster)
 
 
-def test_a_rotated_key_of_slurm_reaches_every_daemon(cluster: Cluster):
-    def keys(unit: str) -> list[str]:
-        known = json.loads(cluster.on(unit, "cat", "/etc/slurm/slurm.jwks"))
-        return [key["kid"] for key in known["keys"]]
-
-    # slurmd gets a new process at a reload, too; only a restart makes its unit active again
-    active_since = "systemctl show slurmd --property=ActiveEnterTimestampMonotonic".split()
-    began = cluster.on("slurmd/0", *active_since)
-    cluster.ok("run", "slurmctld/leader", "rotate-auth-key")
-    newest = keys("slurmctld/0")[-1]
-    for unit in ("sackd/0", "slurmd/0", "slurmd/1", "slurmdbd/0", "slurmrestd/0"):
-        assert keys(unit) == [newest]
-    now = cluster.on("slurmd/0", *active_since)
-    assert (now == began) == IS_2604, "upstream's main reloads slurmd, its track restarts it"
-    for unit in ("slurmd/0", "slurmd/1"):
-        eventually(lambda unit=unit: check_node(cluster, unit.replace("/", "-")))
-    assert cluster.on("sackd/0", "srun", "-N2", "-t1", "hostname").split()
-    test_everything_settles_active(cluster)
-
-
 def test_a_slurm_without_its_security_fixes_is_named(cluster: Cluster):
     (version,) = set(cluster.on("sackd/0", "sinfo", "-hN", "-o", "%v").split())
     report = cluster.ctl("run", "trainer/0", "doctor")
