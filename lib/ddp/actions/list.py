@@ -124,6 +124,7 @@ def describe(run: Run) -> dict[str, object]:
         "where": None,
         "elapsed_s": run.figure("elapsed_s"),
         "step": run.step,
+        "step_unit": None if run.step is None else run.step_unit,
         "total_steps": run.total_steps,
         "loss": run.loss,
         "val_loss": run.metrics.last("val_loss"),
@@ -161,6 +162,8 @@ def _row(run: Run, positions: Positions) -> tuple[str, ...]:
     elapsed = None
     if found["elapsed_s"] is not None:
         elapsed = times.format_time(int(typing.cast(float, found["elapsed_s"])))
+    if run.step is not None and run.metrics.is_counted:
+        found["step"] = f"{run.step} lines"
     names = ("kind", "state", "nodes", "step", "loss", "best_loss")
     cells = [*(found[name] for name in names), rate, elapsed, _where(run, positions)[:80]]
     return (run.name[:64], *map(catalog.cell, cells))

@@ -1,4 +1,7 @@
-"""Read numbers from rank 0's output by the texts of `--metric`; append them to metrics.jsonl.
+"""Read numbers from rank 0's output, and append them to metrics.jsonl.
+
+The texts of `--metric` say which; without them those of known trainers are found, unless the
+program writes to metrics.jsonl itself.
 
 A text is what stands around a number, with {} for the number, such as "loss: {}". It is no regular
 expression: looking for it takes a time that a line's length bounds.
@@ -17,11 +20,13 @@ import threading
 import time
 import typing
 
-from ddp.node import spool
+from ddp.node import spool, trainer_outputs
 
 LONGEST_LINE = 1000  # characters of a line that are searched
 PLACE = "{}"  # of the number in a text
 _PAUSE_S = 1.0
+_LOOKING_S = 10.0  # between two looks for files of trainers
+_PATIENCE = 12  # looks that found nothing; then they are six times as rare
 _TAIL_BYTES = 1 << 16
 _NUMBER = re.compile(
     r" ?([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?(?:nan|inf(?:inity)?)(?![a-z_]))",
@@ -87,6 +92,7 @@ class Lines:
         self._texts = {name: Text(text) for name, text in texts}
         self._first = next((name for name in self._texts if name != "step"), "")
         self._is_counted = "step" not in self._texts
+        self.has_texts = bool(self._texts)
         self.step = 0
         # Of each loss: step and value, for readers of the file's end
         self.best: dict[str, typing.Any] = {}
@@ -106,6 +112,8 @@ class Lines:
         if not found:
             return {}
         record: dict[str, typing.Any] = {"kind": "step", "step": self.step, **found}
+        if self._is_counted:
+            record["counted"] = True
         if self.best:
             record["best"] = self.best
         return record
@@ -133,10 +141,17 @@ class Lines:
 class Scanner:
     """Follows rank 0's output below a folder of logs; waits while the filesystem fails."""
 
-    def __init__(self, logs: str, target: str, texts: Texts) -> None:
+    def __init__(
+        self, logs: str, target: str, texts: Texts, places: collections.abc.Iterable[str] = ()
+    ) -> None:
+        """Without texts, look for the output of known trainers, and their files in `places`."""
         self._logs = logs
         self._target = target
         self._lines = Lines(texts)
+        self._places = list(places)
+        self._trainer: _Trainer | None = None
+        self._size: int | None = None  # of the target, as this program left it
+        self._has_begun = False  # the first record of this attempt is written
         # Up to where a file is read, and its line that has not ended
         self._files: dict[str, tuple[int, bytes]] = {}
         self._waiting: list[str] = []
@@ -152,35 +167,60 @@ class Scanner:
 
     def _work(self) -> None:
         began = time.time()
+        with contextlib.suppress(OSError):
+            self._begin()  # what is there already is not this attempt's
         is_last = False
         while not (is_last and not self._waiting):
             is_last = self._over.wait(_PAUSE_S)
             with contextlib.suppress(OSError):  # the next pass tries again
                 self._begin()
-                records = [
-                    record
-                    for path in self._outputs()
-                    for record in self._read(path, is_last=is_last)
-                ]
+                if self._trainer is not None and self._is_written_by_program():
+                    return
+                records = self._read_all(is_last=is_last)
                 now = time.time()
-                for number, record in enumerate(
-                    records, 1
-                ):  # those of one pass are spread evenly over its time
-                    record["time"] = began + (now - began) * number / len(records)
-                    self._waiting.append(json.dumps(record))
+                # Those of one pass are spread evenly over its time
+                for number, record in enumerate(records, 1):
+                    record.setdefault("time", began + (now - began) * number / len(records))
+                    self._add(record)
                 began = now
                 self._write()
+
+    def _read_all(self, *, is_last: bool) -> list[dict[str, typing.Any]]:
+        """Return the records that are new in rank 0's output, or in the files of its trainer."""
+        records: list[dict[str, typing.Any]] = []
+        for path in self._outputs():
+            records += self._read(path, is_last=is_last)
+        if self._trainer is not None:
+            records += self._trainer.take(is_last=is_last)
+        return records
+
+    def _add(self, record: dict[str, typing.Any]) -> None:
+        if not self._has_begun:
+            record["begins"] = True  # an attempt: the pause before it belongs to no step
+            self._has_begun = True
+        self._waiting.append(json.dumps(record))
+
+    def _is_written_by_program(self) -> bool:
+        """Return whether the program itself writes to metrics.jsonl."""
+        size = 0
+        with contextlib.suppress(FileNotFoundError):
+            size = os.stat(self._target).st_size
+        return size != self._size
 
     def _begin(self) -> None:
         if self._has_read:
             return
+        self._size = 0
         with contextlib.suppress(FileNotFoundError), open(self._target, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             tail = file.read()
             self._waiting += (
                 [""] if tail and not tail.endswith(b"\n") else []
             )  # a crash cut the last line
+            self._size = file.tell()
             self._lines.resume(tail.decode(errors="replace"))
+        if not self._lines.has_texts:
+            self._trainer = _Trainer(self._places, self._lines)
         self._has_read = True
 
     def _outputs(self) -> list[str]:
@@ -200,16 +240,69 @@ class Scanner:
                 offset += len(data)
                 *lines, rest = _ENDS.split(rest + data)
                 rest = rest[: 4 * LONGEST_LINE]
-                yield from filter(
-                    None, (self._lines.record(line.decode(errors="replace")) for line in lines)
-                )
+                yield from self._take(path, lines)
         if is_last and rest:
-            yield from filter(None, [self._lines.record(rest.decode(errors="replace"))])
+            yield from self._take(path, [rest])
             rest = b""
         self._files[path] = (offset, rest)
+
+    def _take(
+        self, path: str, lines: list[bytes]
+    ) -> collections.abc.Iterator[dict[str, typing.Any]]:
+        """Return the records of lines; those of a trainer come when their step is known."""
+        stream = os.path.basename(path).removesuffix(".log")
+        for line in lines:
+            text = line.decode(errors="replace")
+            if self._trainer is not None:
+                self._trainer.add_line(stream, text)
+            elif record := self._lines.record(text):
+                yield record
 
     def _write(self) -> None:
         if self._waiting:
             with open(self._target, "a", encoding="utf-8") as file:
                 file.write("".join(f"{line}\n" for line in self._waiting))
+                self._size = file.tell()
             self._waiting.clear()
+
+
+class _Trainer:
+    """The records of a known trainer: of what it prints, or else of a file that it writes."""
+
+    def __init__(self, places: list[str], before: Lines) -> None:
+        """`before` is what metrics.jsonl has of earlier attempts."""
+        self._printed = trainer_outputs.Printed(before.step)
+        self._files = trainer_outputs.Files(places)
+        self._is_printing = False
+        self._looked_at = time.monotonic()
+        self._num_looks = 0
+        self._best = before.best
+
+    def add_line(self, stream: str, line: str) -> None:
+        """Take a line of rank 0's output."""
+        self._printed.add_line(stream, line)
+
+    def take(self, *, is_last: bool) -> list[dict[str, typing.Any]]:
+        """Return the records that are new."""
+        records = self._printed.take(is_last=is_last)
+        self._is_printing = self._is_printing or bool(records)
+        if not self._is_printing and (is_last or self._is_time_to_look()):
+            records = self._files.take()
+            self._num_looks = 0 if records else self._num_looks + 1
+        for record in records:
+            self._note_best(record)
+        return records
+
+    def _is_time_to_look(self) -> bool:
+        pause_s = _LOOKING_S if self._num_looks < _PATIENCE else 6 * _LOOKING_S
+        if time.monotonic() - self._looked_at < pause_s:
+            return False
+        self._looked_at = time.monotonic()
+        return True
+
+    def _note_best(self, record: dict[str, typing.Any]) -> None:
+        for name in {"loss", "val_loss"} & record.keys():
+            if record[name] < self._best.get(name, (0, math.inf))[1]:
+                self._best[name] = (record["step"], record[name])
+        if self._best:
+            record["best"] = dict(self._best)

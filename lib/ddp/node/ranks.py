@@ -219,9 +219,6 @@ class Ranks:
 
     def first_step(self) -> int:
         """Return the first step that this attempt logged; -1 if unknown."""
-        metrics = dict(self._job.spec.metrics)
-        if metrics and "step" not in metrics:  # our count of lines goes on over all attempts
-            return -1
         return time_limit.first_step(self._metrics, self._metrics_size)
 
     def _on_joined(self, host: str) -> None:

@@ -28,6 +28,7 @@ from ddp.node import (
     spec,
     spool,
     storage,
+    time_limit,
     torchrun,
 )
 
@@ -68,7 +69,7 @@ class Task:
 
         witness = storage.Witness(self.spec_path)
         agent = self._start_agent(python, words, logs)
-        scanner = self._scanner(logs)
+        scanner = self._scanner(logs, words)
         code = self._end(exit_codes.exit_code(agent.wait()))
         if code:
             self._report_failure(witness)
@@ -162,11 +163,13 @@ class Task:
                 os.rmdir(above)
                 above = os.path.dirname(above)
 
-    def _scanner(self, logs: str) -> output_metrics.Scanner | None:
-        """Start to read numbers from rank 0's output, if this node has it and the job names any."""
-        if self.number != "0" or not self.job.metrics:
+    def _scanner(self, logs: str, words: list[str]) -> output_metrics.Scanner | None:
+        """Start to read numbers from the output of a user's program, if this node has rank 0."""
+        if self.number != "0" or self.job.leaves_outcome:
             return None
-        return output_metrics.Scanner(logs, f"{self.run_dir}/metrics.jsonl", self.job.metrics)
+        places = time_limit.folders(self.run_dir, self.job.workdir, words)
+        target = f"{self.run_dir}/metrics.jsonl"
+        return output_metrics.Scanner(logs, target, self.job.metrics, places)
 
     def _start_agent(
         self, python: interpreter.Interpreter, words: list[str], logs: str

@@ -101,8 +101,10 @@ def first_step(path: str, offset: int) -> int:
         return -1
     for line in text.splitlines():
         try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
+            record = json.loads(line)
+            # A count of lines goes on over all attempts
+            return -1 if record.get("counted") else int(record["step"])
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return -1
 

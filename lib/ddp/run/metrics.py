@@ -122,6 +122,7 @@ class Metrics:
     step: int | None = None
     total_steps: int | None = None
     time: float | None = None  # of the last step
+    is_counted: bool = False  # the steps are counted lines of the output
     num_records: int = 0
     bad_lines: int = 0
     # Time and step of the last records
@@ -182,7 +183,7 @@ class Metrics:
 
     @property
     def steps_per_second(self) -> float | None:
-        """The rate of the last steps, evaluations and checkpoints included."""
+        """The rate of the attempt's last steps, evaluations and checkpoints included."""
         if not self.recent:
             return None
         began, first = self.recent[0]
@@ -201,6 +202,7 @@ class Metrics:
             self.checkpoint = record
         elif kind == "start":
             self.slowest = {}
+            self.recent.clear()  # the pause before an attempt belongs to no step
             self.start = record
             self.total_steps = untrusted.whole(record.get("total_steps")) or self.total_steps
         else:
@@ -225,11 +227,13 @@ class Metrics:
     def _add_step(self, step: float, record: untrusted.Json) -> None:
         self.slowest = untrusted.as_object(record.get("slowest")) or self.slowest
         self.step = untrusted.whole(step)
+        self.is_counted = record.get("counted") is True
         self.time = untrusted.real(record.get("time"))
         self.total_steps = untrusted.whole(record.get("total_steps")) or self.total_steps
         if self.time is None or not 0 < self.time < _LARGEST:
             return
-        if self.recent and self.recent[-1][1] > step:
+        is_behind = bool(self.recent) and self.recent[-1][1] > step
+        if is_behind or record.get("begins") is True:
             self.recent.clear()
         if not self.recent or self.recent[-1][1] < step:  # a step may have several lines
             self.recent.append((self.time, step))

@@ -171,6 +171,11 @@ class Run:
         return reported if reported >= 0 else None
 
     @property
+    def step_unit(self) -> str:
+        """What `step` counts: steps, or lines of the output in which no step was found."""
+        return "lines" if self.metrics.is_counted else "steps"
+
+    @property
     def total_steps(self) -> int | None:
         """The number of steps in all. Runs of earlier releases have it in their settings only."""
         found = self.metrics.total_steps or untrusted.whole(self.config.get("steps")) or 0
@@ -219,7 +224,7 @@ class Run:
             if value:
                 return value, unit
         if self.kind == "script" and self.metrics.steps_per_second:
-            return self.metrics.steps_per_second, "steps"
+            return self.metrics.steps_per_second, self.step_unit
         return None
 
     @property

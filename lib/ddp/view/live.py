@@ -128,7 +128,7 @@ def _head(run: Run) -> rich.text.Text:
 def _progress(run: Run, width: int) -> rich.table.Table:
     step = run.step or 0
     total = run.total_steps
-    words = f"step {step}"
+    words = f"{step} lines" if run.metrics.is_counted else f"step {step}"
     if total:
         part = min(1.0, step / total)
         words += f" of {total} ({part:.0%})"

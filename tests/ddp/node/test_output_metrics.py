@@ -90,7 +90,7 @@ def test_no_line_is_lost_wherever_the_output_is_cut(
 
 def test_a_later_attempt_counts_on_and_a_step_of_several_lines_has_a_rate(tmp_path: pathlib.Path):
     found = metrics.Metrics()
-    for number, values in enumerate(((3.0, 1.0), (2.0,))):
+    for number, values in enumerate(((3.0, 1.0), (2.0, 1.5))):
         folder = tmp_path / str(number)
         folder.mkdir()
         if number:
@@ -103,8 +103,9 @@ def test_a_later_attempt_counts_on_and_a_step_of_several_lines_has_a_rate(tmp_pa
             LOSS,
             ("acc", "acc {}"),
         )
-    assert found.points("loss", 9) == [(1, 3.0), (2, 1.0), (3, 2.0)]
-    assert found.points("acc", 9) == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    assert found.points("loss", 9) == [(1, 3.0), (2, 1.0), (3, 2.0), (4, 1.5)]
+    assert found.points("acc", 9) == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.5)]
+    assert found.is_counted
     assert found.lowest("loss") == (2, 1.0)
     assert found.steps_per_second is not None
 
