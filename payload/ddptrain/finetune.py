@@ -6,12 +6,12 @@ import pathlib
 import shutil
 import typing
 
-import torch
 from torch import Tensor, nn
 
-from ddptrain import model
+from ddptrain import causal_model, model
 from ddptrain.data import prepare, shards, tokenizers
 from ddptrain.ground import errors, files, log
+from ddptrain.model_folder import judge
 from ddptrain.options import config
 
 _PROBE = "Hello world"
@@ -40,10 +40,9 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
     A folder counts as JSON lines when it has no dataset.json; `val.jsonl` in it is the validation set.
     """
     assert settings.model_local_dir is not None
-    if not (settings.model_local_dir / "config.json").is_file():
-        what = f"--model-local-dir {settings.model_local_dir} holds no model"
-        raise errors.UserError(f"{what}: it has no config.json")
     tokenizer_dir = settings.tokenizer_local_dir or settings.model_local_dir
+    judge.check(settings.model_local_dir, settings.tokenizer_local_dir)
+    causal_model.Described(settings.model_local_dir)
     if (settings.data / shards.MANIFEST).exists():
         _check_tokenizer(shards.open_dataset(settings.data), tokenizer_dir)
         return _with_learned_tokens(settings.data)
@@ -95,44 +94,50 @@ def _check_tokenizer(dataset: shards.Dataset, folder: pathlib.Path) -> None:
 def model_kind(
     folder: pathlib.Path, dataset: shards.Dataset, settings: config.Config
 ) -> model.Kind:
-    """Return the model in a folder, to be loaded later. Raises UserError when folder and data do not fit."""
-    transformers = tokenizers.need_transformers("--model-local-dir")
-    try:
-        described = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as e:
-        raise errors.UserError(
-            f"--model-local-dir {folder} holds no model: {str(e).splitlines()[0]}"
-        ) from e
-    if dataset.vocab > described.vocab_size:
-        text = f"the dataset's tokenizer has {dataset.vocab} ids, the model in {folder} knows {described.vocab_size}"
-        raise errors.UserError(f"{text}; give its own --tokenizer-local-dir")
-    longest = getattr(described, "max_position_embeddings", None)
-    if longest is not None and settings.seq_len is not None and settings.seq_len > longest:
-        raise errors.UserError(
-            f"--seq-len {settings.seq_len}: the model in {folder} reads at most {longest} tokens"
-        )
+    """Return the model in a folder, to be loaded later.
 
-    def build() -> nn.Module:
-        try:
-            load = transformers.AutoModelForCausalLM.from_pretrained
-            core = load(str(folder), local_files_only=True, dtype=torch.float32)
-        except (OSError, ValueError, RuntimeError) as e:
-            raise errors.UserError(
-                f"--model-local-dir {folder} cannot be loaded: {str(e).splitlines()[0]}"
-            ) from e
-        return Wrapped(core)
+    Raises UserError when folder and data do not fit.
+    """
+    described = causal_model.Described(folder)
+    longest = described.longest
+    if longest is not None and settings.seq_len is not None and settings.seq_len > longest:
+        text = f"--seq-len {settings.seq_len}: the model in {folder} reads at most {longest} tokens"
+        raise errors.UserError(text)
 
     digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
-    log.emit("MODEL", f"fine-tuning {described.model_type}", folder=folder)
+    log.emit("MODEL", f"fine-tuning {described.kind}", folder=folder)
     identity = {
         "kind": "finetune",
-        "type": described.model_type,
+        "type": described.kind,
         "config_sha256": digest,
         "seq_len": settings.seq_len,
     }
-    with torch.device("meta"):
-        parameters = model.num_parameters(transformers.AutoModelForCausalLM.from_config(described))
-    return model.Kind(identity, parameters, build)
+    num_ids = _needed_ids(described, dataset)
+    if num_ids is not None:
+        identity["vocab"] = num_ids
+
+    def build() -> nn.Module:
+        return Wrapped(described.load(num_ids))
+
+    return model.Kind(identity, described.num_parameters, build)
+
+
+def _needed_ids(described: causal_model.Described, dataset: shards.Dataset) -> int | None:
+    """Return how many rows of embeddings the texts need, if that is more than the model has.
+
+    An id that no text uses needs none: models are often smaller than their tokenizer.
+    """
+    known = described.num_ids
+    if dataset.vocab <= known:
+        return None
+    every = (shard for split in shards.SPLITS for shard in dataset.splits[split])
+    highest = max(shards.highest_id(shard, masked=dataset.masked) for shard in every)
+    what = f"the tokenizer has {dataset.vocab} ids, the model {known}"
+    if highest < known:
+        log.emit("MODEL", f"{what}; no text uses the others")
+        return None
+    log.warn("MODEL", f"{what}, and the texts use the others: its embeddings grow")
+    return dataset.vocab
 
 
 def export(wrapped: Wrapped, settings: config.Config, output: pathlib.Path) -> None:

@@ -23,11 +23,11 @@ def test_the_page_shows_the_rooms_from_the_top_down(contract: str, package: str,
     page = (rules.ROOT / "docs" / "explanation" / "architecture.md").read_text()
     table = page.partition(head)[2].partition("\n\n")[0]
     shown = [
-        re.findall(r"`([a-z]+)`", row.split("|")[1])
+        re.findall(r"`([a-z_]+)`", row.split("|")[1])
         for row in table.splitlines()
         if row.startswith("| `")
     ]
-    assert shown == [re.findall(rf"{package}\.([a-z]+)", layer) for layer in LAYERS[contract]]
+    assert shown == [re.findall(rf"{package}\.([a-z_]+)", layer) for layer in LAYERS[contract]]
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_every_room_is_a_layer(contract: str, folder: str):
         if path.suffix == ".py" or path.is_dir()
     }
     found -= {"__init__", "__main__", "__pycache__"}
-    assert found == set(re.findall(r"\w+\.([a-z]+)", layers))
+    assert found == set(re.findall(r"\w+\.([a-z_]+)", layers))

@@ -103,6 +103,14 @@ def num_learned(shard: Shard, eot_id: int, *, masked: bool) -> int:
     return int(np.count_nonzero((tokens != eot_id) & (bit is None or tokens >> bit == 0)))
 
 
+def highest_id(shard: Shard, *, masked: bool) -> int:
+    """Return the highest token id in a shard; -1 for one without tokens."""
+    tokens = np.fromfile(shard.path, dtype=shard.dtype, offset=HEADER_BYTES)
+    if masked:
+        tokens &= (1 << (tokens.itemsize * 8 - 1)) - 1
+    return int(tokens.max(initial=0)) if tokens.size else -1
+
+
 def read_header(path: pathlib.Path) -> Shard:
     """Return the shard that a file says it is. Raises ShardError when it is none or has another length."""
     try:

@@ -9,6 +9,7 @@ import pathlib
 import sys
 
 from ddptrain.ground import errors
+from ddptrain.model_folder import judge
 from ddptrain.options import config, flags, recipe, smoke_options
 
 _COMMANDS = {
@@ -31,12 +32,19 @@ def check(command: str, prog: str, words: collections.abc.Sequence[str]) -> str 
     _, take = _COMMANDS[command]
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # of --help
-            take(parser.parse_args(words))
+            settings = take(parser.parse_args(words))
+        _check_model(settings)
     except errors.UserError as e:
         return str(e)
     except SystemExit:
         return f"--help is no option of a run; type: {prog} --help"
     return None
+
+
+def _check_model(settings: config.Config | smoke_options.Options) -> None:
+    """Check the folder of the model that is tuned, if there is one. Raises UserError."""
+    if isinstance(settings, config.Config) and settings.model_local_dir is not None:
+        judge.check(settings.model_local_dir, settings.tokenizer_local_dir)
 
 
 def changes(words: collections.abc.Sequence[str]) -> list[str]:

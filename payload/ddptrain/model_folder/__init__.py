@@ -1,0 +1,1 @@
+"""The folder of a model that transformers saved, judged by its files."""
