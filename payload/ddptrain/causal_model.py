@@ -20,7 +20,7 @@ class Described:
     """A model by its configuration, its weights not read yet."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Raises UserError if transformers knows no causal language model of this kind."""
+        """Read the configuration. Raises UserError if transformers knows no causal language model of this kind."""
         self.folder = folder
         self._library = tokenizers.need_transformers(_FLAG)
         with _refusals(folder, "holds no causal language model"):
@@ -35,7 +35,6 @@ class Described:
         text = self._config.get_text_config()
         self.num_ids: int = text.vocab_size
         self.longest: int | None = getattr(text, "max_position_embeddings", None)
-        self.width = core.get_input_embeddings().weight.shape[1]
 
     @property
     def kind(self) -> str:
@@ -70,14 +69,14 @@ class Described:
         """Refuse a model whose output at a position depends on later tokens. Raises UserError."""
         was_training = core.training
         core.eval()
-        tokens_BT = torch.arange(_PROBE_LENGTH)[None] % self.num_ids
+        length = min(_PROBE_LENGTH, self.longest or _PROBE_LENGTH)
+        tokens_BT = torch.arange(length)[None] % self.num_ids
         before_BTV = core(input_ids=tokens_BT, use_cache=False).logits
         tokens_BT[0, -1] = self.num_ids - 1
         after_BTV = core(input_ids=tokens_BT, use_cache=False).logits
         core.train(was_training)
 
-        earlier = slice(0, _PROBE_LENGTH - 1)
-        change = (before_BTV - after_BTV)[:, earlier].abs().max()
+        change = (before_BTV - after_BTV)[:, :-1].abs().max()
         if change > 1e-4 * before_BTV.abs().max():
             what = f"{_FLAG} {self.folder} holds {self.kind}, which reads text in both directions"
             raise errors.UserError(f"{what}; give a model that predicts the next token")
@@ -119,7 +118,7 @@ def _resize(core: typing.Any, num_ids: int) -> None:
 
 
 def _freeze_all_but_text(core: typing.Any) -> None:
-    """Keep the parts of a model that see or hear as they are: text gives them no gradient."""
+    """Freeze the vision and audio parts of a multimodal model: text gives them no gradient."""
     if core.config.get_text_config() is core.config:
         return
     used = {id(p) for p in core.get_decoder().parameters()}

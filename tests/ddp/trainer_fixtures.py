@@ -54,7 +54,7 @@ def small_payload(folder: pathlib.Path) -> pathlib.Path:
     package = folder / "ddptrain"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("__version__ = '0'\n")
-    for room in ("ground", "options"):
+    for room in ("ground", "options", "model_folder"):
         shutil.copytree(
             PAYLOAD / "ddptrain" / room,
             package / room,

@@ -38,15 +38,13 @@ def check_models(
 ) -> tuple[str, ...]:
     """Return the folders of the models that are tuned.
 
-    Raises ParameterError if one cannot be used.
+    The payload judges their files with the other arguments. Raises ParameterError if a folder
+    cannot be read.
     """
     for flag, path in named:
         if not has_transformers:
             raise _needs_transformers()
         checks.check_inside(workspace, flag, path, kinds=("folder",))
-        if flag == MODEL and workspace.locate(f"{path}/config.json").kind != "file":
-            text = f"{path} has no config.json; save the model there with save_pretrained"
-            raise ParameterError(flag, text)
     return tuple(sorted(path for flag, path in named if flag == MODEL))
 
 

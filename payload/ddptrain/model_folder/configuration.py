@@ -31,7 +31,7 @@ def check(path: pathlib.Path, described: Values) -> None:
     """Refuse a model that is not of the kind that is tuned here. Raises UserError."""
     kind = described.get("model_type")
     if not isinstance(kind, str):
-        saved_files.refuse(path, "has no model_type: it is no model's configuration")
+        saved_files.refuse(path, "has no model_type: it does not describe a model")
     if described.get("is_encoder_decoder"):
         saved_files.refuse(path, f"describes {kind}, an encoder with a decoder", _OTHER_MODEL)
 
@@ -47,7 +47,7 @@ def check(path: pathlib.Path, described: Values) -> None:
 
 
 def text_part(described: Values) -> Values:
-    """Return the part about text of a model that also sees or hears, or else the whole."""
+    """Return the text part of a multimodal model, or the whole configuration."""
     part = described.get("text_config")
     if isinstance(part, dict):
         return typing.cast(Values, part)

@@ -4,9 +4,7 @@ Standard library only, in milliseconds for all but the tokenizer: it runs where 
 and again before rank 0 makes the tokens. What it does not know passes: transformers judges.
 """
 
-import collections.abc
 import pathlib
-import typing
 
 from ddptrain.ground import errors
 from ddptrain.model_folder import configuration, saved_files, weights
@@ -31,23 +29,21 @@ _TELLING = ("generation_config.json", _TOKENIZER, "tokenizer_config.json")
 _MAY_BE_ALIKE = ("special_tokens_map.json", "added_tokens.json")  # old ones, of few tokens
 
 
-def check(model: pathlib.Path, tokenizer: pathlib.Path | None = None) -> list[str]:
+def check(model: pathlib.Path, tokenizer: pathlib.Path | None = None) -> None:
     """Check a model's folder, and its tokenizer's if that is another one.
 
-    Returns remarks on what is taken all the same. Raises UserError: one line that names the file
-    and the remedy.
+    Raises UserError: one line that names the file and the remedy.
     """
     config = _check_place(model)
     texts: dict[pathlib.Path, bytes] = {}
     described = _read_object(config, texts)
     configuration.check(config, described)
     _read_if_there(model / "generation_config.json", texts)
-    num_ids = _check_tokenizer(tokenizer or model, texts)
+    _check_tokenizer(tokenizer or model, texts)
     _check_alike(texts)
 
     shapes = weights.check(model)
     configuration.check_embeddings(config, described, shapes)
-    return _compare_ids(tokenizer or model, num_ids, model, described)
 
 
 def _check_place(model: pathlib.Path) -> pathlib.Path:
@@ -73,14 +69,15 @@ def _read_object(path: pathlib.Path, texts: dict[pathlib.Path, bytes]) -> config
     return content
 
 
-def _read_if_there(
-    path: pathlib.Path, texts: dict[pathlib.Path, bytes]
-) -> configuration.Values | None:
-    return _read_object(path, texts) if path.exists() else None
+def _read_if_there(path: pathlib.Path, texts: dict[pathlib.Path, bytes]) -> None:
+    if path.exists():
+        _read_object(path, texts)
 
 
-def _check_tokenizer(place: pathlib.Path, texts: dict[pathlib.Path, bytes]) -> int | None:
-    """Check a tokenizer's files, and return its number of ids if that is known. Raises UserError."""
+def _check_tokenizer(place: pathlib.Path, texts: dict[pathlib.Path, bytes]) -> None:
+    """Check the files of a tokenizer that transformers reads. Raises UserError."""
+    if not place.exists():
+        return  # who loads it names the option
     folder = place if place.is_dir() else place.parent
     whole = folder / _TOKENIZER if place.is_dir() else place
     for name in _TOKENIZER_JSON:
@@ -92,7 +89,10 @@ def _check_tokenizer(place: pathlib.Path, texts: dict[pathlib.Path, bytes]) -> i
         saved_files.check_template(template, texts[template])
 
     if whole.exists():
-        return _count_ids(whole, _read_object(whole, texts))
+        content = _read_object(whole, texts)
+        if not isinstance(content.get("model"), dict):
+            saved_files.refuse(whole, "is not a tokenizer: it has no model")
+        return
     for name in _VOCABULARIES:
         path = folder / name
         if not path.exists():
@@ -100,55 +100,14 @@ def _check_tokenizer(place: pathlib.Path, texts: dict[pathlib.Path, bytes]) -> i
         saved_files.read_start(path)
         if path.suffix == ".json":
             _read_object(path, texts)
-    return None
-
-
-def _count_ids(path: pathlib.Path, tokenizer: configuration.Values) -> int | None:
-    """Return the highest id of a tokenizer.json and 1; None if its form is unknown.
-
-    Raises UserError if it is none.
-    """
-    core = tokenizer.get("model")
-    if not isinstance(core, dict):
-        saved_files.refuse(path, "is no tokenizer: it has no model")
-    vocabulary = typing.cast(configuration.Values, core).get("vocab")
-    ids = [-1]
-    if isinstance(vocabulary, dict):
-        ids += _numbers(typing.cast(configuration.Values, vocabulary).values())
-    elif isinstance(vocabulary, list):  # Unigram's: pairs, their place is the id
-        ids.append(len(typing.cast(list[object], vocabulary)) - 1)
-    else:
-        return None
-    for token in tokenizer.get("added_tokens") or ():
-        if isinstance(token, dict):
-            ids += _numbers([typing.cast(configuration.Values, token).get("id")])
-    return max(ids) + 1
-
-
-def _numbers(values: collections.abc.Iterable[object]) -> list[int]:
-    return [value for value in values if isinstance(value, int)]
 
 
 def _check_alike(texts: dict[pathlib.Path, bytes]) -> None:
     """Refuse two files with the same content: one has replaced the other. Raises UserError."""
     owners: dict[bytes, pathlib.Path] = {}
     for path, content in texts.items():
-        if path.name in _MAY_BE_ALIKE:
+        if path.name in _MAY_BE_ALIKE or content.strip() == b"{}":
             continue
         other = owners.setdefault(content, path)
         if other != path:
             saved_files.refuse(path, f"has the same content as {other}", "download both again")
-
-
-def _compare_ids(
-    tokenizer: pathlib.Path,
-    num_ids: int | None,
-    model: pathlib.Path,
-    described: configuration.Values,
-) -> list[str]:
-    """Return a remark if a tokenizer has more ids than the model."""
-    known = configuration.text_part(described).get("vocab_size")
-    if num_ids is None or not isinstance(known, int) or num_ids <= known:
-        return []
-    what = f"the tokenizer in {tokenizer} has {num_ids} ids, the model in {model} knows {known}"
-    return [f"{what}; its embeddings grow if the texts use the others"]

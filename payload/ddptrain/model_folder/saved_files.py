@@ -15,6 +15,7 @@ AGAIN = "download it again"
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _BLOCK = re.compile(r"\{%[-+]?\s*(end)?(if|for|macro|call|filter|block|generation)\b")
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
 def refuse(path: pathlib.Path, what: str, remedy: str = AGAIN) -> typing.NoReturn:
@@ -73,11 +74,12 @@ def kind_of(content: dict[str, typing.Any]) -> str:
 
 def check_template(path: pathlib.Path, content: bytes) -> None:
     """Check that a chat template is a template, and ends where it should. Raises UserError."""
-    text = content.decode(errors="replace")
+    text = _COMMENT.sub("", content.decode(errors="replace"))
     if "{{" not in text and "{%" not in text:
-        refuse(path, "is no chat template")
-    depth = 0
+        refuse(path, "is not a chat template")
+    num_open = 0
     for match in _BLOCK.finditer(text):
-        depth += -1 if match[1] else 1
-    if depth or text.count("{%") != text.count("%}") or text.count("{{") > text.count("}}"):
-        refuse(path, "is cut short or damaged")
+        num_open += -1 if match[1] else 1
+    is_cut = text.rfind("{{") > text.rfind("}}") or text.rfind("{%") > text.rfind("%}")
+    if is_cut or num_open > 0:
+        refuse(path, "is cut short")

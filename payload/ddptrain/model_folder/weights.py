@@ -97,7 +97,7 @@ def _read_safetensors(path: pathlib.Path) -> Shapes:
     size = path.stat().st_size
     header_bytes = int.from_bytes(start[:8], "little")
     if header_bytes > _MOST_HEADER_BYTES or start[8:9] not in (b"{", b""):
-        saved_files.refuse(path, "is no safetensors file")
+        saved_files.refuse(path, "is not a safetensors file")
     if size < 8 + header_bytes:
         saved_files.refuse(path, "is cut short: it ends within its header")
 
@@ -148,11 +148,11 @@ def _check_zip(path: pathlib.Path) -> None:
     if start.startswith(b"\x80"):
         return
     if not start.startswith(b"PK"):
-        saved_files.refuse(path, "is no file of torch.save")
+        saved_files.refuse(path, "is not a file of torch.save")
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile):
         saved_files.refuse(path, "is cut short or damaged")
     if not any(name.endswith("/data.pkl") for name in names):
-        saved_files.refuse(path, "is no file of torch.save")
+        saved_files.refuse(path, "is not a file of torch.save")

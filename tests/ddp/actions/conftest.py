@@ -61,13 +61,22 @@ def trainer(
     return Trainer(workspace, charm_dir, {"workspace": str(workspace)})
 
 
+def make_model(folder: pathlib.Path) -> None:
+    """Make the smallest folder that the payload takes for a whole model."""
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 2}')
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}}')
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(8)
+    (folder / "model.safetensors").write_bytes(content)
+
+
 @pytest.fixture
 def model(trainer: Trainer) -> pathlib.Path:
     """A model's folder and JSON lines in the workspace, and the option set."""
     trainer.config["transformers"] = True
     folder = trainer.workspace / "models" / "tiny"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    make_model(folder)
     (trainer.workspace / "chat.jsonl").write_text('{"text": "hello"}\n')
     (trainer.workspace / "chat").mkdir()
     (trainer.workspace / "chat" / "train.jsonl").write_text('{"text": "hello"}\n')

@@ -1,6 +1,7 @@
 """Fine-tuning a local model: what the option brings, and what is refused before anything is submitted."""
 
 import pathlib
+import shutil
 
 import pytest
 import yaml
@@ -105,6 +106,29 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert trainer.files() == before
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(("file", "content", "words"), CASES["a_model_is_judged_by_its_files"])
+def test_a_model_is_judged_by_its_files(
+    trainer: Trainer,
+    model: pathlib.Path,
+    cluster: Cluster,
+    pip: Pip,
+    file: str,
+    content: str,
+    words: str,
+    dry_run: bool,
+):
+    (model / file).write_text(content)
+    before = trainer.files()
+    data = str(trainer.workspace / "chat")
+    error = trainer.fails(
+        "submit-ddp", args=f"--model-local-dir {model}", dataset=data, dry_run=dry_run
+    )
+    assert error == f"args: {model / file} {words.format(model=model)}"
+    assert (cluster.changes, pip.calls) == ([], [])
+    assert trainer.files() == before
+
+
 def test_each_run_of_a_sweep_is_checked(
     trainer: Trainer, model: pathlib.Path, cluster: Cluster, pip: Pip
 ):
@@ -112,6 +136,11 @@ def test_each_run_of_a_sweep_is_checked(
     error = trainer.fails("submit-sweep", grid=f"model-local-dir={model},{absent}", dataset=data)
     assert error == f"--model-local-dir: {absent} does not exist"
     assert cluster.changes == []
+    damaged = trainer.workspace / "models" / "cut"
+    shutil.copytree(model, damaged)
+    (damaged / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-1])
+    error = trainer.fails("submit-sweep", grid=f"model-local-dir={model},{damaged}", dataset=data)
+    assert error.startswith(f"options of run 1: {damaged}/model.safetensors is cut short")
     trainer.run("submit-sweep", grid=f"model-local-dir={model} lr=0.1,0.2", dataset=data, nodes=1)
     assert cluster.jobs
     error = trainer.fails("submit-sweep", grid=f"tokenizer-local-dir={model}", dataset=data)
