@@ -86,9 +86,11 @@ def xids(option: str) -> collections.abc.Iterator[core.Metric]:
         levels = gpu_xids.parse(option)
     found: collections.Counter[tuple[str, str]] = collections.Counter()
     for line in gpu_xids.logged("cat", timeout=_LOG_S):
-        if match := gpu_xids.LINE.search(line):
-            finding = gpu_xids.judge(line, levels)
-            found[match[2], finding.level if finding else "none"] += 1
+        match = gpu_xids.LINE.search(line)
+        finding = gpu_xids.judge(line, levels)
+        if match or finding:
+            xid = match[2] if match else "unknown"
+            found[xid, finding.level if finding else "none"] += 1
     samples = [
         ({"xid": xid, "level": level}, float(count))
         for (xid, level), count in sorted(found.items())

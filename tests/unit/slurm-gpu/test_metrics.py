@@ -89,6 +89,7 @@ def test_xids_count_by_number_and_what_the_check_makes_of_them(
         f"gpu_xid_errors_total[{xid},{level}]": 2 if xid == "79" else 1
         for xid, level in levels.items()
     }
+    wanted["gpu_xid_errors_total[unknown,warn]"] = 1  # a line that no pattern fits
     assert samples(metrics.xids(option)) == wanted
 
 

@@ -53,8 +53,43 @@ def test_no_process_and_nothing_around_the_document_changes_a_verdict(
 )
 @pytest.mark.parametrize(("card", "code"), [(HEALTHY, 0), (BAD, 1)])
 def test_a_process_is_no_fault_of_a_card(scene: Scene, name: str, card: dict[str, str], code: int):
-    scene.smi(f"WARNING: infoROM is corrupted at gpu {BUS}\n{busy(answer(card), name)}")
+    scene.smi(busy(answer(card), name))
     assert scene.check() == code
+
+
+@pytest.mark.parametrize(("card", "level"), [(HEALTHY, "warn"), (BAD, "drain")])
+@pytest.mark.parametrize("form", ["{line}\n{xml}", "{xml}{line}\n", "{xml}\n\n {line} "])
+def test_a_line_around_the_document_is_a_warning(
+    scene: Scene, capsys: pytest.CaptureFixture[str], card: dict[str, str], level: str, form: str
+):
+    """nvidia-smi -q -x exits with 0 on a corrupt infoROM."""
+    line = f"WARNING: infoROM is corrupted at gpu {BUS}"
+    scene.smi(form.format(line=line, xml=busy(answer(card), "python")))
+    assert scene.check() == health.EXIT_STATUS[level]
+    out = json.loads(capsys.readouterr().out)
+    assert [one["text"] for one in out["findings"] if one["level"] == "warn"] == [
+        f"nvidia-smi: {line}"
+    ]
+
+
+line_of_text = st.text(
+    st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters="<")
+)
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(
+    before=st.lists(line_of_text, max_size=8), after=st.lists(line_of_text, max_size=8), name=names
+)
+def test_each_line_around_the_document_is_in_a_remark(
+    before: list[str], after: list[str], name: list[str]
+):
+    document = busy(answer(HEALTHY), "".join(name))
+    found = smi.remarks("\n".join([*before, document, *after]))
+    lines = [" ".join(line.split())[:120] for line in (*before, *after)]
+    printed = list(dict.fromkeys(line for line in lines if line))
+    assert found[:5] == printed[:5]
+    assert len(found) == min(len(printed), 6)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,9 @@ _NAME = re.compile(r"<process_name>.*?</process_name>(?=\s*<used_memory>)", re.D
 _PROCESSES = re.compile(
     r"<processes>.*</processes>|<accounted_processes>.*</accounted_processes>", re.DOTALL
 )
+# What the document itself begins with
+_PROLOGUE = re.compile(r"<\?xml [^>]*\?>|<!DOCTYPE [^>]*>")
+_LINE_CHARS, _NUM_REMARKS = 120, 5
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -67,37 +70,81 @@ class Rule(typing.NamedTuple):
     level: str
     text: str  # with the field's value as {}
     good: str | int  # the value that is fine, or the greatest number that is
+    bad: tuple[str, ...] = ()  # the words that are not; numbers have none
+
+    def kind(self, value: str) -> str:
+        """Return which kind of value this is: ABSENT, GOOD, BAD, or ODD if nobody documents it."""
+        if value in NOT_REPORTED:
+            return ABSENT
+        if isinstance(self.good, int):
+            if not _NUMBER.fullmatch(value):
+                return ODD
+            return BAD if int(value) > self.good else GOOD
+        if value == self.good:
+            return GOOD
+        return BAD if value in self.bad else ODD
 
 
+ABSENT, GOOD, BAD, ODD = "absent", "good", "bad", "odd"
+# nvidia-smi(1): "N/A" and "Not Supported" stand for what a card lacks, `--query-gpu` has the third for a field that a
+# later driver took away. Tables have them in brackets. Words of errors ("Unknown Error", "ERR!") are no data.
+NOT_REPORTED = frozenset(
+    {"", "N/A", "Not Supported", "Deprecated", "Requested functionality has been deprecated"}
+)
+# NvmlErrorString of nvml.h
+LOST_CARDS = {"GPU is lost": "reboot", "GPU requires reset": "reset it"}
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+_YES, _ACTIVE = ("Yes",), ("Active",)
+# NVIDIA's "GPU Memory Error Management" and nvmlDeviceGpuRecoveryAction_t of nvml.h; both spellings are in use
+_RECOVERY = (
+    "Reset",
+    "GPU Reset",
+    "GPU Reset Required",
+    "Reboot",
+    "Node Reboot",
+    "Node Reboot Required",
+    "Drain P2P",
+    "Drain and Reset",
+    "Bus Reset",
+)
+# nvmlGpuFabricState_t of nvml.h
+_UNFINISHED = ("Not Started", "In Progress")
+# What registering with the fabric can fail with: the words of nvmlReturn_t (DCGM's nvml_error_strings.h), but for those
+# that say nothing of the fabric: "Unknown Error" and "Insufficient Permissions" are an answer that is an error
+_FABRIC_ERRORS = (
+    "Uninitialized",
+    "Invalid Argument",
+    "Already Initialized",
+    "Not Found",
+    "Insufficient Size",
+    "Insufficient External Power",
+    "Driver Not Loaded",
+    "Timeout",
+    "Interrupt Request Issue",
+    "NVML Shared Library Not Found",
+    "Function Not Found",
+    "Corrupted infoROM",
+    "GPU access blocked by the operating system",
+    "Driver/library version mismatch",
+    "In use by another client",
+    "Insufficient Memory",
+    "Insufficient Resources",
+)
 _ECC, _SLOW = "ecc_errors/volatile/", "clocks_event_reasons/clocks_event_reason_hw_"
+_ROWS, _FABRIC = "remapped_rows/remapped_row_", "is nvidia-fabricmanager running?"
 _DOUBLE = "retired_pages/double_bit_retirement/retired_count"
 _SINGLE = "retired_pages/multiple_single_bit_retirement/retired_count"
+_SRAM = "ecc_errors/aggregate/sram_threshold_exceeded"
 # Elements as in nvsmi_device_v12.dtd. Thresholds: NVIDIA's "GPU Memory Error Management" (row remapping, SRAM
 # threshold), "Dynamic Page Retirement" (a card may be returned from 60 retired pages on) and "GPU Debug Guidelines" (a
 # volatile uncorrectable error asks for a reset). Correctable errors are repaired; Azure's node checks count so many.
+# fmt: off
 RULES = (
-    Rule("recovery", "gpu_recovery_action", DRAIN, "recovery action {}", "None"),
-    Rule(
-        "row-remap",
-        "remapped_rows/remapped_row_failure",
-        DRAIN,
-        "row remapping failed: replace it",
-        "No",
-    ),
-    Rule(
-        "row-remap",
-        "remapped_rows/remapped_row_pending",
-        DRAIN,
-        "row remapping pending: reset it",
-        "No",
-    ),
-    Rule(
-        "retired",
-        "retired_pages/pending_retirement",
-        DRAIN,
-        "page retirement pending: reset it",
-        "No",
-    ),
+    Rule("recovery", "gpu_recovery_action", DRAIN, "recovery action {}", "None", _RECOVERY),
+    Rule("row-remap", f"{_ROWS}failure", DRAIN, "row remapping failed: replace it", "No", _YES),
+    Rule("row-remap", f"{_ROWS}pending", DRAIN, "row remapping pending: reset it", "No", _YES),
+    Rule("retired", "retired_pages/pending_retirement", DRAIN, "page retirement pending: reset it", "No", _YES),
     Rule("retired", _DOUBLE, DRAIN, "{} pages retired for double-bit errors: replace it", 60),
     Rule("retired", _SINGLE, DRAIN, "{} pages retired for single-bit errors: replace it", 60),
     Rule("ecc", f"{_ECC}dram_correctable", WARN, "{} correctable DRAM errors", 20_000_000),
@@ -106,48 +153,19 @@ RULES = (
     Rule("ecc", f"{_ECC}sram_uncorrectable", DRAIN, "{} uncorrectable SRAM errors: reset it", 0),
     Rule("ecc", f"{_ECC}sram_uncorrectable_parity", DRAIN, "{} SRAM parity errors: reset it", 0),
     Rule("ecc", f"{_ECC}sram_uncorrectable_secded", DRAIN, "{} SRAM SEC-DED errors: reset it", 0),
-    Rule(
-        "sram",
-        "ecc_errors/aggregate/sram_threshold_exceeded",
-        DRAIN,
-        "SRAM error threshold: replace it",
-        "No",
-    ),
-    Rule(
-        "repair",
-        "ecc_errors/channel_repair_pending",
-        DRAIN,
-        "channel repair pending: reset it",
-        "No",
-    ),
-    Rule("repair", "ecc_errors/tpc_repair_pending", DRAIN, "TPC repair pending: reset it", "No"),
-    Rule("thermal", f"{_SLOW}thermal_slowdown", WARN, "slowed down by heat", "Not Active"),
-    Rule(
-        "power",
-        f"{_SLOW}power_brake_slowdown",
-        WARN,
-        "slowed down by the power supply",
-        "Not Active",
-    ),
-    Rule(
-        "fabric",
-        "fabric/state",
-        DRAIN,
-        "fabric/state {}: is nvidia-fabricmanager running?",
-        "Completed",
-    ),
-    Rule(
-        "fabric",
-        "fabric/status",
-        DRAIN,
-        "fabric/status {}: is nvidia-fabricmanager running?",
-        "Success",
-    ),
+    Rule("sram", _SRAM, DRAIN, "SRAM error threshold: replace it", "No", _YES),
+    Rule("repair", "ecc_errors/channel_repair_pending", DRAIN, "channel repair pending: reset it", "No", _YES),
+    Rule("repair", "ecc_errors/tpc_repair_pending", DRAIN, "TPC repair pending: reset it", "No", _YES),
+    Rule("thermal", f"{_SLOW}thermal_slowdown", WARN, "slowed down by heat", "Not Active", _ACTIVE),
+    Rule("power", f"{_SLOW}power_brake_slowdown", WARN, "slowed down by the power supply", "Not Active", _ACTIVE),
+    Rule("fabric", "fabric/state", DRAIN, f"fabric/state {{}}: {_FABRIC}", "Completed", _UNFINISHED),
+    Rule("fabric", "fabric/status", DRAIN, f"fabric/status {{}}: {_FABRIC}", "Success", _FABRIC_ERRORS),
 )
+# fmt: on
 # The fields of `nvidia-smi --query-gpu` by which NVML reports the same without XML
 FIELDS = {
-    "remapped_rows/remapped_row_failure": "remapped_rows.failure",
-    "remapped_rows/remapped_row_pending": "remapped_rows.pending",
+    f"{_ROWS}failure": "remapped_rows.failure",
+    f"{_ROWS}pending": "remapped_rows.pending",
     "retired_pages/pending_retirement": "retired_pages.pending",
     _DOUBLE: "retired_pages.double_bit.count",
     _SINGLE: "retired_pages.single_bit_ecc.count",
@@ -185,6 +203,19 @@ def read(printed: str) -> list[Card]:
     return [_card(card[1], text[card.end() : end]) for card, end in zip(cards, ends, strict=True)]
 
 
+def remarks(printed: str) -> list[str]:
+    """Return the lines that nvidia-smi printed around the document, such as "WARNING: infoROM is corrupted at gpu ...".
+
+    It exits with 0 all the same. Long lines are cut; of many lines the first come, then their number.
+    """
+    around = _PROLOGUE.sub("", _DOCUMENT.sub("\n", printed, count=1))
+    lines = [" ".join(line.split()) for line in around.splitlines()]
+    said = list(dict.fromkeys(line[:_LINE_CHARS] for line in lines if line))
+    if len(said) > _NUM_REMARKS:
+        return [*said[:_NUM_REMARKS], f"and {len(said) - _NUM_REMARKS} more lines"]
+    return said
+
+
 def read_table(printed: str) -> list[Card]:
     """Return the cards of the answer to `QUERY`. Raises `UnreadableError`."""
     cards: list[Card] = []
@@ -201,8 +232,20 @@ def _card(bus_id: str, text: str) -> Card:
     body = _NO_XML.sub("", _PROCESSES.sub("", text))
     gpu = ET.Element("gpu")
     gpu.extend([element for name in _READ if (element := _element(body, name)) is not None])
-    values = {rule.path: gpu.findtext(rule.path) or "" for rule in RULES}
+    values = {rule.path: _value(gpu, rule.path) for rule in RULES}
     return Card(pci.spell(bus_id), values, len(gpu.findall("mig_devices/mig_device")) or 1)
+
+
+def _value(gpu: ET.Element, path: str) -> str:
+    """Return an element's text; that of its parent if it has a word in place of elements, such as `N/A`."""
+    at = gpu
+    for name in path.split("/"):
+        below = at.find(name)
+        if below is None:
+            is_word = at is not gpu and len(at) == 0
+            return (at.text or "") if is_word else ""
+        at = below
+    return at.text or ""
 
 
 def _element(body: str, name: str) -> ET.Element | None:

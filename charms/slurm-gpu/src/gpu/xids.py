@@ -37,13 +37,26 @@ TABLE: dict[int, tuple[str, str]] = {
     167: (DRAIN, "PCIe fatal timeout: reset it"),
     168: (DRAIN, "errors in protected memory: reboot, and switch ECC on if it is off"),
 }
+# Xids that ask for nothing of the machine: those of the catalog that an application causes or that it says to ignore
+OF_PROGRAMS = frozenset(
+    {
+        *(8, 11, 13, 25, 31, 32, 37, 38, *range(39, 42), 43, 44, 45, 60, 66, 67, *range(68, 73)),
+        *(*range(75, 78), 80, *range(82, 87), 88, 89, 93, *range(96, 106), 106, 107, 121),
+        *(*range(126, 136), 137, 139, 141, 152, 153, 157, 160, 161),
+    }
+)
 # Xids to drain for only if the line asks for it: 154 names the recovery action ("GPU recovery action changed from 0x0
 # (None) to 0x1 (GPU Reset Required)"), those of NVLink 5 whether they are fatal.
 _BY_TEXT: dict[int, tuple[str, str]] = {
     154: (r"to 0x[0-9a-fA-F]+ \((?!None\))([^)]*)\)", "{}"),
     **dict.fromkeys(range(144, 151), (r"Fatal", "fatal NVLink error")),
 }
-LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
+# NVIDIA's "Xid Errors", how they are reported: with MIG the GPU instance and its compute instance follow the card,
+# (PCI:0000:01:00 GPU-I:05) and (PCI:0000:01:00 GPU-I:05 GPU-CI:00)
+LINE = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): (\d+)(.*)"
+)
+_ANY = re.compile(r"NVRM: Xid.*")
 
 
 def parse(text: str) -> dict[int, str]:
@@ -79,16 +92,27 @@ def logged(output: str, *, timeout: float) -> list[str]:
 
 
 def judge(line: str, levels: collections.abc.Mapping[int, str] | None = None) -> smi.Finding | None:
-    """Judge one line of the kernel's log, with the option's levels; None if it asks for nothing."""
+    """Judge one line of the kernel's log, with the option's levels; None if it asks for nothing.
+
+    A line about an Xid that no pattern fits, and an Xid that is not known here, are warnings.
+    """
     match = LINE.search(line)
     if match is None:
-        return None
+        found = _ANY.search(line)
+        return smi.Finding(WARN, "xid", f"not understood: {found[0]:.100}") if found else None
     code = int(match[2])
-    level, text = TABLE.get(code, ("", ""))
-    if levels and code in levels:
-        level, text = levels[code], text or "to drain for by option"
-    elif code in _BY_TEXT:
-        pattern, form = _BY_TEXT[code]
-        found = re.search(pattern, match[3])
-        level, text = (DRAIN, form.format(*found.groups())) if found else ("", "")
+    level, text = _asked(code, match[3], levels or {})
     return smi.Finding(level, "xid", f"Xid {code}: {text}", pci.spell(match[1])) if level else None
+
+
+def _asked(code: int, rest: str, levels: collections.abc.Mapping[int, str]) -> tuple[str, str]:
+    """Return what an Xid asks for, by the rest of its line; ("", "") for nothing."""
+    if code in levels:
+        return levels[code], TABLE.get(code, ("", ""))[1] or "to drain for by option"
+    if code in _BY_TEXT:
+        pattern, form = _BY_TEXT[code]
+        found = re.search(pattern, rest)
+        return (DRAIN, form.format(*found.groups())) if found else ("", "")
+    if code in OF_PROGRAMS:
+        return "", ""
+    return TABLE.get(code, (WARN, f"unknown here, see NVIDIA's Xid errors:{rest.lstrip(',')[:60]}"))

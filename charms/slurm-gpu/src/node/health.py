@@ -7,8 +7,8 @@ It prints one JSON object, and exits 0 without a finding, 2 with warnings only, 
 the node with a reason that begins with `gpu-health: `, and resumes a node with such a reason after two passes without a
 finding to drain for; what holds more than a third of the nodes within minutes is a warning on the rest (node/fleet.py).
 --xids names Xids to drain for (+) besides those of the table, and Xids to ignore (-). A value that a card does not
-support is no fault, and an answer that cannot be read a warning; a query that fails or hangs is a fault. Standard
-library only: the charm packs it with its imports.
+support is no fault; what cannot be read or is not known (a word, an Xid, a line beside the answer) is a warning with
+its text; a query that fails or hangs is a fault. Standard library only: the charm packs it with its imports.
 """
 
 import argparse
@@ -44,13 +44,6 @@ _FABRIC_SETTLES_S = 300.0  # a fabric manager has the cards of a host ready with
 
 WARN, DRAIN = LEVELS = smi.LEVELS
 EXIT_STATUS = {"ok": 0, DRAIN: 1, WARN: 2}
-
-_UNKNOWN = frozenset(  # tables have them in brackets
-    {"", "N/A", "Unknown Error", "Not Supported", "Unknown", "ERR!", "Insufficient Permissions"}
-)
-# NvmlErrorString of nvml.h
-_NO_ANSWER = {"GPU is lost": "reboot", "GPU requires reset": "reset it"}
-_OPPOSITE = {"No": "Yes", "Not Active": "Active"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,30 +152,39 @@ def examine(node: nodes.Node | None, levels: dict[int, str], state: State) -> li
 
 
 def judge(card: smi.Card) -> list[Finding]:
-    """Apply the rules to one card."""
+    """Apply the rules to one card. Words that nobody documents, errors among them, are one warning for each word."""
     findings: list[Finding] = []
+    odd: dict[str, list[str]] = {}  # paths by their value
+    is_joining = (
+        False  # the fabric, whose status counts only once the state is "Completed" (nvml.h)
+    )
     for rule in smi.RULES:
         value = card.values.get(rule.path, "").strip(" \t\r\n[]")
-        if value in _NO_ANSWER:
-            return [Finding(DRAIN, "query", f"{value}: {_NO_ANSWER[value]}", card.bus_id)]
-        is_bad = (
-            value.isdigit() and int(value) > rule.good
-            if isinstance(rule.good, int)
-            else value != rule.good
-        )
-        if value in _UNKNOWN or not is_bad:
+        if value in smi.LOST_CARDS:
+            text = f"{value}: {smi.LOST_CARDS[value]}"
+            return [Finding(DRAIN, "query", text, card.bus_id)]
+        if rule.check == "fabric" and is_joining:
             continue
-        if rule.check == "fabric" and (
-            _is_settling() or "fabric" in (finding.check for finding in findings)
-        ):
+
+        kind = rule.kind(value)
+        if kind == smi.ODD:
+            odd.setdefault(value, []).append(rule.path)
+        if kind != smi.BAD:
             continue
-        if value != _OPPOSITE.get(str(rule.good), value):  # a later driver's word
-            findings.append(
-                Finding(WARN, "query", f"{rule.path} cannot be read: {value!r:.60}", card.bus_id)
-            )
-            continue
+        if rule.check == "fabric":
+            is_joining = True
+            if _is_settling():
+                continue
         findings.append(Finding(rule.level, rule.check, rule.text.format(value), card.bus_id))
-    return findings
+    return findings + [_odd(value, paths, card.bus_id) for value, paths in odd.items()]
+
+
+def _odd(value: str, paths: list[str], bus_id: str) -> Finding:
+    """Warn of a word that is neither a known value nor a known fault."""
+    text = f"{paths[0]} cannot be read: {value!r:.60}"
+    if len(paths) > 1:
+        text += f" (as {len(paths) - 1} more values)"
+    return Finding(WARN, "query", text, bus_id)
 
 
 def act(
@@ -305,9 +307,11 @@ def _ask_driver() -> tuple[list[smi.Card], list[Finding]]:
         )
     printed, findings = _query("-q", "-x")
     try:
-        return smi.read(printed), findings
+        cards = smi.read(printed)
     except smi.UnreadableError as e:
         findings.append(Finding(WARN, "query", f"nvidia-smi -q -x cannot be read: {e}"))
+    else:
+        return cards, [*findings, *_remarks(printed)]
     printed, more = _query(*smi.QUERY, unknown=WARN)
     try:
         return smi.read_table(printed), [*findings, *more]
@@ -330,6 +334,11 @@ def _query(*options: str, unknown: str = DRAIN) -> tuple[str, list[Finding]]:
     if level == DRAIN:
         raise CommandError(trouble.text)
     return done.stdout, [trouble]
+
+
+def _remarks(printed: str) -> list[Finding]:
+    """Warn of each line that nvidia-smi printed beside its answer."""
+    return [Finding(WARN, "query", f"nvidia-smi: {line}") for line in smi.remarks(printed)]
 
 
 def _killed(name: str) -> list[str]:

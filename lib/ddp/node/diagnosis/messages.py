@@ -58,9 +58,10 @@ def _of_system(number: int, words: str) -> str:
 MACHINE_FAULTS = (
     MachineFault(
         r"(?:\[ *\d+\.\d+\] |\S[^\[\]]{0,60} kernel: (?:\[ *\d+\.\d+\] )?)?"
-        r"NVRM: Xid \(PCI:[\da-fA-F:.]+\): (?!(?:13|31|43|45|68|69), )\d+, ",
-        source="NVIDIA's kernel driver, as dmesg and the journal print it; the Xids left out are a"
-        " program's by NVIDIA's catalog of Xids",
+        r"NVRM: Xid \(PCI:[\da-fA-F:.]+(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): "
+        r"(?!(?:13|31|43|45|68|69), )\d+, ",
+        source="NVIDIA's kernel driver, as dmesg and the journal print it, with MIG's instances"
+        " behind the card; the Xids left out are a program's by NVIDIA's catalog of Xids",
     ),
     MachineFault(
         rf"{_OF_CUDA}(?:error: (?:"
