@@ -1,12 +1,12 @@
-"""Download a file of bounded size, through the proxy of the model if it has one."""
+"""Download a file of bounded size, through the proxy of the model if it has one for the host."""
 
 import http.client
-import os
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 
+from slurm_ddp import proxies
 from slurm_ddp.commands import last_line
 
 
@@ -20,14 +20,10 @@ class TooLargeError(DownloadError):
 
 def fetch(url: str, *, most_bytes: int, timeout: float) -> bytes:
     """Download `url`. Raises `DownloadError`; `TooLargeError` beyond `most_bytes` or `timeout` seconds."""
-    names = {scheme: f"JUJU_CHARM_{scheme.upper()}_PROXY" for scheme in ("http", "https")}
-    proxies = {scheme: os.environ[name] for scheme, name in names.items() if os.environ.get(name)}
-    # Else those of the environment
-    handlers = [urllib.request.ProxyHandler(proxies)] if proxies else []
     host = urllib.parse.urlsplit(url).hostname
     content, end = bytearray(), time.monotonic() + timeout
     try:
-        with urllib.request.build_opener(*handlers).open(url, timeout=20) as answer:
+        with urllib.request.build_opener(proxies.ModelProxies()).open(url, timeout=20) as answer:
             while block := answer.read(1 << 20):
                 content += block
                 if len(content) > most_bytes or time.monotonic() > end:

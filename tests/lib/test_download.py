@@ -27,8 +27,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> typing.Iterator[str]:
-    for name in ("http_proxy", "HTTP_PROXY", "JUJU_CHARM_HTTP_PROXY", "JUJU_CHARM_HTTPS_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+    for scheme in ("http", "https", "no"):
+        for name in (
+            f"{scheme}_proxy",
+            f"{scheme.upper()}_PROXY",
+            f"JUJU_CHARM_{scheme.upper()}_PROXY",
+        ):
+            monkeypatch.delenv(name, raising=False)
     Handler.asked.clear()
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()
@@ -63,3 +68,16 @@ def test_the_models_proxy_is_asked(server: str, monkeypatch: pytest.MonkeyPatch)
     with contextlib.suppress(download.DownloadError):
         download.fetch("http://far.invalid/key", most_bytes=10, timeout=10)
     assert Handler.asked == ["http://far.invalid/key"]
+
+
+def test_a_host_that_the_model_excepts_is_asked_directly(
+    server: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("JUJU_CHARM_HTTP_PROXY", server)
+    monkeypatch.setenv("JUJU_CHARM_NO_PROXY", "127.0.0.1,localhost,10.0.0.0/8,.invalid")
+    with pytest.raises(download.DownloadError, match=r"^no download from lustre\.invalid \("):
+        download.fetch("http://lustre.invalid/key", most_bytes=10, timeout=10)
+    assert Handler.asked == []
+    with contextlib.suppress(download.DownloadError):
+        download.fetch("http://far.test/key", most_bytes=10, timeout=10)
+    assert Handler.asked == ["http://far.test/key"]

@@ -367,6 +367,7 @@ def test_the_volume_is_published_by_address_never_by_a_machines_name(rig: Rig):
     out = rig.ctx.run(rig.ctx.on.config_changed(), state)
     found = endpoint(out, client)
     assert (found.hosts, found.bucket) == (("10.0.0.7:6379",), "10.0.0.7:2022:/data/")
+    assert endpoint(rig.ctx.run(rig.ctx.on.update_status(), out), client).hosts == found.hosts
     nameless = testing.Network(
         "filesystem", [testing.BindAddress([])], ingress_addresses=["juju-2586ad-4"]
     )
@@ -374,3 +375,41 @@ def test_the_volume_is_published_by_address_never_by_a_machines_name(rig: Rig):
     assert out.unit_status == testing.WaitingStatus(
         "waiting for this machine to have an IP address"
     )
+
+
+def network_of(*pairs: tuple[str, str]) -> testing.Network:
+    """Return the binding as Juju lists it: addresses with their networks, the ingress addresses in the same order."""
+    listed = [testing.Address(address, cidr=cidr) for address, cidr in pairs]
+    ingress = [address for address, _ in pairs]
+    return testing.Network("filesystem", [testing.BindAddress(listed)], ingress_addresses=ingress)
+
+
+VIRTUAL, OWN = ("10.20.0.80", "10.20.0.80/32"), ("10.20.0.90", "10.20.0.0/24")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "published"),
+    [
+        ([VIRTUAL, OWN], "10.20.0.90"),  # keepalived's comes first, and moves
+        ([OWN, VIRTUAL], "10.20.0.90"),
+        ([VIRTUAL], "10.20.0.80"),  # the only one, as on Google Cloud
+        ([("fd00::1", "fd00::1/128"), ("fd00::2", "fd00::/64")], "fd00::2"),
+    ],
+)
+def test_the_volume_is_published_by_the_machines_own_address(
+    rig: Rig, addresses: list[tuple[str, str]], published: str
+):
+    (client,) = clients("one")
+    state = dataclasses.replace(rig.state(peers(), client), networks={network_of(*addresses)})
+    found = endpoint(rig.ctx.run(rig.ctx.on.config_changed(), state), client)
+    assert fs.split_address(found.hosts[0])[0] == published
+
+
+def test_the_published_address_stays_while_the_machine_has_it(rig: Rig):
+    (client,) = clients("one")
+    first, second = ("10.20.0.90", "10.20.0.0/24"), ("10.20.0.15", "10.20.0.0/24")
+    state = dataclasses.replace(rig.state(peers(), client), networks={network_of(first)})
+    out = rig.ctx.run(rig.ctx.on.config_changed(), state)
+    more = dataclasses.replace(out, networks={network_of(second, first)})
+    out = rig.ctx.run(rig.ctx.on.config_changed(), more)
+    assert endpoint(out, client).hosts == ("10.20.0.90:6379",)

@@ -278,6 +278,42 @@ def test_servers_that_take_over_and_those_with_two_networks_are_distinguished(
     assert plan.source == values(plan)["What"] == source
 
 
+NETWORKS = ("tcp", "tcp1", "tcp12", "o2ib", "o2ib3", "kfi")
+lustre_hosts = st.one_of(
+    st.ip_addresses(v=4).map(str),
+    st.from_regex(
+        r"[a-z][a-z0-9-]{0,10}[a-z0-9](\.[a-z][a-z0-9-]{0,8}[a-z0-9]){0,3}", fullmatch=True
+    ),
+)
+lustre_servers = st.lists(
+    st.lists(st.tuples(lustre_hosts, st.sampled_from(NETWORKS)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=500)
+@given(lustre_servers, st.booleans())
+def test_lustre_servers_and_their_rails_are_those_that_the_manual_writes(
+    wanted: list[list[tuple[str, str]]], is_divided: bool
+):
+    nodes = [[f"{host}@{network}" for host, network in rails] for rails in wanted]
+    written = ":".join(",".join(rails) for rails in nodes)
+    given_nids = tuple(written.split(",")) if is_divided else (written,)
+    if ":" in written:  # one server's rails are ambiguous without
+        assert lustre.servers(given_nids) == tuple(tuple(rails) for rails in nodes)
+    uri = f"lustre://({written.replace('@', '%40').replace(':', '%3A').replace(',', '%2C')})/?fs-name=a"
+    assert lustre.servers(typing.cast(fs.Lustre, fs.parse(uri)).nids) == lustre.servers(given_nids)
+
+
+@pytest.mark.parametrize(
+    "given_nids", [("2001:db8::1@tcp",), ("10.0.0.1@tcp:",), ("a@tcp:,b@tcp",)]
+)
+def test_what_is_no_list_of_lustre_servers_is_refused(given_nids: tuple[str, ...]):
+    with pytest.raises(mount_plan.MountError, match="is ADDRESS@NETWORK"):
+        lustre.servers(given_nids)
+
+
 # Options of mount.lustre(8), and those that libmount passes on
 LUSTRE_OPTIONS = set(
     "flock lazystatfs user_xattr retry noatime nosuid nodev noexec rw _netdev checksum".split()

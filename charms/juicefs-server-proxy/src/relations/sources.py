@@ -25,6 +25,8 @@ ENGINES = {"postgresql": "postgres", "mysql": "mysql"}
 STORE = "s3"
 CLIENTS = "filesystem"  # the endpoint of those that mount the volume
 
+_ADDRESSES = (ipaddress.IPv4Address, ipaddress.IPv6Address)
+
 Read = collections.abc.Callable[[services.Databag, services.Reveal], services.Offer | None]
 
 
@@ -108,22 +110,35 @@ class Sources:
         storages, credentials = self._model.storages["volume"], ledger.credentials()
         if not storages or credentials is None:
             raise StatusError(Level.WAITING, "waiting for storage and for the leader")
-        address, directory = self._address(), storages[0].location
+        address = self._address(ledger)
+        directory = storages[0].location
         return embedded.store.Settings(
             self._app.name, address, directory, credentials, self.config.synchronous
         )
 
-    def _address(self) -> str:
-        """Find the unit's address for clients, in figures: no machine needs to know another's name."""
+    def _address(self, ledger: Ledger) -> str:
+        """Find the unit's own address for clients, in figures: no machine needs to know another's name.
+
+        An address whose network is itself alone (/32), such as keepalived's, may move to another machine and can come
+        first in Juju's list; it counts only where there is no other, as on Google Cloud. The address that was published
+        stays while the machine has it.
+        """
         binding = self._model.get_binding(CLIENTS)
         assert binding is not None
-        bound = (interface.address for interface in binding.network.interfaces)
-        for found in (*binding.network.ingress_addresses, *bound):
-            if isinstance(found, (ipaddress.IPv4Address, ipaddress.IPv6Address)):
-                return str(found)
-        raise StatusError(
-            Level.WAITING, "waiting for this machine to have an IP address", retry=True
-        )
+        bound = binding.network.interfaces
+        listed = (*binding.network.ingress_addresses, *(interface.address for interface in bound))
+        found = [one for one in listed if isinstance(one, _ADDRESSES)]
+        movable = {
+            interface.address
+            for interface in bound
+            if interface.subnet is not None and interface.subnet.num_addresses == 1
+        }
+        addresses = [str(one) for one in found if one not in movable] or [str(one) for one in found]
+        if not addresses:
+            text = "waiting for this machine to have an IP address"
+            raise StatusError(Level.WAITING, text, retry=True)
+        published = ledger.address() if ledger.is_server else None
+        return published if published in addresses else addresses[0]
 
     def _external(self) -> tuple[Volume, fs.JuicefsSecret] | None:
         """Read a volume of the user's own engine and store; return None if neither is given."""

@@ -22,9 +22,10 @@ _NID = re.compile(r"(?P<host>[^@\s:]+)@(?P<kind>tcp|o2ib|kfi|gni)(?P<number>\d{0
 
 def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
     """Draw up the mount of a filesystem; install the client and configure LNet, except in a container."""
-    identifiers = nids(filesystem.nids)
+    nodes = servers(filesystem.nids)
+    identifiers = tuple(identifier for node in nodes for identifier in node)
     path = kernel.below("/", spec.subdirectory)
-    source = f"{servers(identifiers)}:/{filesystem.fs_name}{path if path != '/' else ''}"
+    source = f"{_joined(nodes)}:/{filesystem.fs_name}{path if path != '/' else ''}"
     options = presets.merge(
         presets.LUSTRE, profile=spec.profile, given=spec.mount_options, holding=spec.holding
     )
@@ -47,7 +48,8 @@ def nids(texts: collections.abc.Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     for text in texts:
         match = _NID.fullmatch(text if "@" in text else f"{text}@tcp")
-        if match is None:
+        # 2001: a part of an IPv6 address, of which mount.lustre(8) writes nothing
+        if match is None or match["host"].isdigit():
             raise mount_plan.MountError(
                 "a Lustre server's identifier is ADDRESS@NETWORK, like 10.0.0.2@tcp1 or @o2ib"
             )
@@ -55,19 +57,29 @@ def nids(texts: collections.abc.Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def servers(identifiers: collections.abc.Sequence[str]) -> str:
-    """Write the first part of a mount's source: nodes behind each other `:`, the identifiers of one with `,`.
+def servers(texts: collections.abc.Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Group a filesystem's identifiers by server; the servers after the first take over when it fails.
 
-    The wire format is one flat list. A server has one identifier on each of its networks, so a network that comes again
-    begins the next server, which takes over when the first fails.
+    With a `:` in them they are in the form of mount.lustre(8): `:` between servers, `,` between the identifiers of one,
+    of which several may be rails on the same network. Else the list does not say where a server ends. One identifier on
+    each network is usual then, so a network that comes again begins the next server.
     """
+    written = ",".join(texts)
+    if ":" in written:
+        parts = [part.split(",") for part in written.split(":")]
+        return tuple(nids(part) for part in parts)
     nodes: list[dict[str, str]] = []  # identifiers by network
-    for identifier in identifiers:
+    for identifier in nids(written.split(",")):
         network = identifier.partition("@")[2]
         if not nodes or network in nodes[-1]:
             nodes.append({})
         nodes[-1][network] = identifier
-    return ":".join(",".join(node.values()) for node in nodes)
+    return tuple(tuple(node.values()) for node in nodes)
+
+
+def _joined(nodes: collections.abc.Sequence[collections.abc.Sequence[str]]) -> str:
+    """Write the first part of a mount's source."""
+    return ":".join(",".join(node) for node in nodes)
 
 
 def check(config: mount_plan.Config) -> None:
