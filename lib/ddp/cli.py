@@ -63,15 +63,22 @@ class Session:
     metavar="FOLDER",
     help="Folder on the shared filesystem. [default: the configuration's]",
 )
+@cloup.option(
+    "--node-cache",
+    metavar="FOLDER",
+    help="Folder on each node's own disk for unpacked environments. [default: the configuration's]",
+)
 @cloup.version_option(ddp.__version__, prog_name="ddp", message="%(prog)s %(version)s")
 @click.pass_context
-def program(context: click.Context, *, is_json: bool, workspace: str | None) -> None:
+def program(
+    context: click.Context, *, is_json: bool, workspace: str | None, node_cache: str | None
+) -> None:
     """Distributed PyTorch training on Slurm, under your own account.
 
     Settings come from /etc/slurm-ddp.toml, ~/.config/slurm-ddp.toml, DDP_* variables and flags;
     later ones win.
     """
-    context.obj = Session({"workspace": workspace}, is_json)
+    context.obj = Session({"workspace": workspace, "node-cache": node_cache}, is_json)
     if context.invoked_subcommand is None:
         click.echo(_introduction())
 

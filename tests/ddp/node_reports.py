@@ -43,7 +43,7 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
             "containers": ["crun"],
             "userns": {"user/max_user_namespaces": "63911"},
         },
-        "disk": {"free": 100 << 30},
+        "disk": {"free": 100 << 30, "noexec": False},
         "filesystem": {
             "mount": {
                 "mountpoint": "/mnt/shared",

@@ -29,6 +29,7 @@ class Config(fields.Parsed):
 
     workspace: fields.Folder = "/mnt/shared"
     submit_user: typing.Annotated[str, _ACCOUNT] = "ubuntu"
+    node_cache: fields.Folder = "/var/tmp"  # noqa: S108 - what is made below is checked on use
     torch_build: fields.TorchBuild = "auto"
     torch_version: fields.TorchVersion = ""
     torch_index: fields.Index = ""

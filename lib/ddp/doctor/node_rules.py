@@ -129,6 +129,8 @@ def _disk(name: str, about: Json, facts: Facts, findings: Findings) -> None:
     if "error" in disk:
         findings.add("disk-fails", name, error=disk["error"])
         return
+    if disk.get("noexec"):
+        findings.add("disk-noexec", name)
     needed = facts.manifests[0].unpacked_bytes if facts.manifests else 0
     if needed and not about["unpacked"] and disk["free"] < needed + _SPARE:
         findings.add("disk-full", name, free=mib(disk["free"]), needed=mib(needed + _SPARE))

@@ -66,12 +66,15 @@ def limits() -> Json:
 
 
 def disk(cache: str) -> Json:
-    """Measure the free space on the disk that environments are unpacked to."""
+    """Return the free space of the disk that environments are unpacked to, and whether it is mounted noexec."""
     folder = pathlib.Path(cache)
     if not folder.is_dir():
         folder = folder.parent
     try:
-        return {"free": shutil.disk_usage(folder).free}
+        about = os.statvfs(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return {"error": f"{folder}: not writable"}
+        return {"free": shutil.disk_usage(folder).free, "noexec": bool(about.f_flag & os.ST_NOEXEC)}
     except OSError as e:
         return {"error": f"{folder}: {e.strerror}"}
 

@@ -38,7 +38,7 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
     """Make an environment, store its archive and return its manifest. Raises Problem."""
     workspace = settings.workspace
     store = str(workspace.environments)
-    folder = pathlib.Path(workspace.do(archives.open_build, base=str(workspace.node_cache)))
+    folder = pathlib.Path(workspace.do(archives.open_build, base=str(workspace.host_cache)))
     try:
         if request.base:
             torch, size = _make_layer(settings, request, request.base, folder, log)

@@ -41,7 +41,7 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
             "name", f"{name} exists; choose another name, or remove it", remedy=remedy
         )
     with tempfile.TemporaryDirectory(
-        prefix="image-", dir=spool.own_cache(str(workspace.node_cache))
+        prefix="image-", dir=spool.own_cache(str(workspace.host_cache))
     ) as build:
         digest = with_progress(log, f"copying {source}", lambda: _unpack(build, source))
         size = sum(path.lstat().st_size for path in pathlib.Path(build, "env").rglob("*"))

@@ -29,6 +29,8 @@ def keep_local(env: dict[str, str], cache: str) -> None:
         return
     with contextlib.suppress(OSError):
         cache = spool.own_cache(cache)
+        if os.statvfs(cache).f_flag & os.ST_NOEXEC:  # what Triton and inductor compile is loaded
+            return
         for name, place in _PLACES.items():
             if name not in env:
                 os.makedirs(f"{cache}/caches/{place}", 0o700, exist_ok=True)

@@ -35,6 +35,7 @@ class Environment:
     python: str  # version, such as 3.12; empty: it is an image
     # Accounts that may own the archives and the folders above, like root and the job's user
     trusted_uids: tuple[int, ...]
+    cache_remedy: str = ""  # what to type for another folder than `cache`
 
 
 @dataclasses.dataclass(frozen=True)

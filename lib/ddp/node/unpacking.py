@@ -42,10 +42,7 @@ def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tu
     if wanted.python not in ("", version):
         made_for = f"the environment was made for {wanted.python}"
         raise exit_codes.FatalError(f"this node has Python {version}, {made_for}")
-    try:
-        wanted = dataclasses.replace(wanted, cache=spool.own_cache(wanted.cache))
-    except OSError as e:
-        raise exit_codes.FatalError(str(e)) from e
+    wanted = dataclasses.replace(wanted, cache=_open_cache(wanted))
     report = f"{control}/{host}{UNPACKING}" if control else ""
     locks = tuple(_use(wanted, layer, host, report) for layer in wanted.layers)
     return f"{place(wanted, wanted.layers[-1])}/bin/python", locks
@@ -76,6 +73,36 @@ def is_for_cpus(python: str, env: dict[str, str]) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     return kinds.get("cuda") == "None" and all(value == "None" for value in kinds.values())
+
+
+def _open_cache(wanted: spec.Environment) -> str:
+    """Return this account's folder for environments. Raises FatalError if none can run from it."""
+    try:
+        cache = spool.own_cache(wanted.cache)
+        about = os.statvfs(cache)
+    except OSError as e:
+        why = f"{wanted.cache} cannot be made ({e.strerror or e})"
+        raise exit_codes.FatalError(_with_remedy(why, wanted)) from e
+    if is_noexec(about):
+        why = f"{cache} is on a disk that is mounted noexec, from which no library loads"
+        remount = f"as root: mount -o remount,exec {_mount_point(cache)}"
+        raise exit_codes.FatalError(_with_remedy(f"{why}; {remount}", wanted))
+    return cache
+
+
+def is_noexec(about: os.statvfs_result) -> bool:
+    """Return whether no program and no library runs from a filesystem, by statvfs(3)."""
+    return bool(about.f_flag & os.ST_NOEXEC)
+
+
+def _mount_point(path: str) -> str:
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _with_remedy(why: str, wanted: spec.Environment) -> str:
+    return f"{why}; or {wanted.cache_remedy}" if wanted.cache_remedy else why
 
 
 def place(wanted: spec.Environment, layer: spec.Archive) -> str:
@@ -155,7 +182,7 @@ def _unpack(wanted: spec.Environment, layer: spec.Archive, home: str, report: st
             os.unlink(f"{home}.complete")
         for folder in (home, partial):
             shutil.rmtree(folder, ignore_errors=True)
-        _check_room(wanted.cache, layer)
+        _check_room(wanted, layer)
 
         os.mkdir(partial, 0o700)
         try:
@@ -179,13 +206,15 @@ def _open_archive(wanted: spec.Environment, layer: spec.Archive) -> int:
         raise _unreadable(layer.path, e) from e
 
 
-def _check_room(cache: str, layer: spec.Archive) -> None:
+def _check_room(wanted: spec.Environment, layer: spec.Archive) -> None:
     """Check that a layer fits on this node's disk. Raises FatalError."""
-    about = os.statvfs(cache)
+    about = os.statvfs(wanted.cache)
     free = about.f_bavail * about.f_frsize
-    if free <= layer.unpacked_bytes + ROOM_BYTES:
-        needs = f"the environment needs {layer.unpacked_bytes}"
-        raise exit_codes.FatalError(f"{cache} has {free} bytes free; {needs}")
+    needed = layer.unpacked_bytes + ROOM_BYTES
+    if free <= needed:
+        needs = f"the environment needs {needed >> 20} MiB"
+        why = f"{wanted.cache} has {free >> 20} MiB free, {needs}; free space there"
+        raise exit_codes.FatalError(_with_remedy(why, wanted))
 
 
 def _complete(home: str, marker: str, took_s: int, host: str) -> None:

@@ -10,7 +10,7 @@ import typing
 from ddp.options import fields
 from ddp.problem import ParameterError
 from ddp.settings import Settings
-from ddp.workspace.folders import Workspace
+from ddp.workspace.folders import NODE_DISK, Workspace
 from slurm_ddp import backports
 
 # The charm writes it; on another cluster its administrator may
@@ -26,6 +26,7 @@ class Config(fields.Parsed):
     """The options of a configuration file; the variable of `torch-index` is DDP_TORCH_INDEX."""
 
     workspace: fields.Folder | None = None
+    node_cache: fields.Folder = str(NODE_DISK)  # on each node's own disk, open to all accounts
     account: fields.Account = ""  # whose environments and datasets all users share
     unit: typing.Annotated[
         str, fields.matches(r"([a-z][a-z0-9-]*/[0-9]+)?", 80, "a unit such as trainer/0")
@@ -83,7 +84,12 @@ def settings(config: Config) -> Settings:
         place = pathlib.Path(config.workspace.rstrip("/"))
     return Settings(
         workspace=Workspace(
-            place, about.pw_name, about.pw_uid, account=config.account, unit=config.unit
+            place,
+            about.pw_name,
+            about.pw_uid,
+            account=config.account,
+            unit=config.unit,
+            node_disk=pathlib.Path(config.node_cache),
         ),
         gid=about.pw_gid,
         payload=payload(),

@@ -10,7 +10,7 @@ import shlex
 import ddp.node
 from ddp.node import spec
 from ddp.options import declared, fabrics, fields, models
-from ddp.problem import Command
+from ddp.problem import Command, Step
 from ddp.project import copies
 from ddp.settings import Settings
 from ddp.slurm import advisories
@@ -203,6 +203,12 @@ def preparation(
     return {"job.sbatch": script, f"program/{name}.json": spec.dump(job), **_program()}
 
 
+OTHER_DISK = Step(
+    "node-cache",
+    "set node-cache in /etc/slurm-ddp.toml, or ddp --node-cache FOLDER, to another disk",
+)
+
+
 @functools.cache
 def _program() -> dict[str, str]:
     """Read the program's files, which each run has in its folder.
@@ -229,6 +235,7 @@ def _environment(settings: Settings, environment: folders.Manifest) -> spec.Envi
         cache=str(settings.workspace.node_cache),
         python=environment.python,
         trusted_uids=tuple(settings.workspace.trusted()),
+        cache_remedy=settings.render(OTHER_DISK),
     )
 
 

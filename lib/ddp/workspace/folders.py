@@ -88,6 +88,9 @@ class Manifest(pydantic.BaseModel, frozen=True):
         return f"{self.folder}/{self.hash}.tar.zst"
 
 
+NODE_DISK = pathlib.Path("/var/tmp")  # noqa: S108 - owner and mode of what is below are checked
+
+
 @dataclasses.dataclass(frozen=True)
 class Contents:
     """Environments and datasets in the workspace, and its free space."""
@@ -114,6 +117,7 @@ class Workspace:
     account: str = ""  # the trainer's, whose environments and datasets all share; empty: none
     unit: str = ""  # the trainer's, on whose machine the path is a mount; empty without charms
     deadline_s: float = 30  # of an operation that names no other
+    node_disk: pathlib.Path = NODE_DISK  # a folder on each node's own disk, open to all accounts
     claims: locks.Claims = dataclasses.field(
         default_factory=locks.Claims, repr=False, compare=False
     )
@@ -152,7 +156,17 @@ class Workspace:
     @property
     def node_cache(self) -> pathlib.Path:
         """The folder on each node's own disk to which the user's environments are unpacked."""
-        return pathlib.Path(f"/var/tmp/slurm-ddp-{self.uid}")  # noqa: S108 - owner and mode are checked before use
+        return self.node_disk / f"slurm-ddp-{self.uid}"
+
+    @property
+    def host_cache(self) -> pathlib.Path:
+        """The folder on this host's own disk in which environments are built.
+
+        A login host may lack the nodes' disk.
+        """
+        if self.node_cache.parent.is_dir():
+            return self.node_cache
+        return NODE_DISK / f"slurm-ddp-{self.uid}"
 
     def do(
         self,

@@ -10,12 +10,15 @@ import subprocess
 import sys
 import typing
 
+import hypothesis
 import pytest
 import yaml
 from cluster import Cluster, Job
 from harness import Trainer
+from hypothesis import strategies as st
 from node_reports import NAMES, Json, answering, healthy
 from pip_double import Pip
+from script_texts import MANIFEST
 
 from ddp.doctor import examine, findings, probe, reporting
 from ddp.doctor.facts import Facts
@@ -82,6 +85,33 @@ def test_what_is_wrong_is_reported_with_its_node_and_a_remedy(
     assert reporting.report(settings, facts, judged)["verdict"].startswith(
         "1 finding" if level == "error" else "a run can start"
     )
+
+
+@hypothesis.settings(
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=300
+)
+@hypothesis.given(
+    free=st.integers(0, 1 << 42),
+    is_noexec=st.booleans(),
+    is_unpacked=st.booleans(),
+    node=st.sampled_from(NAMES),
+)
+def test_a_disk_is_named_if_and_only_if_no_environment_runs_from_it(
+    settings: Settings, facts: Facts, free: int, is_noexec: bool, is_unpacked: bool, node: str
+):
+    manifest = MANIFEST.model_copy(update={"unpacked_bytes": 3 << 30})
+    facts = dataclasses.replace(facts, reports=copy.deepcopy(facts.reports), manifests=(manifest,))
+    facts.reports[node] |= {"disk": {"free": free, "noexec": is_noexec}, "unpacked": is_unpacked}
+    found = {
+        (one.where, words)
+        for one in examine.judge(settings, facts)
+        for words in ("mounted noexec", "MiB free; the environment needs")
+        if words in one.text and one.level == "error" and "node-cache" in one.remedy
+    }
+    is_small = not is_unpacked and free < (3 << 30) + (256 << 20)
+    assert ((node, "mounted noexec") in found) == is_noexec
+    assert ((node, "MiB free; the environment needs") in found) == is_small
+    assert len(found) == is_noexec + is_small
 
 
 @pytest.mark.parametrize(("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")])

@@ -248,7 +248,14 @@ def test_a_disk_that_fills_is_named(store: Store, tmp_path: pathlib.Path):
             {"python": "3.7"},
             f"this node has Python 3.{sys.version_info[1]}, the environment was made for 3.7",
         ),
-        ({"unpacked_bytes": 1 << 60}, f"bytes free; the environment needs {1 << 60}"),
+        (
+            {"unpacked_bytes": 1 << 60, "cache_remedy": "set node-cache"},
+            f"MiB free, the environment needs {(1 << 40) + 256} MiB; free space there; or set node-cache",
+        ),
+        (
+            {"cache": "/nowhere/slurm-ddp-1", "cache_remedy": "set node-cache"},
+            "/nowhere/slurm-ddp-1 cannot be made (No such file or directory); or set node-cache",
+        ),
     ],
 )
 def test_an_environment_that_this_node_cannot_use_is_refused(
@@ -256,6 +263,30 @@ def test_an_environment_that_this_node_cannot_use_is_refused(
 ):
     done = store.use(**about)
     assert (done.returncode, why in done.stderr, len(done.stderr.splitlines())) == (78, True, 1)
+
+
+NOEXEC = """
+def statvfs(path, real=os.statvfs):  # _extract: before the environment is used
+    about = list(real(path))
+    about[8] |= os.ST_NOEXEC
+    return os.statvfs_result(about)
+os.statvfs = statvfs
+"""
+
+
+@pytest.mark.parametrize("is_unpacked", [False, True])
+def test_a_disk_that_is_mounted_noexec_is_named_with_its_remedy(store: Store, is_unpacked: bool):
+    if is_unpacked:
+        assert store.use().returncode == 0
+    done = store.use(then=NOEXEC, cache_remedy="set node-cache to another disk")
+    assert done.returncode == 78
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"[FATAL] slurmd-0: {store.cache} is on a disk that is mounted noexec, from which no library loads; "
+        "as root: mount -o remount,exec /"
+    )
+    assert line.endswith("; or set node-cache to another disk")
+    assert not list(store.home.glob("**/*")) or is_unpacked
 
 
 @pytest.mark.parametrize("boot", [None, "00000000-0000-0000-0000-000000000000"])

@@ -154,6 +154,12 @@ PROGRAM_FAULTS = (
         comes_again=True,
     ),
     ProgramFault(
+        rf"{MODULES}(?:OSError|ImportError): .*failed to map segment from shared object",
+        "its folder is mounted noexec (findmnt -T shows it): use another one",
+        source="glibc's dl-map-segments.h",
+        comes_again=True,
+    ),
+    ProgramFault(
         r"FileNotFoundError\b",
         "does the file exist on the nodes?",
         source="Python; errno.h, ENOENT",
