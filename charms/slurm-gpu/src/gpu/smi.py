@@ -87,7 +87,7 @@ class Rule(typing.NamedTuple):
 
 ABSENT, GOOD, BAD, ODD = "absent", "good", "bad", "odd"
 # nvidia-smi(1): "N/A" and "Not Supported" stand for what a card lacks, `--query-gpu` has the third for a field that a
-# later driver took away. Tables have them in brackets. Words of errors ("Unknown Error", "ERR!") are no data.
+# later driver dropped. Tables have them in brackets. Words of errors ("Unknown Error", "ERR!") are no data.
 NOT_REPORTED = frozenset(
     {"", "N/A", "Not Supported", "Deprecated", "Requested functionality has been deprecated"}
 )
@@ -210,10 +210,10 @@ def remarks(printed: str) -> list[str]:
     """
     around = _PROLOGUE.sub("", _DOCUMENT.sub("\n", printed, count=1))
     lines = [" ".join(line.split()) for line in around.splitlines()]
-    said = list(dict.fromkeys(line[:_LINE_CHARS] for line in lines if line))
-    if len(said) > _NUM_REMARKS:
-        return [*said[:_NUM_REMARKS], f"and {len(said) - _NUM_REMARKS} more lines"]
-    return said
+    distinct = list(dict.fromkeys(line[:_LINE_CHARS] for line in lines if line))
+    if len(distinct) > _NUM_REMARKS:
+        return [*distinct[:_NUM_REMARKS], f"and {len(distinct) - _NUM_REMARKS} more lines"]
+    return distinct
 
 
 def read_table(printed: str) -> list[Card]:

@@ -106,7 +106,7 @@ def judge(line: str, levels: collections.abc.Mapping[int, str] | None = None) ->
 
 
 def _asked(code: int, rest: str, levels: collections.abc.Mapping[int, str]) -> tuple[str, str]:
-    """Return what an Xid asks for, by the rest of its line; ("", "") for nothing."""
+    """Look up the level and text of an Xid, by the rest of its line; ("", "") if it asks for nothing."""
     if code in levels:
         return levels[code], TABLE.get(code, ("", ""))[1] or "to drain for by option"
     if code in _BY_TEXT:
