@@ -293,8 +293,12 @@ def _unwrap(
     Returns the options, the program's arguments, and facts that only a terminal knows.
     Raises ParameterError.
     """
-    from ddp.submit import commands  # noqa: PLC0415 - the other commands start without it
+    # The other commands start without them
+    from ddp.submit import commands, own_python  # noqa: PLC0415
 
+    python = own_python.typed(values.get("workload"))
+    if python and values.get("python") in (None, "auto"):
+        values = values | {"python": python}
     values, arguments = commands.unwrap(values, arguments)
     active = values.pop("active", None)
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):

@@ -1,12 +1,16 @@
-"""The user's own virtual or conda environment.
+"""The user's own Python: of a virtual or conda environment, of a module, or named by its path.
 
 Its Python is not started here, since importing torch may take minutes.
 """
 
+import collections.abc
+import contextlib
 import dataclasses
 import os
 import pathlib
 import re
+import shlex
+import shutil
 
 from ddp.host import files
 from ddp.node import caches
@@ -17,6 +21,8 @@ from ddp.workspace.folders import Workspace
 
 _TORCH = "lib*/python3*/*-packages/torch/version.py"  # of venv, conda and Debian
 _VERSION = re.compile(r"^__version__(?:: \w+)? = ['\"]([\w.+-]{1,80})['\"]", re.MULTILINE)
+_PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
+_SYSTEM_FOLDERS = ("/usr/bin/", "/bin/", "/usr/local/bin/")
 _SYSTEM = re.compile(
     r"^home *= *(.+)/bin *$(?=[^\0]*^include-system-site-packages *= *true)", re.MULTILINE
 )  # venv's
@@ -32,13 +38,16 @@ def choose(workspace: Workspace, params: models.Training, *, is_anywhere: bool) 
     is_auto = params.python == "auto" and not others and is_program
     place = params.active if is_auto else params.own_python
     if not place:
-        return "", ""
+        return "", _remark_on_modules(os.environ) if is_auto and is_anywhere else ""
     if others:
         text = f"{others} brings its own; give one of python, environment, requirements,"
         text += " container-image"
         raise ParameterError("python", text)
 
-    found = workspace.do(_Place(pathlib.Path(place)).look, shared=workspace.path)
+    here = pathlib.Path(params.typed_in or "/")
+    given = params.variables.get("PYTHONPATH", "").split(":")
+    imported = tuple(here / folder for folder in filter(None, given))
+    found = workspace.do(_Place(pathlib.Path(place), imported).look, shared=workspace.path)
     why = found.trouble
     if is_auto and (why or not found.is_shared):
         why = why or "is not on the shared filesystem"
@@ -80,6 +89,7 @@ class _Place:
     """An environment's folder, or an interpreter."""
 
     path: pathlib.Path
+    imported: tuple[pathlib.Path, ...] = ()  # folders of PYTHONPATH
 
     def look(self, shared: pathlib.Path) -> _Interpreter:
         """Find the interpreter and its torch; `shared` is a folder that all nodes see."""
@@ -91,8 +101,46 @@ class _Place:
                 prefix = place.parent.parent
                 is_beside = prefix.stat().st_dev == shared.stat().st_dev
                 is_shared = is_beside or not caches.is_local(str(prefix))
-                return _Interpreter(str(place), _torch_of(prefix), is_shared)
+                torch = _torch_in(self.imported) or _torch_of(prefix)
+                return _Interpreter(str(place), torch, is_shared)
         return _Interpreter()
+
+
+def typed(workload: object) -> str:
+    """Return the Python that is typed with its path in front of a program, or ""."""
+    text = workload if isinstance(workload, str) else ""
+    name = pathlib.PurePath(text).name
+    return text if "/" in text and _PYTHON.fullmatch(name) else ""
+
+
+def _remark_on_modules(env: collections.abc.Mapping[str, str]) -> str:
+    """Return why the Python with torch of loaded modules is not used; "" if there is none."""
+    loaded = env.get("LOADEDMODULES")
+    search = env.get("PATH")
+    python = shutil.which("python", path=search) or shutil.which("python3", path=search)
+    if not loaded or python is None:
+        return ""
+    folders = [pathlib.Path(folder) for folder in env.get("PYTHONPATH", "").split(":") if folder]
+    torch = _torch_in(folders)
+    if not torch and not python.startswith(_SYSTEM_FOLDERS):
+        torch = _torch_of(pathlib.Path(python).parent.parent)
+    if not torch:
+        return ""
+    words = ["--python", python]
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+        if env.get(name):
+            words += ["--env", name]
+    text = f"python: {python} with torch {torch} of the modules that are loaded is not used"
+    return f"{text}, since a job loads none; to choose it: {shlex.join(words)}"
+
+
+def _torch_in(folders: collections.abc.Iterable[pathlib.Path]) -> str:
+    """Return the version of torch that one of these folders holds, or ""."""
+    for folder in folders:
+        with contextlib.suppress(OSError, files.RefusedError):
+            if found := _VERSION.search(_text(folder / "torch" / "version.py")):
+                return found[1]
+    return ""
 
 
 def _torch_of(prefix: pathlib.Path) -> str:
