@@ -1,5 +1,6 @@
 """Builds an environment: the locked packages, torch and the payload; or a layer on one."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -9,7 +10,7 @@ import shutil
 import time
 import typing
 
-from ddp.environment import archives, uv, wheelhouse
+from ddp.environment import archives, compiled_parts, uv, wheelhouse
 from ddp.results.progress import Log, with_progress
 from ddp.settings import Settings
 from ddp.workspace import folders
@@ -85,8 +86,18 @@ def _make_layer(
 ) -> tuple[str, int]:
     """Make a layer on an environment; return its torch's version, and the layer's bytes."""
     names = _install_layer(settings, request, base, folder, log)
+    environment = folder / "env"
     finish = _operation_on(settings.workspace, folder)
-    return base.torch, finish(archives.finish_layer, base=base.hash, names=names)
+    size = finish(archives.finish_layer, base=base.hash, names=names)
+    if parts := compiled_parts.find(environment):
+        unpack = functools.partial(settings.workspace.do, compiled_parts.unpack_base)
+        unpack = functools.partial(unpack, timeout_s=1200, archive=base.archive)
+        below = str(folder / base.hash)
+        with_progress(log, "unpacking torch for a check", lambda: unpack(target=below))
+        python = environment / "bin" / "python"
+        load = functools.partial(compiled_parts.check, python, parts, base.torch)
+        with_progress(log, "checking that its compiled parts load", load)
+    return base.torch, size
 
 
 def _open(workspace: Workspace, request: Request, folder: pathlib.Path, log: Log) -> uv.Uv:
@@ -171,7 +182,27 @@ def _install_layer(
         installer.install, *given, "-r", packages, "-c", pins, also=settings.torch_index
     )
     with_progress(log, f"installing {request.requirements}", install)
+    if base.torch.endswith("+cpu") and not request.wheels:
+        others = compiled_parts.of_other_builds(folder / "env", "cpu")
+        for one in others:
+            text = f"replacing it by {one}, for torch {base.torch}"
+            do = functools.partial(with_progress, log)
+            do(text, functools.partial(_install_build, installer, one, settings.torch_index))
     return names
+
+
+def _install_build(installer: uv.Uv, package: str, index: str) -> None:
+    """Install a build of a package from where torch came from; keep the other one if none has it.
+
+    Whether that one loads is checked later.
+    """
+    words = ("--no-deps", f"--reinstall-package={package.partition('=')[0]}", package)
+    try:
+        installer.install(*words, also=index)
+    except uv.InstallError:
+        if "--no-index" not in installer.options:
+            with contextlib.suppress(uv.InstallError):
+                installer.install(*words, **uv.only_pytorch())
 
 
 def check(settings: Settings, build: pathlib.Path) -> str:

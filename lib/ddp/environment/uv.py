@@ -174,13 +174,7 @@ def install_cpu_torch(
         if not e.is_unsatisfiable:
             raise
     if "--no-index" not in uv.options:
-        alone = {
-            "UV_DEFAULT_INDEX": PYTORCH_INDEX,
-            "UV_INDEX": "",
-            "UV_FIND_LINKS": "",
-            "UV_HTTP_RETRIES": "0",
-        }
-        alone |= dict.fromkeys(("UV_HTTP_TIMEOUT", "UV_HTTP_CONNECT_TIMEOUT"), str(CONNECT_S))
+        alone = only_pytorch()
         text = f"installing {build} from PyTorch's index, as no configured index has it"
         try:
             return do(text, lambda: uv.install("--no-deps", build, **alone))
@@ -197,6 +191,18 @@ def install_cpu_torch(
     except InstallError as e:
         remedy = Step("torch-index", f"use {ways} with torch")
         raise InstallError(e.what + why, is_unsatisfiable=e.is_unsatisfiable, remedy=remedy) from e
+
+
+def only_pytorch() -> dict[str, str]:
+    """Return the variables that make PyTorch's index the only one, asked once and not for long."""
+    return {
+        "UV_DEFAULT_INDEX": PYTORCH_INDEX,
+        "UV_INDEX": "",
+        "UV_FIND_LINKS": "",
+        "UV_HTTP_RETRIES": "0",
+        "UV_HTTP_TIMEOUT": str(CONNECT_S),
+        "UV_HTTP_CONNECT_TIMEOUT": str(CONNECT_S),
+    }
 
 
 def call(
