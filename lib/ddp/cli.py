@@ -28,8 +28,18 @@ _CONTEXT: dict[str, typing.Any] = {
     "max_content_width": 120,
     "formatter_settings": cloup.HelpFormatter.settings(col1_max_width=36, col2_min_width=40),
 }
-# Options that SBATCH_ACCOUNT and the like set (sbatch(1))
-_SBATCH = ("account", "partition", "qos", "reservation")
+# Variables that set options of sbatch, and so ours (sbatch(1), input environment variables)
+_SBATCH = {
+    "account": "SBATCH_ACCOUNT",
+    "constraint": "SBATCH_CONSTRAINT",
+    "gpus-per-node": "SBATCH_GPUS_PER_NODE",
+    "mem-per-cpu": "SBATCH_MEM_PER_CPU",
+    "memory": "SBATCH_MEM_PER_NODE",
+    "partition": "SBATCH_PARTITION",
+    "qos": "SBATCH_QOS",
+    "reservation": "SBATCH_RESERVATION",
+    "time-limit": "SBATCH_TIMELIMIT",
+}
 _GROUP_HELP = {
     "env": "Make, list and remove environments of packages.",
     "image": "Import container images.",
@@ -277,7 +287,7 @@ def _values(
         if isinstance(value, tuple):
             value = _joined(option, typing.cast("tuple[str, ...]", value)) or None
         if value is None and option.name in _SBATCH:
-            value = os.environ.get(f"SBATCH_{option.name.upper()}") or None
+            value = os.environ.get(_SBATCH[option.name]) or None
         if value is None:
             value = option.text.terminal
         if value is not None:

@@ -18,6 +18,7 @@ _KEPT = (
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "NO_PROXY",
+    "SLURM_CLUSTERS",
     "SLURM_CONF",
     "SLURM_JWT",
 )
@@ -50,7 +51,7 @@ class Completed:
 
 
 def clean_env(extra: collections.abc.Mapping[str, str] | None = None) -> dict[str, str]:
-    """Make a child's environment: this account's home, proxies, Slurm's two and `extra`, no JUJU_* of the hook's."""
+    """Make a child's environment: this account's home, proxies, Slurm's own and `extra`, no JUJU_* of the hook's."""
     home = "/"
     with contextlib.suppress(KeyError):
         home = pwd.getpwuid(os.geteuid()).pw_dir

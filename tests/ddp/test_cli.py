@@ -307,6 +307,20 @@ def test_sbatch_s_variables_count_where_no_flag_is_given(
     assert (getattr(asked[-1], "account"), getattr(asked[-1], "partition")) == ("def-lab", "long")  # noqa: B009
 
 
+def test_sbatch_s_variables_set_resources_too(asked: Asked, monkeypatch: pytest.MonkeyPatch):
+    for name, value in {
+        "CONSTRAINT": "[ib|opa]",
+        "GPUS_PER_NODE": "a100:2",
+        "MEM_PER_NODE": "64G",
+        "TIMELIMIT": "8:00:00",
+    }.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    assert typed("submit", "train.py")[0] == 0
+    params = one(asked)
+    assert (params.constraint, params.num_gpus) == ("[ib|opa]", 2)
+    assert (params.memory, params.time_limit) == ("64G", "8:00:00")
+
+
 def test_env_is_a_variable_and_may_be_repeated(asked: Asked, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HERE", "x'y z")
     assert (

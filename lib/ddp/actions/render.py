@@ -82,7 +82,7 @@ def _manifests(
     dataset = str(workspace.datasets / (params.dataset or "python-stdlib"))
     workload = workloads.of(settings, params, resume=params.resume)
     program = dataclasses.replace(workload, dataset=dataset, kept=kept).program()
-    gpus = params.gpus_per_node or 0
+    gpus = params.num_gpus or 0
     memory_mb = fields.memory_mb(params.memory or fields.SITE)
     wanted = kubernetes.Run(
         name=run,

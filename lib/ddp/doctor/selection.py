@@ -20,12 +20,13 @@ def choose_partition(
     try:
         return resources.choose_partition(params, partitions)
     except ParameterError:
+        names = (params.partition or "").split(",")
         named: list[partition_list.Partition] = []
         for partition in partitions:
             is_default = params.partition is None and partition.is_default
-            if partition.name == params.partition or is_default:
+            if partition.name in names or is_default:
                 named.append(partition)
-        if len(named) == 1 and named[0].nodes:
+        if named and named[0].nodes:
             return named[0]
         raise
 

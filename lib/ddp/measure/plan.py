@@ -11,7 +11,7 @@ import dataclasses
 import math
 
 from ddp.measure import baseline, collectives, workload
-from ddp.options import models
+from ddp.options import fields, models
 from ddp.problem import Command, Problem, Results
 from ddp.results.progress import Log
 from ddp.settings import Settings
@@ -103,7 +103,7 @@ def predict(
 def _place(params: models.Plan) -> Place:
     """Return where the step is planned, with a training's own choice for what is not given."""
     num_nodes = params.nodes
-    gpus = params.gpus_per_node
+    gpus = fields.num_gpus(params.gpus_per_node)
     partition = ""
     if num_nodes is None or gpus is None:
         asked = params.model_copy(update={"nodes": None, "gpus_per_node": None})

@@ -2,6 +2,8 @@
 
 No alphabet has quotes, blanks (except in lists of words), control characters, `$`, backquotes,
 backslashes or braces, so nothing passes that a shell, Slurm, jinja2 or a terminal would interpret.
+Values of sbatch's own options are Slurm's to judge: any printable ASCII without quotes and
+backslashes, which reaches only directives of a script and the command lines of Slurm's programs.
 Arguments and variables of a program may hold any character: they travel as JSON and reach the
 program as they are, never a shell.
 """
@@ -44,7 +46,7 @@ _SLURMS = re.compile(r"SLURMD?_.*")
 SBATCH_KEPT = tuple(
     """
     array batch bb bbf chdir clusters container cores-per-socket cpus-per-gpu cpus-per-task error export export-file
-    extra-node-info get-user-env gid gpus gpus-per-socket gpus-per-task gres hold ignore-pbs input job-name
+    extra-node-info get-user-env gid gpus gpus-per-socket gpus-per-task hold ignore-pbs input job-name
     kill-on-invalid-dep mem mem-per-cpu mem-per-gpu mincpus no-kill no-requeue nodes ntasks ntasks-per-core
     ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output overcommit parsable propagate quiet requeue
     signal test-only time tres-per-task uid use-min-nodes verbose version wait wait-all-nodes wrap
@@ -222,6 +224,45 @@ def _check_again(value: str) -> str:
     return value
 
 
+def parse_gpus(text: str) -> tuple[tuple[str, int], ...]:
+    """Split GPUs, as --gpus-per-node names them, into types and numbers; "" is no type.
+
+    Of a repeated type Slurm takes the last number. Raises ValueError.
+    """
+    found: dict[str, int] = {}
+    for item in text.split(","):
+        kind, _, number = item.rpartition(":")
+        if not number.isdecimal():  # a type alone is one of it
+            kind = item
+            number = "1"
+        if not item or item.startswith(":") or ":" in kind:
+            raise ValueError(f"{shown(text)} is not allowed; a number, or TYPE:NUMBER")
+        found[kind] = int(number)
+    return tuple(found.items())
+
+
+def num_gpus(text: str | None) -> int | None:
+    """Return the number of GPUs that a checked text names; None if there is none."""
+    return None if text is None else sum(number for _, number in parse_gpus(text))
+
+
+def gpus_of_gres(text: str) -> str:
+    """Return the GPUs that --gres names, as --gpus-per-node names them, or ""."""
+    found: list[str] = []
+    for item in text.split(","):
+        name, _, rest = item.removeprefix("gres:").partition(":")
+        if name == "gpu":
+            found.append(rest or "1")
+    return ",".join(found)
+
+
+def _check_gpus(value: str) -> str:
+    total = sum(number for _, number in parse_gpus(value))
+    if total > MAX_GPUS:
+        raise ValueError(f"{shown(value)} is not allowed; a number from 0 to {MAX_GPUS}")
+    return value
+
+
 _WORD = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _PATH = r"/[A-Za-z0-9._/+@=-]*"
 _PATH_RULE = "an absolute path of letters, digits and . _ / + @ = -"
@@ -273,9 +314,10 @@ Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
 _AXIS = r"[a-z][A-Za-z0-9_.-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
 _GRID_RULE = "options with their values, such as: lr=0.001,0.003 batch=8,16"
 Grid = typing.Annotated[str, matches(rf"( *{_AXIS} *)*", 4096, _GRID_RULE, _check_grid)]
-Constraint = typing.Annotated[
-    str, matches(f"{_WORD}([&|]{_WORD})*", 256, "names of features joined by & or |")
-]
+# Values of sbatch's own options, which Slurm judges
+_SLURMS_FIRST, _SLURMS_REST = r"[!#-&(-,.-\[\]-_a-~]", r"([ !#-&(-\[\]-_a-~]*[!#-&(-\[\]-_a-~])?"
+_SLURMS_RULE = "printable ASCII without quotes and backslashes, as sbatch takes it"
+SlurmsOwn = typing.Annotated[str, matches(_SLURMS_FIRST + _SLURMS_REST, 1024, _SLURMS_RULE)]
 Time = typing.Annotated[
     str, matches(rf"[0-9:-]+|{'|'.join(times.NO_LIMIT)}", 24, _TIME, _check_time)
 ]
@@ -294,16 +336,7 @@ ImageSource = typing.Annotated[
     str, matches(r"(docker:/|(docker|oci)-archive:)[\w./:@+=-]+", 512, _SOURCE_RULE)
 ]
 Ranks = typing.Annotated[str, matches(r"[0-9]{1,6}(,[0-9]{1,6})*", 256, "ranks such as 0 or 0,8")]
-_HOSTS = r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[0-9,-]+\])?[A-Za-z0-9._-]*"
-Hosts = typing.Annotated[
-    str, matches(rf"{_HOSTS}(,{_HOSTS})*", 1024, "names of nodes, such as node-[0-3],big-7")
-]
-_BEFORE = r"after(any|ok|notok)?(:[1-9][0-9]{0,9}(_[0-9]{1,7})?(\+[0-9]{1,6})?)+"
-_BEFORE_RULE = "after, afterany, afterok or afternotok with jobs' ids, such as afterok:40:41; all with , or any with ?"
-Dependency = typing.Annotated[
-    str, matches(rf"{_BEFORE}((,{_BEFORE})*|(\?{_BEFORE})*)", 512, _BEFORE_RULE)
-]
-_SBATCH_WORD = r"--[a-z][a-z0-9-]{1,40}(=[A-Za-z0-9._:,@%/+-]{1,200})?"
+_SBATCH_WORD = r"--[a-z][a-z0-9-]{1,40}(=[!#-&(-\[\]-_a-~]{1,200})?"
 _SBATCH_RULE = "sbatch's own long options, separated by blanks, such as --nice=100 --switches=1"
 Sbatch = typing.Annotated[str, matches(rf"({_SBATCH_WORD}( {_SBATCH_WORD})*)?", 1024, _SBATCH_RULE)]
 Steps = typing.Annotated[
@@ -355,11 +388,11 @@ Torch = typing.Annotated[
 Fabric = typing.Annotated[str, among(*fabrics.NAMES)]
 
 # Options of several verbs that set a directive of sbatch
-Partition = typing.Annotated[Name | None, Directive("partition", is_computed=True)]
+Partition = typing.Annotated[SlurmsOwn | None, Directive("partition", is_computed=True)]
 Nodes = typing.Annotated[
     typing.Annotated[int, between(1, MAX_NODES)] | None, Directive("nodes", is_computed=True)
 ]
-_Gpus = typing.Annotated[int, between(0, MAX_GPUS)]
+_Gpus = typing.Annotated[SlurmsOwn, pydantic.AfterValidator(_check_gpus)]
 _Cpus = typing.Annotated[int, between(1, MAX_CPUS)]
 Gpus = typing.Annotated[_Gpus | None, Directive("gpus-per-node", is_computed=True)]
 Cpus = typing.Annotated[_Cpus | None, Directive("cpus-per-task", is_computed=True)]

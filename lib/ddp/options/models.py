@@ -19,10 +19,19 @@ class Place(Parsed):
     """Options that ask Slurm for a place to run."""
 
     partition: fields.Partition = None
-    account: typing.Annotated[fields.Name | None, Directive("account")] = None
-    qos: typing.Annotated[fields.Name | None, Directive("qos")] = None
-    reservation: typing.Annotated[fields.Name | None, Directive("reservation")] = None
+    account: typing.Annotated[fields.SlurmsOwn | None, Directive("account")] = None
+    qos: typing.Annotated[fields.SlurmsOwn | None, Directive("qos")] = None
+    reservation: typing.Annotated[fields.SlurmsOwn | None, Directive("reservation")] = None
     sbatch: fields.Sbatch = ""
+
+    @property
+    def gpus_of_gres(self) -> str:
+        """The GPUs that `sbatch` asks for by --gres, such as a100:2, or ""."""
+        for word in self.sbatch.split():
+            name, _, value = word.partition("=")
+            if name == "--gres":
+                return fields.gpus_of_gres(value)
+        return ""
 
     @pydantic.field_validator("sbatch")
     @classmethod
@@ -39,6 +48,9 @@ class Place(Parsed):
             if directive.name.startswith(name):
                 ours = cls.model_fields[attribute].alias
                 raise ValueError(f"--{name} has its own option; use {ours}")
+        if name and "clusters".startswith(name):
+            how = "set the variable SLURM_CLUSTERS: then all commands of ddp ask that cluster"
+            raise ValueError(f"--{name} would leave the job out of ddp list; {how}")
         for kept in fields.SBATCH_KEPT:
             if kept.startswith(name):
                 raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
@@ -55,9 +67,19 @@ class Nodes(Resources):
 
     nodes: fields.Nodes = None
     gpus_per_node: fields.Gpus = None
-    constraint: typing.Annotated[fields.Constraint | None, Directive("constraint")] = None
-    nodelist: typing.Annotated[fields.Hosts | None, Directive("nodelist")] = None
-    exclude: typing.Annotated[fields.Hosts | None, Directive("exclude")] = None
+    constraint: typing.Annotated[fields.SlurmsOwn | None, Directive("constraint")] = None
+    nodelist: typing.Annotated[fields.SlurmsOwn | None, Directive("nodelist")] = None
+    exclude: typing.Annotated[fields.SlurmsOwn | None, Directive("exclude")] = None
+
+    @property
+    def gpus(self) -> fields.Gpus:
+        """The GPUs on each node, by `gpus_per_node` or by --gres; None if neither is given."""
+        return self.gpus_per_node or self.gpus_of_gres or None
+
+    @property
+    def num_gpus(self) -> int | None:
+        """The number of `gpus`; None if they are not given."""
+        return fields.num_gpus(self.gpus)
 
 
 class Training(Nodes):
@@ -71,7 +93,7 @@ class Training(Nodes):
         fields.MemoryPerCpu | None, Directive("mem-per-cpu", is_computed=True)
     ] = None
     exclusive: typing.Annotated[bool, Directive("exclusive")] = False
-    dependency: typing.Annotated[fields.Dependency | None, Directive("dependency")] = None
+    dependency: typing.Annotated[fields.SlurmsOwn | None, Directive("dependency")] = None
     args: fields.Words = ""
     env: fields.Env = ""
     env_file: fields.Path | None = None
@@ -284,7 +306,7 @@ class ImportImage(Parsed):
 class Doctor(Place):
     """Options of doctor."""
 
-    nodes: typing.Annotated[fields.Hosts | None, Directive("nodelist", is_computed=True)] = None
+    nodes: typing.Annotated[fields.SlurmsOwn | None, Directive("nodelist", is_computed=True)] = None
     wait_timeout: typing.Annotated[int, between(1, 3600)] = 60
 
 

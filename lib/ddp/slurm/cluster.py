@@ -36,7 +36,8 @@ def judge(script: str, partition: str) -> str:
     except jobs.NotAnsweringError as e:
         raise Problem(f"Slurm: {e}") from e
     except jobs.SlurmError as e:
-        chosen = next((one for one in partitions() if one.name == partition), None)
+        names = partition.split(",")
+        chosen = next((one for one in partitions() if one.name in names), None)
         raise refused(str(e), chosen) from e
 
 
@@ -53,6 +54,9 @@ _CULPRITS = {
     "ime limit": "time-limit",
     "emory": "memory",
     "ependency": "dependency",
+    "node name": "exclude",  # the names of nodelist were looked up before
+    "GRES": "gpus-per-node",
+    "(gres)": "gpus-per-node",
 }
 # Such as QOSMaxGRESPerUser (job_reason_str in slurm_protocol_defs.c): owner and kind of the limit
 _LIMIT = re.compile(r"\b(QOS|Assoc)(?:Max|Min|Grp)\w*?(GRES|Node|Mem|Wall|Cpu|CPU|Job)?\w*")

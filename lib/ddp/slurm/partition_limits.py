@@ -74,7 +74,7 @@ def refusal(
         option = OPTIONS[name]
         mine = _groups() if option == "partition" else {given[option]}
         names = {one.lower() for one in mine if one not in (None, "", "(null)")}
-        if not names:
+        if not names or any("," in one for one in names):  # Slurm chooses from a list
             continue
         is_listed = not names.isdisjoint(map(str.lower, listed))
         if is_listed != name.startswith("Allow"):

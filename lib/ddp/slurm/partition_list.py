@@ -29,7 +29,18 @@ class Capacity:
     is_kept: bool = False  # in a MAINT reservation, it takes only the reservation's own jobs
     # Of its slurmd, if that registered the node itself and has to run now
     endpoint: tuple[str, int] | None = None
-    models: frozenset[str] = frozenset()  # of its GPUs, as gres.conf names them
+    # Numbers of its GPUs by their types in gres.conf; GPUs without a type have none here
+    gpu_types: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The types of its GPUs."""
+        return frozenset(kind for kind, _ in self.gpu_types)
+
+    def has_gpus(self, kind: str, number: int) -> bool:
+        """Return whether it has so many GPUs of a type, or of any with ""."""
+        there = dict(self.gpu_types).get(kind, 0) if kind else self.gpus
+        return there >= number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +111,6 @@ def _capacity(node: nodes.Node) -> Capacity:
     is_kept = _KEPT in node.flags
     memory_mb = _amount(fields.get("RealMemory", "0")) - _amount(fields.get("MemSpecLimit", "0"))
     features = (show.value(fields, "AvailableFeatures") or "").split(",")
-    kinds = [kind for name, kind in nodes.gres_items(node.gres) if name == "gpu"]
     return Capacity(
         name=node.name,
         cpus=_amount(fields.get("CPUEfctv", "0")),
@@ -111,8 +121,16 @@ def _capacity(node: nodes.Node) -> Capacity:
         features=frozenset(filter(None, features)),
         is_kept=takes_jobs and is_kept,
         endpoint=_endpoint(node),
-        models=frozenset(filter(None, kinds)),
+        gpu_types=_gpu_types(node.gres),
     )
+
+
+def _gpu_types(gres: str | None) -> tuple[tuple[str, int], ...]:
+    found: list[tuple[str, int]] = []
+    for (name, kind), number in nodes.gres_items(gres).items():
+        if name == "gpu" and kind:
+            found.append((kind, number))
+    return tuple(found)
 
 
 def _takes_jobs(node: nodes.Node) -> bool:

@@ -23,12 +23,15 @@ def inside(
 
     Raises SlurmError.
     """
-    record = _reservation(reservation)
-    nodes = show.value(record, "Nodes")
-    flags = frozenset((show.value(record, "Flags") or "").split(","))
-    if not nodes or flags & _OPEN:
+    flags: set[str] = set()
+    hostlists: list[str] = []
+    for record in _reservations(reservation):
+        flags |= set((show.value(record, "Flags") or "").split(","))
+        if nodes := show.value(record, "Nodes"):
+            hostlists.append(nodes)
+    if not hostlists or flags & _OPEN:
         return partitions
-    names = frozenset(jobs.hostnames(nodes))
+    names = frozenset(jobs.hostnames(",".join(hostlists)))
     has_kept = "MAINT" in flags
 
     def meet(node: partition_list.Capacity) -> partition_list.Capacity:
@@ -42,12 +45,11 @@ def inside(
     )
 
 
-def _reservation(name: str) -> dict[str, str]:
-    """Return a reservation as scontrol shows it, or {}."""
-    for record in show.records(jobs.ask("scontrol", "show", "reservations", "-o")):
-        if record.get("ReservationName") == name:
-            return record
-    return {}
+def _reservations(wanted: str) -> list[dict[str, str]]:
+    """List the reservations of these names, separated by commas, as scontrol shows them."""
+    names = wanted.split(",")
+    shown = show.records(jobs.ask("scontrol", "show", "reservations", "-o"))
+    return [record for record in shown if record.get("ReservationName") in names]
 
 
 def present(

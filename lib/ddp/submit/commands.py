@@ -116,7 +116,8 @@ def _agreed(values: Values, found: Values) -> Values:
     for name, value in found.items():
         ours = "gpus-per-node" if name == "ranks" else name
         given = values.get(ours)
-        if given not in (None, value) and not (name == "ranks" and given == 0):
+        is_same = given is None or str(given) == str(value)
+        if not is_same and not (name == "ranks" and str(given) == "0"):
             raise ParameterError(ours, f"{given} and torchrun's {value} disagree; give one of them")
     return found
 

@@ -1,11 +1,11 @@
 """The request to Slurm: the given options, else the partition's own figures, within its limits."""
 
+import collections.abc
 import dataclasses
-import re
 
 from ddp.options import fields, models
 from ddp.problem import ParameterError, Problem, Step
-from ddp.slurm import jobs, partition_limits, partition_list
+from ddp.slurm import features, jobs, partition_limits, partition_list
 from slurm_ddp.slurm import times
 
 Nodes = tuple[partition_list.Capacity, ...]
@@ -22,7 +22,7 @@ _UNKNOWN_MB = 1  # slurm.conf(5), the default of RealMemory
 class Request:
     """The resources of a job."""
 
-    partition: str
+    partition: str  # or several, separated by commas: Slurm takes the one that starts first
     num_nodes: int
     gpus_per_node: int
     cpus_per_task: int  # one task for each node: the ranks of a node share these
@@ -34,6 +34,7 @@ class Request:
     ranks: int = 1  # on each node without GPUs
     memory_per_cpu_mb: int = 0  # what `memory_mb` was given as, if so
     spare_nodes: int = 0  # beside `num_nodes`
+    gpu_types: str = ""  # with their numbers, such as a100:2, if they are given
 
     @property
     def ranks_per_node(self) -> int:
@@ -60,10 +61,69 @@ def training(params: models.Training, partitions: tuple[partition_list.Partition
 
     Without parameters: all usable nodes of the default partition, whole.
 
-    If some of the nodes have GPUs, only those count, with as many GPUs as each of them has. Raises
-    ParameterError if the cluster does not have what is asked for.
+    If some of the nodes have GPUs, only those count, with as many GPUs as each of them has. With
+    several partitions the figures fit each of them. Raises ParameterError if the cluster does not
+    have what is asked for.
     """
-    partition = choose_partition(params, partitions)
+    if params.gpus_per_node and params.gpus_of_gres:
+        text = f"--gres asks for GPUs, too ({params.gpus_of_gres}); omit one of them"
+        raise ParameterError("gpus-per-node", text)
+    if params.constraint is not None:
+        params = _check_constraint(params, partitions)
+    chosen = choose_partitions(params, partitions)
+    found = _fitting(params, chosen)
+    if len(found) > 1:
+        params = _with_least(params, found)
+        found = _fitting(params, chosen)
+    return _common(found, params.partition or chosen[0].name)
+
+
+def _fitting(
+    params: models.Training, chosen: collections.abc.Sequence[partition_list.Partition]
+) -> list[Request]:
+    """Compute the requests to the partitions that can fulfil them.
+
+    Raises ParameterError if none can.
+    """
+    found: list[Request] = []
+    refusals: list[ParameterError] = []
+    for partition in chosen:
+        try:
+            found.append(_request(params, partition))
+        except ParameterError as e:
+            refusals.append(e)
+    if not found:
+        raise refusals[0]
+    return found
+
+
+def _with_least(params: models.Training, found: list[Request]) -> models.Training:
+    """Ask for what all partitions have, where the options leave it open."""
+    least: dict[str, object] = {}
+    if params.nodes is None:
+        least["nodes"] = min(one.num_nodes for one in found)
+    if params.gpus is None:
+        least["gpus_per_node"] = str(min(one.gpus_per_node for one in found))
+    if params.cpus_per_task is None:
+        least["cpus_per_task"] = min(one.cpus_per_task for one in found)
+    return params.model_copy(update=least)
+
+
+def _common(found: list[Request], partition: str) -> Request:
+    """Make one request of those to several partitions; they differ in memory and the warning."""
+    return dataclasses.replace(
+        found[0],
+        partition=partition,
+        memory_mb=min(one.memory_mb for one in found),
+        lead_s=min(one.lead_s for one in found),
+    )
+
+
+def _request(params: models.Training, partition: partition_list.Partition) -> Request:
+    """Compute a training job's request to one partition.
+
+    Raises ParameterError if it cannot be fulfilled.
+    """
     most = partition.limits
     if params.constraint is not None:
         partition = _with_features(params.constraint, partition)
@@ -94,7 +154,16 @@ def training(params: models.Training, partitions: tuple[partition_list.Partition
         ranks=params.ranks or 1,
         memory_per_cpu_mb=per_cpu_mb,
         spare_nodes=params.spare_nodes,
+        gpu_types=_typed(params.gpus),
     )
+
+
+def _typed(gpus: str | None) -> str:
+    """Return the GPUs as they are given if they have types, or ""."""
+    if gpus is None:
+        return ""
+    has_types = any(kind for kind, _ in fields.parse_gpus(gpus))
+    return gpus if has_types else ""
 
 
 def _hosts(params: models.Training, partition: partition_list.Partition) -> _Hosts:
@@ -128,15 +197,15 @@ def _within(partition: partition_list.Partition, wanted: _Hosts) -> partition_li
 def _with_gpus_for_ranks(params: models.Training, nodes: Nodes) -> models.Training:
     """Give each rank that torchrun's option asks for a GPU, where nodes have some."""
     has_gpus = any(node.gpus for node in nodes)
-    if params.gpus_per_node is None and params.ranks and has_gpus:
-        return params.model_copy(update={"gpus_per_node": params.ranks})
+    if params.gpus is None and params.ranks and has_gpus:
+        return params.model_copy(update={"gpus_per_node": str(params.ranks)})
     return params
 
 
 def _choose_gpus(params: models.Training, nodes: Nodes) -> tuple[int, Nodes]:
     """Choose the GPUs on each node, and the nodes that count: those with GPUs, if any has some."""
-    if params.gpus_per_node is not None:
-        return params.gpus_per_node, nodes
+    if params.num_gpus is not None:
+        return params.num_gpus, nodes
     candidates = tuple(node for node in nodes if node.gpus) or nodes
     return min(node.gpus for node in candidates), candidates
 
@@ -173,11 +242,18 @@ def remark(
 ) -> list[str]:
     """Remark on nodes that differ: GPUs stay idle, or fast ones wait for slow ones."""
     nodes = _nodes_of(params, request, partitions)
-    is_default = params.gpus_per_node is None and params.ranks is None
+    is_default = params.gpus is None and params.ranks is None
     found: list[str] = []
+    if params.constraint is not None and params.nodes is None and not params.nodelist:
+        constraint = features.Constraint(params.constraint)
+        if not constraint.is_clear:
+            text = f"only Slurm evaluates constraint {params.constraint}"
+            text += f", so the job asks for as many nodes as sbatch, {constraint.num_nodes}"
+            found.append(f"{text}; nodes asks for more")
     if is_default and (idle := _remark_on_idle_gpus(request, nodes)):
         found.append(idle)
-    if request.gpus_per_node and (mixed := _remark_on_models(nodes)):
+    is_untyped = bool(request.gpus_per_node) and not request.gpu_types
+    if is_untyped and (mixed := _remark_on_models(nodes)):
         found.append(mixed)
     return found
 
@@ -186,17 +262,18 @@ def _nodes_of(
     params: models.Training, request: Request, partitions: tuple[partition_list.Partition, ...]
 ) -> list[partition_list.Capacity]:
     """List the nodes that Slurm may choose for a request with GPUs."""
-    partition = next(one for one in partitions if one.name == request.partition)
-    if params.constraint is not None:
-        partition = _with_features(params.constraint, partition)
+    names = request.partition.split(",")
     are_all_named = len(request.nodelist) == request.num_nodes + request.spare_nodes
-    found: list[partition_list.Capacity] = []
-    for node in partition.usable:
-        if node.name in request.exclude or node.gpus < max(1, request.gpus_per_node):
+    found: dict[str, partition_list.Capacity] = {}
+    for partition in partitions:
+        if partition.name not in names:
             continue
-        if node.name in request.nodelist or not are_all_named:
-            found.append(node)
-    return found
+        for node in _allowed(params.constraint, partition.usable):
+            if node.name in request.exclude or node.gpus < max(1, request.gpus_per_node):
+                continue
+            if node.name in request.nodelist or not are_all_named:
+                found[node.name] = node
+    return list(found.values())
 
 
 def _remark_on_idle_gpus(request: Request, nodes: list[partition_list.Capacity]) -> str:
@@ -220,7 +297,14 @@ def preparation(
     params: models.Resources, partitions: tuple[partition_list.Partition, ...]
 ) -> Request:
     """Compute the request to prepare a dataset: half a node, at least one core and 2 GiB."""
-    partition = choose_partition(params, partitions)
+    chosen = choose_partitions(params, partitions)
+    found = [_half_a_node(params, partition) for partition in chosen]
+    cpus = min(one.cpus_per_task for one in found)
+    request = _common(found, params.partition or chosen[0].name)
+    return dataclasses.replace(request, cpus_per_task=cpus)
+
+
+def _half_a_node(params: models.Resources, partition: partition_list.Partition) -> Request:
     node = max(partition.usable, key=lambda node: (node.cpus, node.memory_mb))
     cpus = max(1, min(node.cpus // 2, partition.limits.max_cpus_per_node or node.cpus))
     memory_mb = bounded_mb(
@@ -235,26 +319,53 @@ def check_array(name: str, size: int, partitions: tuple[partition_list.Partition
     _check(name, size, partitions[0].limits.max_array_size if partitions else None, "MaxArraySize")
 
 
+def choose_partitions(
+    params: models.Place, partitions: tuple[partition_list.Partition, ...]
+) -> list[partition_list.Partition]:
+    """Return the named partitions, or the default one; those that cannot take the job are left out.
+
+    Raises ParameterError unless one takes jobs, and this user's.
+    """
+    names = [name for name in (params.partition or "").split(",") if name]
+    named = [_named_partition(name, partitions) for name in dict.fromkeys(names)]
+    found: list[partition_list.Partition] = []
+    refusals: list[ParameterError] = []
+    for partition in named or [_named_partition(None, partitions)]:
+        try:
+            _check_partition(params, partition)
+        except ParameterError as e:
+            refusals.append(e)
+        else:
+            found.append(partition)
+    if not found:
+        raise refusals[0]
+    return found
+
+
 def choose_partition(
     params: models.Place, partitions: tuple[partition_list.Partition, ...]
 ) -> partition_list.Partition:
-    """Return the named partition or the default one.
+    """Return the first of the named partitions that takes jobs, or the default one.
 
-    Raises ParameterError unless it takes jobs, and this user's.
+    Raises ParameterError unless one takes jobs, and this user's.
     """
-    found = _named_partition(params.partition, partitions)
-    if not found.is_up:
-        text = f"an administrator types: scontrol update partitionname={found.name} state=up"
+    return choose_partitions(params, partitions)[0]
+
+
+def _check_partition(params: models.Place, partition: partition_list.Partition) -> None:
+    """Raise ParameterError unless a partition takes jobs, and this user's."""
+    name = partition.name
+    if not partition.is_up:
+        text = f"an administrator types: scontrol update partitionname={name} state=up"
         step = Step("partition-up", text)
-        raise ParameterError("partition", f"{found.name} is not up", remedy=step)
-    if not found.usable:
-        text = f"{found.name} has no usable node{_describe_unusable(found)}; see: sinfo -R"
+        raise ParameterError("partition", f"{name} is not up", remedy=step)
+    if not partition.usable:
+        text = f"{name} has no usable node{_describe_unusable(partition)}; see: sinfo -R"
         raise ParameterError("partition", text)
     if refusal := partition_limits.refusal(
-        found.name, found.limits, account=params.account, qos=params.qos
+        name, partition.limits, account=params.account, qos=params.qos
     ):
         raise ParameterError(*refusal)
-    return found
 
 
 def _named_partition(
@@ -358,25 +469,52 @@ def bounded_mb(
     return min(filter(None, (share_mb, most.max_memory_mb, by_cpus)))
 
 
+def _check_constraint(
+    params: models.Training, partitions: tuple[partition_list.Partition, ...]
+) -> models.Training:
+    """Check that nodes have the words of a constraint, and count its nodes if only Slurm can.
+
+    Raises ParameterError for a word that no node has.
+    """
+    constraint = features.Constraint(params.constraint or "")
+    known: set[str] = set()
+    for partition in partitions:
+        for node in partition.nodes:
+            known |= node.features
+    for word in constraint.words:
+        if word not in known:
+            listed = ", ".join(sorted(known)[:12]) or "none"
+            text = f"no node of the cluster has {word}; its features are: {listed}"
+            raise ParameterError("constraint", text)
+    if constraint.is_clear or params.nodes or params.nodelist:
+        return params
+    return params.model_copy(update={"nodes": constraint.num_nodes})
+
+
 def _with_features(
     constraint: str, partition: partition_list.Partition
 ) -> partition_list.Partition:
-    """Limit a partition to the nodes that the constraint allows.
+    """Limit a partition to the nodes that the constraint may allow.
 
-    Only Slurm evaluates a constraint with both & and |.
+    Raises ParameterError if none of them is usable.
     """
-    wanted = set(re.split(r"[&|]", constraint))
-    least = 1 if "|" in constraint else len(wanted)
-    is_mixed = "&" in constraint and "|" in constraint
-    found = [node for node in partition.nodes if is_mixed or len(wanted & node.features) >= least]
+    found = _allowed(constraint, partition.nodes)
     if not any(node.is_usable for node in found):
         known: set[str] = set()
         for node in partition.usable:
             known |= node.features
-        features = ", ".join(sorted(known)[:12]) or "none"
+        listed = ", ".join(sorted(known)[:12]) or "none"
         text = f"no usable node of partition {partition.name} has {constraint}"
-        raise ParameterError("constraint", f"{text}; its features are: {features}")
-    return dataclasses.replace(partition, nodes=tuple(found))
+        raise ParameterError("constraint", f"{text}; its features are: {listed}")
+    return dataclasses.replace(partition, nodes=found)
+
+
+def _allowed(constraint: str | None, nodes: Nodes) -> Nodes:
+    """Select the nodes that a constraint may allow."""
+    if constraint is None:
+        return nodes
+    allows = features.Constraint(constraint).allows
+    return tuple(node for node in nodes if allows(node.features))
 
 
 def hosts(name: str, hostlist: str | None) -> tuple[str, ...]:
@@ -402,9 +540,10 @@ def _able(
 ) -> Nodes:
     """Select the nodes that have what the job asks of each. Raises ParameterError if none has."""
     _check_memory(params)
+    candidates = _with_types(params.gpus, candidates, partition)
     per_core_mb = params.mem_per_cpu_mb * (params.cpus_per_task or 1)
     amounts: tuple[tuple[str, int | str | None, int, str], ...] = (
-        ("gpus-per-node", params.gpus_per_node, gpus, "gpus"),
+        ("gpus-per-node", params.gpus, gpus, "gpus"),
         ("cpus-per-task", params.cpus_per_task, params.cpus_per_task or 1, "cpus"),
         ("memory", params.memory, params.memory_mb or 0, "memory_mb"),
         ("mem-per-cpu", params.mem_per_cpu, per_core_mb, "memory_mb"),
@@ -419,6 +558,19 @@ def _able(
             raise ParameterError(name, text)
         candidates = tuple(node for node in candidates if getattr(node, attribute) >= least)
     return candidates
+
+
+def _with_types(gpus: str | None, nodes: Nodes, partition: partition_list.Partition) -> Nodes:
+    """Select the nodes with GPUs of the given types. Raises ParameterError if none has them."""
+    if not gpus or not _typed(gpus):
+        return nodes
+    wanted = fields.parse_gpus(gpus)
+    able = [node for node in nodes if all(node.has_gpus(*one) for one in wanted)]
+    if able:
+        return tuple(able)
+    there = sorted({f"{kind}:{number}" for node in nodes for kind, number in node.gpu_types})
+    text = f"{gpus} requested, nodes of partition {partition.name} have {', '.join(there[:8])}"
+    raise ParameterError("gpus-per-node", text if there else f"{text}no GPUs with a type")
 
 
 def _check_memory(params: models.Training) -> None:
@@ -463,7 +615,7 @@ def _times(wanted: str | None, partition: partition_list.Partition) -> tuple[str
 def _describe_needs(params: models.Training) -> str:
     """Describe what only some of the usable nodes have."""
     needs = {
-        "GPUs": params.gpus_per_node,
+        "GPUs": params.gpus,
         "cores": params.cpus_per_task,
         "of memory": params.memory,
     }

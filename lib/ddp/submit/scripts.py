@@ -251,7 +251,7 @@ def _make_again(environment: folders.Manifest) -> Command:
 
 def _directives(
     request: Request,
-    params: fields.Parsed,
+    params: models.Place,
     folder: str,
     output: str,
     array: Array | None,
@@ -260,7 +260,8 @@ def _directives(
     """List a job's directives: the computed ones, those of options, the fixed ones, and `more`.
 
     Memory is given unless the site decides, or the job would take the whole node's. GPUs are by
-    node: Slurm would bind those of tasks and cut the ranks' paths to each other. The log is
+    node, unless --gres asks for them: Slurm would bind those of tasks and cut the ranks' paths to
+    each other. The log is
     appended to, so that a requeued attempt keeps the first one's. A job whose dependency can no
     longer come true ends. The login host's limits are not propagated: it locks too little memory
     for RDMA. The signal goes to the batch script alone, which is the program from then on and makes
@@ -271,6 +272,9 @@ def _directives(
         per_core = f"{request.memory_per_cpu_mb}M"
     elif request.memory_mb:
         memory = f"{request.memory_mb}M"
+    gpus = request.gpu_types or request.gpus_per_node or None
+    if params.gpus_of_gres:
+        gpus = None
     table = (
         ("job-name", pathlib.PurePath(folder).name),
         ("partition", request.partition),
@@ -280,7 +284,7 @@ def _directives(
         ("cpus-per-task", request.cpus_per_task),
         ("mem", memory),
         ("mem-per-cpu", per_core),
-        ("gpus-per-node", request.gpus_per_node or None),
+        ("gpus-per-node", gpus),
         ("time", request.time_limit),
         *declared.directives(params),
         ("chdir", folder),
@@ -322,7 +326,8 @@ def _login(settings: Settings, more: tuple[str, ...]) -> list[tuple[str, str]]:
 def _script(folder: str, command: str, about: str, directives: list[tuple[str, str]]) -> str:
     lines = ["#!/bin/bash", f"# {about}"]
     for name, value in directives:
-        quoted = f'"{value}"' if " " in value else value  # sbatch splits at blanks
+        # sbatch splits at blanks, and # begins a comment
+        quoted = f'"{value}"' if " " in value or "#" in value else value
         lines.append(f"#SBATCH --{name}={quoted}" if value else f"#SBATCH --{name}")
     program = shlex.quote(f"{folder}/program")
     lines.append(f"exec /usr/bin/python3 -I -S -B {program} {command}")

@@ -31,7 +31,7 @@ def featured(name: str, *features: str, gpus: int = 0) -> Capacity:
 
 @pytest.mark.parametrize(
     ("constraint", "nodes"),
-    [("a100", 2), ("a100&ib", 1), ("ib|a100", 3), ("h100", 1), ("a100&ib|h100", 4)],
+    [("a100", 2), ("a100&ib", 1), ("ib|a100", 3), ("h100", 1), ("(a100|h100)&!ib", 2)],
 )
 def test_a_constraint_says_which_nodes_count(constraint: str, nodes: int):
     cluster = partition(
@@ -41,7 +41,7 @@ def test_a_constraint_says_which_nodes_count(constraint: str, nodes: int):
         featured("n3", "h100", gpus=8),
     )
     request = training(cluster, constraint=constraint, gpus_per_node=0)
-    assert request.num_nodes == nodes, "what both & and | mean is left to Slurm"
+    assert request.num_nodes == nodes
 
 
 @pytest.fixture
@@ -94,11 +94,106 @@ def test_nodes_that_cannot_be_had_are_named(given: dict[str, object], line: str)
     assert refusal(FOUR, other, **given) == line
 
 
-@pytest.mark.parametrize("constraint", ["typo", "h100&ib"])
-def test_a_constraint_that_no_node_meets_names_the_features(constraint: str):
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        ("typo", "no node of the cluster has typo"),
+        ("ib|[typo|a100]", "no node of the cluster has typo"),
+        ("h100&ib", "no usable node of partition main has h100&ib"),
+    ],
+)
+def test_a_constraint_that_no_node_meets_names_the_features(constraint: str, message: str):
     cluster = partition(featured("n0", "a100", "ib"), featured("n1", "h100"))
-    message = f"constraint: no usable node of partition main has {constraint}; its features are: a100, h100, ib"
-    assert refusal(cluster, constraint=constraint) == message
+    line = refusal(cluster, constraint=constraint)
+    assert line == f"constraint: {message}; its features are: a100, h100, ib"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "nodes"),
+    [
+        ("a100&ib|h100", 1),
+        ("[ib|a100]", 1),
+        ("ib*2", 2),
+        ("[(a100&ib)*1&h100*2]", 3),
+        ("a100&[ib|h100]", 1),
+    ],
+)
+def test_what_only_slurm_evaluates_asks_for_as_many_nodes_as_sbatch(constraint: str, nodes: int):
+    cluster = partition(*(featured(f"n{n}", "a100", "ib", "h100") for n in range(5)))
+    params = fields.parse(models.SubmitDdp, {"constraint": constraint})
+    request = resources.training(params, (cluster,))
+    assert request.num_nodes == nodes
+    (remark,) = resources.remark(params, request, (cluster,))
+    assert remark == (
+        f"only Slurm evaluates constraint {constraint}, so the job asks for as many nodes as sbatch, "
+        f"{nodes}; nodes asks for more"
+    )
+    assert training(cluster, constraint=constraint, nodes=4).num_nodes == 4
+
+
+def typed(name: str, *types: tuple[str, int]) -> Capacity:
+    total = sum(number for _, number in types)
+    return dataclasses.replace(node(name, cpus=24, gpus=total), gpu_types=types)
+
+
+CARDS = partition(typed("n0", ("a100", 4), ("a100_3g.20gb", 8)), typed("n1", ("tesla_t4", 2)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "nodes"),
+    [
+        ("a100:2", 2, 1),
+        ("tesla_t4", 1, 1),
+        ("a100:1,a100_3g.20gb:3", 4, 1),
+        ("2", 2, 2),
+        ("0", 1, 2),
+        ("tesla_t4:9,tesla_t4:2", 2, 1),
+    ],
+)
+def test_gpus_by_their_type(asked: str, ranks: int, nodes: int):
+    request = training(CARDS, gpus_per_node=asked)
+    assert (request.ranks_per_node, request.num_nodes) == (ranks, nodes)
+    assert request.gpu_types == (asked if "a" in asked else "")
+    if asked != "0":
+        gres = ",".join(f"gpu:{one}" for one in asked.split(","))
+        assert training(CARDS, sbatch=f"--gres={gres},nvme:1") == request
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"gpus_per_node": "h100:2"},
+            "h100:2 requested, nodes of partition main have a100:4, a100_3g.20gb:8, tesla_t4:2",
+        ),
+        ({"gpus_per_node": "a:b:2"}, "'a:b:2' is not allowed; a number, or TYPE:NUMBER"),
+        ({"gpus_per_node": "99"}, "'99' is not allowed; a number from 0 to 64"),
+        (
+            {"gpus_per_node": "2", "sbatch": "--gres=gpu:a100:2"},
+            "--gres asks for GPUs, too (a100:2); omit one of them",
+        ),
+    ],
+)
+def test_gpus_that_no_node_has(given: dict[str, object], line: str):
+    assert refusal(CARDS, **given) == f"gpus-per-node: {line}"
+
+
+def test_several_partitions_get_figures_that_fit_each():
+    big = partition(node("n0", cpus=16, gpus=4), node("n1", cpus=16, gpus=4), name="gpu")
+    small = partition(node("n2", memory_mb=9000, gpus=2), name="gpu_preempt", max_time_s=3600)
+    request = training(big, small, partition="gpu,gpu_preempt")
+    assert request.partition == "gpu,gpu_preempt"
+    assert (request.num_nodes, request.gpus_per_node, request.cpus_per_task) == (1, 2, 8)
+    assert (request.memory_mb, request.time_limit, request.lead_s) == (8000, None, 180)
+    one_fits = training(big, small, partition="gpu,gpu_preempt", nodes=2, time_limit="2:00:00")
+    assert (one_fits.num_nodes, one_fits.gpus_per_node) == (2, 4)
+    params = fields.parse(models.PrepareDataset, {"partition": "gpu,gpu_preempt"})
+    half = resources.preparation(params, (big, small))
+    assert (half.partition, half.cpus_per_task, half.memory_mb) == ("gpu,gpu_preempt", 4, 4500)
+    line = "partition: no partition 'nope'; there are: gpu, gpu_preempt"
+    assert refusal(big, small, partition="gpu,nope") == line
+    line = "nodes: 3 requested, partition gpu has 2 usable"
+    assert refusal(big, small, partition="gpu,gpu_preempt", nodes=3) == line
 
 
 def test_exclusive_takes_nodes_whole():
@@ -280,7 +375,7 @@ def test_a_limit_is_named_with_its_value(record: str, given: dict[str, object], 
 def test_mixed_nodes_are_described():
     kinds = ((1, "a100"), (2, "h100"))
     mixed = [
-        dataclasses.replace(node(f"n{count}", gpus=count), models=frozenset({kind}))
+        dataclasses.replace(node(f"n{count}", gpus=count), gpu_types=((kind, count),))
         for count, kind in kinds
     ]
     line = "nodes: 2 requested, partition main has 2 usable, 1 of them with 2 GPUs"
@@ -293,7 +388,7 @@ def test_mixed_nodes_are_described():
     assert models_differ.startswith(
         "GPUs of several models, a100 (such as n1) and h100 (such as n2): the slowest sets"
     )
-    both = dataclasses.replace(mixed[1], models=frozenset({"3090", "4090"}))
+    both = dataclasses.replace(mixed[1], gpu_types=(("3090", 1), ("4090", 1)))
     line = resources.remark(params, training(partition(both, both)), (partition(both, both),))[-1]
     assert line.startswith(
         "GPUs of several models, 3090 (such as n2) and 4090 (such as n2): the slowest"

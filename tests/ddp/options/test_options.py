@@ -9,7 +9,7 @@ import pytest
 import script_texts
 import yaml
 from harness import META
-from hostile_values import FREE, NASTY, ROAMING, TEXTS
+from hostile_values import FREE, NASTY, ROAMING, TEXTS, is_slurms
 from hypothesis import strategies as st
 
 from ddp.actions import verbs
@@ -60,11 +60,39 @@ def test_the_copies_of_the_options_are_current():
 
 
 @pytest.mark.parametrize(
-    ("action", "name"), [(action, name) for action, name in TEXTS if name not in FREE]
+    ("action", "name"),
+    [(action, name) for action, name in TEXTS if name not in FREE and not is_slurms(action, name)],
 )
 def test_nothing_hostile_passes(action: str, name: str):
     for nasty in NASTY + ROAMING:
         assert refusal(MODELS[action], {name: nasty}).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("action", "name"), [(action, name) for action, name in TEXTS if is_slurms(action, name)]
+)
+def test_words_of_slurm_stay_on_their_line(action: str, name: str):
+    for text in NASTY + ROAMING:
+        try:
+            fields.parse(MODELS[action], {name: text})
+        except ParameterError:
+            assert refusal(MODELS[action], {name: text}).startswith(f"{name}: ")
+        else:
+            assert text.isascii()
+            assert text.isprintable()
+            assert not {*"\"'`\\"} & set(text)
+            assert text.strip() == text.lstrip("-"), "no option of Slurm's programs"
+
+
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(st.from_regex(r"[!#-&(-,.-\[\]-_a-~][ !#-&(-\[\]-_a-~]{0,40}", fullmatch=True))
+def test_words_of_slurm_are_one_directive_as_they_are(settings: Settings, text: str):
+    hypothesis.assume(text == text.strip())
+    script = script_texts.texts(settings, constraint=text)["job.sbatch"]
+    line = next(line for line in script.splitlines() if line.startswith("#SBATCH --constraint="))
+    assert shlex.split(line.removeprefix("#SBATCH ")) == [f"--constraint={text}"]
+    if "#" in text:
+        assert line.endswith(f'"{text}"'), "# begins a comment of sbatch's"
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -222,7 +250,7 @@ def test_the_declaration_of_an_option_is_what_its_parser_allows(action: str):
 def test_numbers_are_natural_for_names_and_amounts():
     submit = {option.name for option in declared.options(models.SubmitDdp) if option.takes_number}
     assert {"run", "time-limit", "memory", "profile-ranks", "partition", "args"} <= submit
-    assert not {"workload", "env", "dependency", "sbatch"} & submit
+    assert not {"workload", "env", "sbatch"} & submit
 
 
 @pytest.mark.parametrize(
