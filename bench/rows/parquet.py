@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 
 from bench import data, row
-from ddptrain.data import documents, sources
+from ddptrain.data import documents, lessons, sources
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
@@ -15,9 +15,9 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     texts = data.corpus(80_000_000)
     path = scratch / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path)
-    (item,), counts = sources.find([str(path)], "strict", scratch)
+    (item,), _ = sources.find([str(path)], "strict", scratch)
     read = [
-        lambda: list(documents.documents(item, counts)),
+        lambda: list(documents.documents(item, lessons.Lessons())),
         lambda: pyarrow.parquet.read_table(path).to_pylist(),
     ]
     taken = row.alternate(read, 5)

@@ -11,7 +11,7 @@ import zipfile
 
 import numpy as np
 
-from ddptrain.data import documents, prepare, shards, sources, unread
+from ddptrain.data import documents, lessons, prepare, shards, sources
 
 
 def run(*source: object, output: pathlib.Path, **more: object) -> shards.Dataset:
@@ -32,15 +32,26 @@ def decoded(dataset: shards.Dataset, split: str = "train") -> list[bytes]:
     return [bytes(part[1:].astype(np.uint8)) for part in np.split(tokens, cuts)[1:]]
 
 
+def learned(dataset: shards.Dataset) -> int:
+    """Return how many tokens of a byte-level dataset are learned."""
+    split = dataset.splits["train"]
+    return sum(shards.num_learned(one, 256, masked=dataset.masked) for one in split)
+
+
+def manifest(dataset: shards.Dataset) -> dict[str, typing.Any]:
+    """Return a dataset's manifest."""
+    return json.loads((dataset.root / "dataset.json").read_text())
+
+
 def not_read(dataset: shards.Dataset) -> dict[str, list[int]]:
     """Return the members that a dataset's manifest lists as not read."""
-    return json.loads((dataset.root / "dataset.json").read_text())["not_read"]
+    return manifest(dataset)["not_read"]
 
 
 def read(path: pathlib.Path, how: str = "strict") -> list[str]:
     """Return the texts of the documents of one file."""
     (item,), _ = sources.find([str(path)], how, path.parent / "out")
-    found = documents.documents(item, unread.Unread())
+    found = documents.documents(item, lessons.Lessons())
     return ["".join(segment.text for segment in document) for document in found]
 
 

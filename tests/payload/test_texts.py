@@ -1,6 +1,9 @@
-"""Records in all their shapes: what is learned of them, and what is refused."""
+"""Records in all their shapes: what is learned of them, what is left out, and what is refused."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import collections
+import dataclasses
+import json
 import pathlib
 import tempfile
 import typing
@@ -8,120 +11,191 @@ import typing
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from builders import decoded, not_read, read, run
+from builders import decoded, learned, manifest, read, run
 from builders import records as written
 
 from ddptrain.data import shards
 from ddptrain.ground import errors
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=8)
-ROLES = {"user": False, "human": False, "system": False, "assistant": True, "gpt": True}
-MARKS = [
-    {},
-    {"weight": 0},
-    {"weight": 1},
-    {"train": False},
-    {"train": True},
-    {"weight": 0, "train": True},
-]
+ANSWERS = ["assistant", "gpt", "chatgpt", "bing", "bard", "Claude", "model", "bot", "function_call"]
+HEADERS = {
+    **dict.fromkeys(ANSWERS, "assistant"),
+    **{"user": "user", "human": "user", "system": "system", "observation": "tool"},
+    "narrator": "narrator",
+}
+MARKS = [{}, {}, {"weight": 0}, {"weight": 1}, {"train": False}, {"train": True}]
 TURNS = st.lists(
-    st.tuples(st.sampled_from(sorted(ROLES)), WORDS, st.sampled_from(MARKS)), max_size=4
+    st.tuples(
+        st.sampled_from(sorted(HEADERS)),
+        WORDS,
+        st.sampled_from(MARKS),
+        st.sampled_from([None, None, "tool_calls", "reasoning_content", "name"]),
+    ),
+    max_size=4,
 )
 
 
-def chat(
-    key: str, turns: list[tuple[str, str, dict[str, typing.Any]]]
-) -> tuple[dict[str, typing.Any], int]:
-    """Return a conversation and the number of the bytes that are learned of it."""
-    role, content = ("role", "content") if key == "messages" else ("from", "value")
-    learned = [
-        f"{c}\n" * mark.get("train", ROLES[r])
-        for r, c, mark in turns
-        if c.strip() and mark.get("weight") != 0
-    ]
-    return {key: [{role: r, content: c} | mark for r, c, mark in turns]}, len(
-        "".join(learned).encode()
-    )
+@dataclasses.dataclass
+class Made:
+    """A record, and what should become of it."""
+
+    record: dict[str, typing.Any]
+    text: str = ""
+    learned: str = ""
+    left_out: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    roles: list[str] | None = None  # of a conversation
+
+    @property
+    def is_unanswered(self) -> bool:
+        return bool(self.roles) and "assistant" not in self.roles and not self.learned
+
+
+def size(value: object) -> int:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return len(text.encode())
+
+
+def chat(key: str, turns: list[tuple[str, str, dict[str, typing.Any], str | None]]) -> Made:
+    role_key, content_key = ("role", "content") if key == "messages" else ("from", "value")
+    made = Made({key: []}, roles=[HEADERS[role] for role, *_ in turns])
+    for role, content, mark, more in turns:
+        message: dict[str, typing.Any] = {role_key: role, content_key: content, **mark}
+        if more == "tool_calls":
+            message[more] = [{"function": {"name": content, "arguments": "{}"}}]
+        elif more:
+            message[more] = content
+        if more and message[more]:
+            made.left_out.append((f"key {more}", size(message[more])))
+        made.record[key].append(message)
+
+        made.text += f"<{HEADERS[role]}>\n{content}\n"
+        is_learned = mark.get("train", HEADERS[role] == "assistant") and mark.get("weight") != 0
+        made.learned += f"{content}\n" * bool(is_learned and content.strip())
+    return made
+
+
+def completion(prompt: str, answer: str) -> Made:
+    return Made({"prompt": prompt, "completion": answer}, prompt + answer, answer)
+
+
+def alpaca(asked: str, more: str, answer: str) -> Made:
+    record = {"instruction": asked, "input": more, "output": answer, "text": "all", "id": "7"}
+    question = f"{asked}\n{more}" if more else asked
+    text = f"<user>\n{question}\n<assistant>\n{answer}\n"
+    taught = f"{answer}\n" * bool(answer.strip())
+    left_out = [("key text", 3), ("key id", 1)]
+    return Made(record, text, taught, left_out, roles=["user", "assistant"])
+
+
+def plain(text: str) -> Made:
+    return Made({"text": text, "meta": {"n": "1"}}, text, text, [("key meta", 10)])
 
 
 RECORDS = st.one_of(
     st.builds(chat, st.sampled_from(["messages", "conversations"]), TURNS),
-    st.builds(
-        lambda p, c: ({"prompt": p, "completion": c}, len(c.encode())), WORDS, WORDS.filter(bool)
-    ),
-    st.builds(
-        lambda i, m, o: (
-            {"instruction": i, "input": m, "output": o, "text": "all"},
-            len(f"{o}\n".encode()) * bool(o.strip()),
-        ),
-        WORDS,
-        WORDS,
-        WORDS,
-    ),
-    st.builds(lambda t: ({"text": t}, len(t.encode())), WORDS.filter(str.strip)),
-    st.just(({"text": None}, 0)),
+    st.builds(completion, WORDS, WORDS.filter(bool)),
+    st.builds(alpaca, WORDS, WORDS, WORDS),
+    st.builds(plain, WORDS.filter(str.strip)),
+    st.just(Made({"text": None})),
 )
 
 
-def as_parts(one: dict[str, typing.Any], count: int) -> tuple[dict[str, typing.Any], int]:
-    """Return a record with the contents of its messages as parts, and prompt and completion as TRL's messages."""
-    if "completion" in one:
-        roles = {"prompt": "user", "completion": "assistant"}
-        count = (count + 1) * bool(one["completion"].strip())
-        one = {key: [{"role": roles[key], "content": text}] for key, text in one.items()}
-    parts = {
-        key: [
-            m | {k: [{"type": "text", "text": m[k]}] for k in ("content", "value") if k in m}
-            for m in value
-        ]
-        for key, value in one.items()
-        if isinstance(value, list)
-    }
-    return one | parts, count
+def in_parts(made: Made) -> Made:
+    """Return a record with the contents of its messages as OpenAI's parts."""
+    changed: dict[str, typing.Any] = {}
+    for key, value in made.record.items():
+        if key in ("messages", "conversations"):
+            changed[key] = [_in_parts(message, made) for message in value]
+    return dataclasses.replace(made, record=made.record | changed)
+
+
+def _in_parts(message: dict[str, typing.Any], made: Made) -> dict[str, typing.Any]:
+    name = "content" if "content" in message else "value"
+    parts = [{"type": "output_text", "text": message[name]}]
+    if message[name]:
+        made.left_out.append(("part thinking", size(message[name])))
+        parts.append({"type": "thinking", "thinking": message[name]})
+    return message | {name: parts}
+
+
+def in_json(made: Made) -> Made:
+    """Return a record with its messages as JSON text."""
+    lists = {key: value for key, value in made.record.items() if isinstance(value, list)}
+    texts = {key: json.dumps(value) for key, value in lists.items()}
+    return dataclasses.replace(made, record=made.record | texts)
+
+
+def in_columns(made: Made) -> Made:
+    """Return a record with its messages as a list for each of their keys."""
+    columns: dict[str, typing.Any] = {}
+    for key, value in made.record.items():
+        if isinstance(value, list) and value:
+            names = dict.fromkeys(name for message in value for name in message)
+            columns[key] = {name: [message.get(name) for message in value] for name in names}
+    return dataclasses.replace(made, record=made.record | columns)
+
+
+FORMS = {"messages": lambda made: made, "parts": in_parts, "json": in_json, "columns": in_columns}
 
 
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(
     st.lists(RECORDS, min_size=1, max_size=6),
     st.sampled_from([".jsonl", ".json", ".parquet", ".arrow"]),
-    st.booleans(),
+    st.sampled_from(sorted(FORMS)),
 )
-def test_learned_tokens_are_those_of_the_assistants_turns(
-    made: list[tuple[dict[str, typing.Any], int]], suffix: str, in_parts: bool
+def test_what_is_learned_masked_and_left_out_is_everything(
+    made: list[Made], suffix: str, form: str
 ):
-    made = [as_parts(*one) for one in made] if in_parts else made
-    keys = sorted({key for one, _ in made for key in one})
-    if suffix in (".parquet", ".arrow"):
-        made = [({key: one.get(key) for key in keys}, count) for one, count in made]
-    chats = [
-        {ROLES[m.get("role") or m["from"]] for m in one.get("messages") or one["conversations"]}
-        for one, _ in made
-        if one.get("messages") or one.get("conversations")
-    ]
-    unanswered = sum(True not in chat for chat in chats)
+    is_table = suffix in (".parquet", ".arrow")
+    # A column has one type: a struct of lists has no place for an empty list of messages
+    hypothesis.assume(not is_table or form != "columns" or all(one.roles != [] for one in made))
+    made = [FORMS[form](dataclasses.replace(one, left_out=[*one.left_out])) for one in made]
+    records = [one.record for one in made]
+    if is_table:
+        keys = sorted({key for record in records for key in record})
+        records = [{key: record.get(key) for key in keys} for record in records]
+
     with tempfile.TemporaryDirectory() as folder:
-        path, expected = (
-            written(pathlib.Path(folder, f"x{suffix}"), [one for one, _ in made]),
-            sum(n for _, n in made),
-        )
-        alpaca = sum(
-            one.get("instruction") is not None or isinstance(one.get("prompt"), list)
-            for one, _ in made
-        )
-        if 2 * unanswered > len(chats) + alpaca or not expected:
-            with pytest.raises(
-                errors.UserError,
-                match=r"no message of the role assistant.*roles found|no token would be|no training text",
-            ):
-                run(path, output=pathlib.Path(folder, "d"), val_share=0.0, mask_prompts=True)
+        path = written(pathlib.Path(folder, f"x{suffix}"), records)
+        options = {"output": pathlib.Path(folder, "d"), "val_share": 0.0, "mask_prompts": True}
+        chats = [one for one in made if one.roles]
+        unanswered = sum(one.is_unanswered for one in chats)
+        if 2 * unanswered > len(chats) or not any(one.learned for one in made):
+            refusal = r"teach nothing: .*rename the roles|no token would be|no training text"
+            with pytest.raises(errors.UserError, match=refusal):
+                run(path, **options)
             return
-        dataset = run(path, output=pathlib.Path(folder, "d"), val_share=0.0, mask_prompts=True)
-        assert (
-            sum(shards.num_learned(s, 256, masked=True) for s in dataset.splits["train"])
-            == expected
-        )
-        empty = sum(not any(one.values()) for one, _ in made)
-        assert not_read(dataset) == ({"record without text": [empty, 0]} if empty else {})
+
+        dataset = run(path, **options)
+        assert decoded(dataset) == [one.text.encode() for one in made if one.text]
+        assert learned(dataset) == size("".join(one.learned for one in made))
+        described = manifest(dataset)
+        assert described["not_read"] == _left_out(made, is_table=is_table)
+        idle = sum(not one.learned for one in chats)
+        assert described["lessons"]["conversations"] == len(chats)
+        assert sum(described["lessons"]["teach_nothing"].values()) == idle
+        assert any(
+            f"{idle} of {len(chats)} conversations" in line for line in dataset.not_learned
+        ) == (idle > 0)
+
+
+def _left_out(made: list[Made], *, is_table: bool) -> dict[str, list[int]]:
+    """Return what the manifest should list: the size of a table's other columns is not known."""
+    found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+    for one in made:
+        for name, num_bytes in one.left_out:
+            if not (is_table and name in ("key meta", "key id")):
+                found[name][0] += 1
+                found[name][1] += num_bytes
+        if not one.text:
+            found["record without text"][0] += 1
+    if is_table:
+        for column in ("meta", "id"):
+            if any(column in one.record for one in made):
+                found[f"column {column}"] = [len(made), 0]
+    return found
 
 
 @pytest.mark.parametrize("content", [None, [{"type": "image_url", "text": None}], 1])
@@ -135,6 +209,26 @@ def test_a_message_that_is_no_text_is_refused_with_its_line(
             match=r"x\.jsonl line 1: a message's content is (None|'image_url'|1); only",
         ):
             read(written(tmp_path / "x.jsonl", [one]))
+
+
+@pytest.mark.parametrize("messages", ["hello", 12, {"role": ["user"], "content": "hello"}])
+def test_messages_that_are_no_list_are_refused_with_their_type(
+    messages: object, tmp_path: pathlib.Path
+):
+    kind = type(messages).__name__
+    with pytest.raises(
+        errors.UserError, match=rf'x\.jsonl line 1: .*; "messages" is of the type {kind}, not'
+    ):
+        read(written(tmp_path / "x.jsonl", [{"messages": messages}]))
+
+
+def test_completions_may_be_messages(tmp_path: pathlib.Path):
+    asked = [{"role": "user", "content": "4?"}, {"role": "assistant", "content": "no"}]
+    record = {"prompt": asked, "completion": [{"role": "model", "content": "yes"}]}
+    path = written(tmp_path / "x.jsonl", [record])
+    dataset = run(path, output=tmp_path / "d", val_share=0.0, mask_prompts=True)
+    assert decoded(dataset) == [b"<user>\n4?\n<assistant>\nno\n<assistant>\nyes\n"]
+    assert learned(dataset) == len("yes\n")
 
 
 def test_surrogates_are_cleaned_for_every_tokenizer(tmp_path: pathlib.Path):

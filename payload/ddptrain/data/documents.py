@@ -5,29 +5,45 @@ import io
 import pathlib
 import typing
 
-from ddptrain.data import encodings, jsonlines, members, names, sources, tables, texts, unread
+from ddptrain.data import (
+    chats,
+    encodings,
+    jsonlines,
+    lessons,
+    members,
+    names,
+    segments,
+    sources,
+    tables,
+    texts,
+    unread,
+)
 from ddptrain.ground import errors
 
 _PIECE_CHARS = 32 << 10
 _IN_ARCHIVES = frozenset({"text", "lines", "json"})
+_PLAIN = chats.Plain()
 
-Documents = collections.abc.Iterator[texts.Document]
+Documents = collections.abc.Iterator[segments.Document]
 
 
-def documents(item: sources.Item, counts: unread.Unread) -> Documents:
-    """Yield the documents of an item, and count what is not read in it. Raises UserError."""
+def documents(item: sources.Item, found: lessons.Lessons, form: chats.Form = _PLAIN) -> Documents:
+    """Yield the documents of an item, and count what is not read in it. Raises UserError.
+
+    `form` is how conversations are written.
+    """
     try:
-        for document in _of_item(item, counts):
+        for document in _of_item(item, found, form):
             if any(segment.text for segment in document):
                 yield document
             else:
-                counts.add(unread.NO_TEXT, 0)
+                found.left_out.add(unread.NO_TEXT, 0)
     except members.DAMAGE as e:
         what = f"{item.path} cannot be read: {e}"
         raise errors.UserError(f"{what}; {members.remedy(e)}") from e
 
 
-def pieces(document: texts.Document) -> Documents:
+def pieces(document: segments.Document) -> Documents:
     """Yield a long plain text in pieces of some 32 Ki characters, anything else whole.
 
     Each piece is for training or validation by itself, so that a book is not wholly one of them.
@@ -42,28 +58,30 @@ def pieces(document: texts.Document) -> Documents:
         line_end = text.find("\n", begin + _PIECE_CHARS)
         is_last = line_end < 0 or len(text) - line_end < _PIECE_CHARS // 2
         end = len(text) if is_last else line_end + 1
-        yield (texts.Segment(text[begin:end]),)
+        yield (segments.Segment(text[begin:end]),)
         begin = end
 
 
-def _of_item(item: sources.Item, counts: unread.Unread) -> Documents:
+def _of_item(item: sources.Item, found: lessons.Lessons, form: chats.Form) -> Documents:
     with members.opened(item.path) as file:
         if item.kind in names.TABLES:
-            rows = tables.rows(item.path, item.kind, item.share, item.errors)
-            yield from _of_values(rows)
+            rows = tables.rows(item.path, item.kind, item.share, item.errors, found.left_out)
+            yield from _of_values(rows, found, form)
         elif item.kind in names.ARCHIVES:
-            yield from _of_archive(file, item, counts)
+            yield from _of_archive(file, item, found, form)
         elif item.kind == "text":
             yield from _of_text(*_bytes(file, item), item.path, item.errors)
         else:
             begin, end = item.begin, item.end
             values = jsonlines.values(file, item.path, item.errors, begin=begin, end=end)
-            yield from _of_values(values)
+            yield from _of_values(values, found, form)
 
 
-def _of_values(values: jsonlines.Values) -> Documents:
+def _of_values(values: jsonlines.Values, found: lessons.Lessons, form: chats.Form) -> Documents:
     for place, value in values:
-        yield texts.document(value, place)
+        document = texts.document(value, place, form, found)
+        if document is not None:
+            yield document
 
 
 def _bytes(file: typing.IO[bytes], item: sources.Item) -> tuple[bytes, int]:
@@ -78,15 +96,17 @@ def _bytes(file: typing.IO[bytes], item: sources.Item) -> tuple[bytes, int]:
 def _of_text(data: bytes, offset: int, where: object, how: str) -> Documents:
     text = encodings.decode(data, where, how, offset)
     if text.strip():
-        yield (texts.Segment(text),)
+        yield (segments.Segment(text),)
 
 
-def _of_archive(file: typing.IO[bytes], item: sources.Item, counts: unread.Unread) -> Documents:
+def _of_archive(
+    file: typing.IO[bytes], item: sources.Item, found: lessons.Lessons, form: chats.Form
+) -> Documents:
     """Yield the documents of an archive's members. Raises UserError if most of it is not read."""
     tally = unread.Tally()
     has_split = bool(names.split_of(pathlib.PurePath(item.path.name)))  # val.tar may hold val/1.txt
-    found = members.of_zip(file) if item.kind == "zip" else members.of_tar(file)
-    for member in found:
+    inner = members.of_zip(file) if item.kind == "zip" else members.of_tar(file)
+    for member in inner:
         where = f"{item.path}:{member.path}"
         reason = _reason(member, has_split=has_split)
         data = None if reason else _text_or_records(member, where)
@@ -98,9 +118,12 @@ def _of_archive(file: typing.IO[bytes], item: sources.Item, counts: unread.Unrea
         if names.parse(member.path.name).kind == "text":
             yield from _of_text(data, 0, where, item.errors)
         else:
-            yield from _of_values(jsonlines.values(io.BytesIO(data), where, item.errors))
+            values = jsonlines.values(io.BytesIO(data), where, item.errors)
+            yield from _of_values(values, found, form)
 
-    counts.merge(tally.result(item.path, "extract it, and give the files or folders of text"))
+    found.left_out.merge(
+        tally.result(item.path, "extract it, and give the files or folders of text")
+    )
 
 
 def _reason(member: members.Member, *, has_split: bool) -> str:

@@ -4,7 +4,6 @@ A part becomes at most one training and one validation shard, whose names and co
 the part alone, and a note in `parts/` that says from what. A part whose note holds is not done again.
 """
 
-import collections
 import collections.abc
 import dataclasses
 import hashlib
@@ -15,10 +14,10 @@ import zlib
 
 import numpy as np
 
-from ddptrain.data import documents, names, shards, sources, texts, tokenizers, unread
+from ddptrain.data import documents, lessons, names, segments, shards, sources, tokenizers, unread
 from ddptrain.ground import errors, files
 
-CODE_VERSION = 3  # raise it when the same text would become other tokens
+CODE_VERSION = 4  # raise it when the same text would become other tokens
 FOLDER = "parts"
 
 _MILLION = 1_000_000
@@ -134,13 +133,9 @@ def valid_note(output: pathlib.Path, plan: Plan, part: Part) -> Note | None:
 def tokenize(output: pathlib.Path, plan: Plan, part: Part, tokenizer: tokenizers.Tokenizer) -> Note:
     """Write the part's shards and its note, and return the note."""
     drafts = {split: _Draft(plan, tokenizer) for split in shards.SPLITS}
-    chats: collections.Counter[str] = collections.Counter()  # by their roles
-    counts = unread.Unread()
+    found = lessons.Lessons()
     for item in part.items:
-        for document in documents.documents(item, counts):
-            roles = {segment.role for segment in document if segment.role}
-            if roles:
-                chats[", ".join(sorted(roles))] += 1
+        for document in documents.documents(item, found, tokenizer.form):
             _add(document, item, plan, drafts)
 
     entries: list[dict[str, object]] = []
@@ -150,7 +145,12 @@ def tokenize(output: pathlib.Path, plan: Plan, part: Part, tokenizer: tokenizers
             facts = shards.write(output / name, draft.tokens, plan.dtype)
             entries.append({"split": split, "file": name, "docs": draft.docs, **facts})
 
-    note = {"wanted": plan.wanted(part), "shards": entries, "unread": counts, "chats": chats}
+    note = {
+        "wanted": plan.wanted(part),
+        "shards": entries,
+        "unread": found.left_out,
+        "lessons": found.as_record(),
+    }
     files.write_json(plan.note_path(output, part), note)
     return note
 
@@ -170,19 +170,20 @@ class _Draft:
         self.docs += 1
         self.tokens.append(self._end)
 
-    def add(self, segment: texts.Segment) -> None:
-        """Add a segment's tokens to the document."""
-        ids = self._tokenizer.encode(segment.text).astype(self._plan.dtype, copy=False)
-        if self._plan.masked and not segment.learned:
-            top_bit = 1 << (ids.itemsize * 8 - 1)
-            ids = ids | ids.dtype.type(top_bit)
-        self.tokens.append(typing.cast(shards.Tokens, ids))
+    def add(self, document: segments.Document) -> None:
+        """Add a piece's tokens to the document."""
+        for ids, learned in tokenizers.encode(self._tokenizer, document):
+            marked = ids.astype(self._plan.dtype, copy=False)
+            if self._plan.masked and learned is not True:
+                top_bit = marked.dtype.type(1 << (marked.itemsize * 8 - 1))
+                marked = np.where(learned, marked, marked | top_bit)
+            self.tokens.append(typing.cast(shards.Tokens, marked))
 
 
 Drafts = dict[str, _Draft]  # by split
 
 
-def _add(document: texts.Document, item: sources.Item, plan: Plan, drafts: Drafts) -> None:
+def _add(document: segments.Document, item: sources.Item, plan: Plan, drafts: Drafts) -> None:
     """Add a document to the drafts; the pieces of a long one may go to both."""
     started: set[str] = set()
     for piece in documents.pieces(document):
@@ -192,5 +193,4 @@ def _add(document: texts.Document, item: sources.Item, plan: Plan, drafts: Draft
         if split not in started:
             started.add(split)
             draft.begin()
-        for segment in piece:
-            draft.add(segment)
+        draft.add(piece)

@@ -5,7 +5,6 @@ number and need no locks. `dataset.json` comes last.
 """
 
 # ruff: noqa: RUF009 - flags.option returns a dataclasses.field
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -18,7 +17,7 @@ import threading
 import time
 import typing
 
-from ddptrain.data import names, parts, shards, sources, texts, tokenizers, unread
+from ddptrain.data import chats, lessons, names, parts, shards, sources, tokenizers, unread
 from ddptrain.ground import errors, files, log
 from ddptrain.options import flags
 
@@ -95,6 +94,10 @@ def run(options: Options) -> None:
     if options.tokenizer == "auto":  # the workers must not decide again
         options = dataclasses.replace(options, tokenizer=tokenizer.identity.kind)
 
+    if isinstance(tokenizer, tokenizers.HfTokenizer) and tokenizer.has_unused_template:
+        what = "the tokenizer's chat template is not used: it does not show the assistant's part"
+        log.warn("DATA", f"{what}; messages are written as <role>, a line break and the text")
+
     plan = make_plan(options, tokenizer.identity, items, left)
     _report_plan(options, plan)
     (options.output / parts.FOLDER).mkdir(parents=True, exist_ok=True)
@@ -151,17 +154,19 @@ def finalize(options: Options, plan: parts.Plan) -> shards.Dataset:
     """Check every part and write dataset.json. Raises UserError naming the missing parts."""
     notes = _all_notes(options, plan)
     entries: list[Entry] = []
-    not_read = unread.Unread(plan.unread)
+    found = lessons.Lessons(unread.Unread(plan.unread))
     for note in notes:
         entries += note["shards"]
-        not_read.merge(note["unread"])
+        found.left_out.merge(note["unread"])
+        found.merge(note["lessons"])
     splits = {split: _of_split(entries, split) for split in shards.SPLITS}
 
     _check_splits(options, splits)
-    if not_read:
-        log.warn("DATA", f"not read: {not_read}")
+    not_learned = lessons.describe(found, masked=plan.masked)
+    for line in not_learned:
+        log.warn("DATA", line)
     if plan.masked:
-        _check_conversations(options, notes)
+        _check_conversations(options, found)
         _check_learned(options, plan, splits["train"])
 
     wanted = {plan.note_path(options.output, part) for part in plan.parts}
@@ -175,7 +180,9 @@ def finalize(options: Options, plan: parts.Plan) -> shards.Dataset:
         "masked": plan.masked,
         "val_share": plan.val_share,
         "source": list(options.source),
-        "not_read": not_read,  # by suffix or reason: files, bytes
+        "not_read": found.left_out,  # by suffix or reason: files, bytes
+        "lessons": found.as_record(),
+        "not_learned": not_learned,
         "totals": {split: _totals(found) for split, found in splits.items()},
         "splits": splits,
         "code_version": parts.CODE_VERSION,
@@ -224,24 +231,12 @@ def _check_splits(options: Options, splits: dict[str, list[Entry]]) -> None:
         log.warn("DATA", f"no validation text: {remedy}")
 
 
-def _check_conversations(options: Options, notes: list[parts.Note]) -> None:
-    """Raise UserError if nothing is learned of most conversations."""
-    chats: collections.Counter[str] = collections.Counter()  # by their roles
-    for note in notes:
-        chats.update(note["chats"])
-
-    unanswered = 0
-    found: set[str] = set()
-    for roles, count in chats.items():
-        found.update(roles.split(", "))
-        if texts.ASSISTANT not in roles.split(", "):
-            unanswered += count
-
-    if 2 * unanswered > chats.total():
-        have = f"{unanswered} of {chats.total()} conversations have no message of the role"
-        what = f"{have} {texts.ASSISTANT}, which alone is learned"
-        roles = f"roles found: {', '.join(sorted(found))}; rename them"
-        raise errors.UserError(f"{' '.join(options.source)}: {what}; {roles}")
+def _check_conversations(options: Options, found: lessons.Lessons) -> None:
+    """Raise UserError if most conversations have no message of the assistant."""
+    if 2 * found.unanswered > found.conversations:
+        what = f"{' '.join(options.source)}: {found.idle_text}"
+        rule = f"only messages of the role {chats.ASSISTANT} are learned"
+        raise errors.UserError(f"{what}; {rule}: rename the roles")
 
 
 def _check_learned(options: Options, plan: parts.Plan, train: list[Entry]) -> None:

@@ -59,6 +59,7 @@ class Dataset:
     masked: bool  # the top bit of a token says that it is read but not learned (a prompt)
     splits: dict[str, tuple[Shard, ...]]
     fingerprint: str  # of tokenizer and contents: the same text prepared twice has the same
+    not_learned: tuple[str, ...] = ()  # a line for each kind of thing of its sources
 
     @property
     def vocab(self) -> int:
@@ -161,7 +162,9 @@ def _described(root: pathlib.Path) -> Dataset:
         int(tokenizer["vocab"])
         digest = _digest(str(tokenizer["sha256"]), splits)
         name = str(manifest["name"])
-        return Dataset(root, name, tokenizer, dtype, bool(manifest["masked"]), splits, digest)
+        not_learned = tuple(str(line) for line in manifest.get("not_learned", ()))
+        masked = bool(manifest["masked"])
+        return Dataset(root, name, tokenizer, dtype, masked, splits, digest, not_learned)
     except (KeyError, TypeError, ValueError) as e:
         what = f"{path} is damaged ({type(e).__name__}: {e})"
         raise ShardError(f"{what}; prepare the dataset again") from e

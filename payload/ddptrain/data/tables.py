@@ -4,7 +4,7 @@ import collections.abc
 import pathlib
 import typing
 
-from ddptrain.data import texts
+from ddptrain.data import texts, unread
 from ddptrain.ground import errors
 
 _BATCH_ROWS = 1024
@@ -17,13 +17,16 @@ Rows = collections.abc.Iterator[tuple[str, object]]  # a row's place, for messag
 Batches = collections.abc.Iterator[tuple[int, typing.Any]]  # the first row's number, and a batch
 
 
-def rows(path: pathlib.Path, kind: str, share: Share, how: str) -> Rows:
+def rows(path: pathlib.Path, kind: str, share: Share, how: str, left_out: unread.Unread) -> Rows:
     """Yield the place of each row and its columns with text, of a share of a table.
+
+    Counts the values of the other columns, whose size is not known.
 
     Raises UserError, ValueError or OSError.
     """
     pyarrow = errors.need("pyarrow", path)
-    batches = _parquet(path, share) if kind == "parquet" else _arrow(path, share)
+    open_table = _parquet if kind == "parquet" else _arrow
+    batches = open_table(path, share, left_out)
     try:
         for first, batch in batches:
             for number, row in enumerate(batch.to_pylist(), start=first):
@@ -33,10 +36,10 @@ def rows(path: pathlib.Path, kind: str, share: Share, how: str) -> Rows:
         raise ValueError(str(e)) from e
 
 
-def _parquet(path: pathlib.Path, share: Share) -> Batches:
+def _parquet(path: pathlib.Path, share: Share, left_out: unread.Unread) -> Batches:
     parquet = errors.need("pyarrow.parquet", path)
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        columns = _columns(path, file.schema_arrow.names)
+        columns = _columns(path, file.schema_arrow)
         begin, end = share(file.num_row_groups)
         row = sum(file.metadata.row_group(group).num_rows for group in range(begin))
 
@@ -44,9 +47,10 @@ def _parquet(path: pathlib.Path, share: Share) -> Batches:
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns):
             yield row, _with_bytes(batch)
             row += batch.num_rows
+            _count_others(file.schema_arrow, batch.num_rows, left_out)
 
 
-def _arrow(path: pathlib.Path, share: Share) -> Batches:
+def _arrow(path: pathlib.Path, share: Share, left_out: unread.Unread) -> Batches:
     pyarrow = errors.need("pyarrow", path)
     with pyarrow.memory_map(str(path)) as file:
         file.seek(max(0, file.size() - 8))
@@ -57,7 +61,7 @@ def _arrow(path: pathlib.Path, share: Share) -> Batches:
         is_file = file.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC  # then a stream follows at byte 8
         file.seek(8 if is_file else 0)
         stream = pyarrow.ipc.open_stream(file)
-        columns = _columns(path, stream.schema.names)
+        columns = _columns(path, stream.schema)
 
         begin, end = share(file.size())
         row = 0
@@ -67,16 +71,48 @@ def _arrow(path: pathlib.Path, share: Share) -> Batches:
                 chosen = _with_bytes(batch.select(columns))
                 chosen.validate(full=True)
                 yield row, chosen
+                _count_others(stream.schema, batch.num_rows, left_out)
             row += batch.num_rows
             at = file.tell()
 
 
-def _columns(path: pathlib.Path, columns: list[str]) -> list[str]:
-    found = [name for name in columns if name in texts.COLUMNS]
+def _columns(path: pathlib.Path, schema: typing.Any) -> list[str]:
+    """Return the names of the columns that are read. Raises UserError."""
+    found = [name for name in schema.names if name in texts.COLUMNS]
     if not found:
-        what = f"{path} has the columns {', '.join(columns) or 'none'}"
+        what = f"{path} has the columns {', '.join(schema.names) or 'none'}"
         raise errors.UserError(f"{what}; it needs {texts.SHAPES}: rename them")
+
+    for name in found:
+        kind = schema.field(name).type
+        if name in texts.CHATS and not _may_hold_messages(kind):
+            what = f'{path}: the column "{name}" has the type {kind}'
+            remedy = "it needs a list of messages (role, content), or that as JSON text"
+            raise errors.UserError(f"{what}; {remedy}")
     return found
+
+
+def _may_hold_messages(kind: typing.Any) -> bool:
+    """Return whether a column is a list of structs, a struct of lists, JSON text, or all null."""
+    types = errors.need("pyarrow", "a table").types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if _is_list(types, kind) or types.is_fixed_size_list(kind):
+        return types.is_struct(kind.value_type) or types.is_null(kind.value_type)
+    if types.is_struct(kind):
+        return all(_is_list(types, field.type) for field in kind)
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    return is_text or types.is_null(kind)
+
+
+def _is_list(types: typing.Any, kind: typing.Any) -> bool:
+    return types.is_list(kind) or types.is_large_list(kind)
+
+
+def _count_others(schema: typing.Any, num_rows: int, left_out: unread.Unread) -> None:
+    for name in schema.names:
+        if name not in texts.COLUMNS:
+            left_out.add(f"column {name}", 0, num_rows)
 
 
 def _with_bytes(batch: typing.Any) -> typing.Any:
@@ -91,7 +127,7 @@ def _as_bytes(pyarrow: typing.Any, kind: typing.Any) -> typing.Any:
     types = pyarrow.types
     if types.is_struct(kind):
         return pyarrow.struct([field.with_type(_as_bytes(pyarrow, field.type)) for field in kind])
-    if types.is_list(kind) or types.is_large_list(kind):
+    if _is_list(types, kind):
         return pyarrow.large_list(_as_bytes(pyarrow, kind.value_type))
     if types.is_string(kind) or types.is_large_string(kind):
         return pyarrow.large_binary()

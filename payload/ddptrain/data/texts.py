@@ -1,15 +1,16 @@
 """Records to documents: the text of an object or row, and which of it a model learns."""
 
-import collections.abc
 import dataclasses
-import re
+import json
 import typing
 
+from ddptrain.data import chats, lessons, segments
 from ddptrain.ground import errors
 
+CHATS = ("messages", "conversations")
 COLUMNS = (
-    "messages",
-    "conversations",
+    *CHATS,
+    "tools",
     "system",
     "prompt",
     "completion",
@@ -21,7 +22,6 @@ COLUMNS = (
 SHAPES = (
     '"text", "prompt" and "completion", "messages", "conversations", or "instruction" and "output"'
 )
-ASSISTANT = "assistant"
 
 _SHAPES = (
     {"text"},
@@ -30,29 +30,8 @@ _SHAPES = (
     {"conversations"},
     {"instruction", "output"},
 )
-_ROLES = {"human": "user", "gpt": ASSISTANT}  # ShareGPT's names
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Record = dict[str, typing.Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """Text of a document, without surrogates.
-
-    `learned` is false for what a model reads but need not produce.
-    """
-
-    text: str
-    learned: bool = True
-    role: str = ""  # of the message whose content this is
-
-    def __post_init__(self) -> None:
-        if not self.text.isascii():
-            object.__setattr__(self, "text", _SURROGATE.sub("\ufffd", self.text))
-
-
-Document = tuple[Segment, ...]
 
 
 def has_shape(value: object) -> bool:
@@ -63,29 +42,48 @@ def has_shape(value: object) -> bool:
     return any(shape <= keys for shape in _SHAPES)
 
 
-def document(value: object, where: str) -> Document:
-    """Return the document in a JSON object or row, empty if all is null. Raises UserError."""
+def document(
+    value: object, where: str, form: chats.Form, found: lessons.Lessons
+) -> segments.Document | None:
+    """Return the document in a JSON object or row, empty if all is null. Raises UserError.
+
+    Whatever else it holds is counted; None for a conversation that cannot be written in the form.
+    """
     record = typing.cast(Record, value) if isinstance(value, dict) else {}
     if _is_null(record):
         return ()
 
-    for key in ("messages", "conversations"):
-        if isinstance(record.get(key), list):
-            return _chat(record[key], where, record.get("system"))
+    for key in CHATS:
+        turns = _turns(record.get(key))
+        if turns is not None:
+            messages = _system(record) + chats.read(turns, where, found)
+            _leave(record, {key, "system", "tools"}, found)
+            return form.write(chats.Chat(tuple(messages), _tools(record)), found)
 
     match record:
         case {"prompt": str(prompt), "completion": str(completion)}:
-            return (Segment(prompt, learned=False), Segment(completion))
+            _leave(record, {"prompt", "completion"}, found)
+            asked = segments.Segment(prompt, learned=False)
+            return (asked, segments.Segment(completion))
         case {"prompt": [*turns], "completion": [*answer]}:  # TRL's
-            return _unlearned(_chat(turns, where, record.get("system"))) + _chat(answer, where)
+            messages = _unlearned(_system(record) + chats.read(turns, where, found))
+            messages += chats.read(answer, where, found)
+            _leave(record, {"prompt", "completion", "system", "tools"}, found)
+            return form.write(chats.Chat(tuple(messages), _tools(record)), found)
         case {"instruction": str(instruction), "output": str(output)}:  # Alpaca's
             asked = _with_input(instruction, record.get("input"))
-            turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": output}]
-            return _chat(turns, where, record.get("system"))
+            messages = _system(record)
+            messages.append(chats.Message("user", asked, learned=False))
+            messages.append(chats.Message(chats.ASSISTANT, output, learned=True))
+            _leave(record, {"instruction", "input", "output", "system"}, found)
+            return form.write(chats.Chat(tuple(messages)), found)
         case {"text": str(text)}:
-            return (Segment(text),)
+            _leave(record, {"text"}, found)
+            return (segments.Segment(text),)
         case _:
-            raise errors.UserError(f"{where}: expected an object with {SHAPES}")
+            raise errors.UserError(
+                f"{where}: expected an object with {SHAPES}{_not_a_list(record)}"
+            )
 
 
 def _is_null(record: Record) -> bool:
@@ -93,8 +91,58 @@ def _is_null(record: Record) -> bool:
     return bool(held) and all(value is None for value in held)
 
 
-def _unlearned(segments: Document) -> Document:
-    return tuple(dataclasses.replace(segment, learned=False) for segment in segments)
+def _turns(value: object) -> list[typing.Any] | None:
+    """Return the list of a conversation's messages, also from JSON text or a list for each key."""
+    if isinstance(value, str):
+        value = _parsed(value)
+    if isinstance(value, dict):
+        value = _transposed(typing.cast(Record, value))
+    return typing.cast(list[typing.Any], value) if isinstance(value, list) else None
+
+
+def _not_a_list(record: Record) -> str:
+    """Return which key should have a list of messages, and what it has."""
+    for key in CHATS:
+        if record.get(key) is not None:
+            kind = type(record[key]).__name__
+            return f'; "{key}" is of the type {kind}, not a list of messages or one in JSON'
+    return ""
+
+
+def _parsed(text: str) -> object:
+    """Return the list or object in a JSON text, or the text itself."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return typing.cast(object, value) if isinstance(value, list | dict) else text
+
+
+def _transposed(columns: Record) -> object:
+    """Return a message for each place of lists of equal length, or the columns as they are."""
+    lists = [value for value in columns.values() if isinstance(value, list)]
+    lengths = {len(typing.cast(list[object], value)) for value in lists}
+    if len(lists) < len(columns) or len(lengths) != 1:
+        return columns
+    rows = zip(*lists, strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _system(record: Record) -> list[chats.Message]:
+    system = record.get("system")
+    if isinstance(system, str) and system:
+        return [chats.Message("system", system, learned=False)]
+    return []
+
+
+def _tools(record: Record) -> object:
+    """Return the tools of a record, which may be in JSON."""
+    tools = record.get("tools")
+    return _parsed(tools) if isinstance(tools, str) else tools
+
+
+def _unlearned(messages: list[chats.Message]) -> list[chats.Message]:
+    return [dataclasses.replace(message, learned=False) for message in messages]
 
 
 def _with_input(instruction: str, more: object) -> str:
@@ -103,55 +151,9 @@ def _with_input(instruction: str, more: object) -> str:
     return instruction
 
 
-def _chat(messages: list[typing.Any], where: str, system: object = None) -> Document:
-    segments: list[Segment] = []
-    if isinstance(system, str) and system:
-        segments += _message({"role": "system", "content": system}, where)
-    for message in messages:
-        segments += _message(message, where)
-    return tuple(segments)
-
-
-def _message(message: object, where: str) -> Document:
-    match message:
-        case {"role": str(role), "content": object() as content}:
-            pass
-        case {"from": str(role), "value": object() as content}:
-            pass
-        case _:
-            needs = 'each message needs "role" and "content", or "from" and "value"'
-            raise errors.UserError(f"{where}: {needs}")
-
-    role = _ROLES.get(role, role)
-    text = "".join(_parts(content, where)) + "\n"
-    learned = _is_learned(typing.cast(Record, message), role, where)
-    learned = learned and not text.isspace()  # an empty answer teaches nothing
-    return Segment(f"<{role}>\n", learned=False), Segment(text, learned, role)
-
-
-def _is_learned(message: Record, role: str, where: str) -> bool:
-    """Return whether a message is learned, by its marks if it has any. Raises UserError."""
-    weight = message.get("weight")
-    train = message.get("train")
-    is_known = weight in (None, 0, 1) and isinstance(train, bool | None)
-    if not is_known or message.get("train_detail"):
-        rule = 'of a message "weight" is 0 or 1, and "train" is true or false'
-        found = f"not {weight!r}, {train!r}"
-        raise errors.UserError(f'{where}: {rule}, {found}; "train_detail" is not read')
-
-    if weight == 0:
-        return False
-    return role == ASSISTANT if train is None else train
-
-
-def _parts(content: object, where: str) -> collections.abc.Iterator[str]:
-    """Yield the texts of a content, which is a text or a list of such parts. Raises UserError."""
-    parts = typing.cast(list[object], content) if isinstance(content, list) else [content]
-    for part in parts:
-        match part:
-            case str(text) | {"type": "text", "text": str(text)}:
-                yield text
-            case _:
-                kind = typing.cast(Record, part).get("type") if isinstance(part, dict) else part
-                what = f"{where}: a message's content is {kind!r:.60}"
-                raise errors.UserError(f"{what}; only text is read: remove the record")
+def _leave(record: Record, read: set[str], found: lessons.Lessons) -> None:
+    """Count the keys of a record that are not read."""
+    for key, value in record.items():
+        is_text = isinstance(value, str) or key not in ("system", "input")
+        if key not in read or not is_text:
+            found.leave("key", key, value)

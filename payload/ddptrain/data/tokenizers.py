@@ -18,8 +18,9 @@ import re
 import typing
 
 import numpy as np
+import numpy.typing as npt
 
-from ddptrain.data import shards
+from ddptrain.data import chats, segments, shards, templates
 from ddptrain.ground import errors
 
 BYTE_END = 256
@@ -53,6 +54,9 @@ _STRETCH = 1 << 12  # characters cut at a time: their words still fit into a cor
 _MOST_KNOWN, _LONGEST_KNOWN = 1 << 18, 64
 
 
+Encoded = tuple[shards.Tokens, bool | npt.NDArray[np.bool_]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Identity:
     """What makes two tokenizers the same; it is written into the dataset and into checkpoints."""
@@ -71,6 +75,7 @@ class Identity:
 class ByteTokenizer:
     """One id per UTF-8 byte."""
 
+    form = chats.Plain()
     identity = Identity(
         "byte", 257, BYTE_END, hashlib.sha256(b"utf-8 bytes, 256 ends a text").hexdigest()
     )
@@ -88,6 +93,7 @@ class Gpt2Tokenizer:
     letters; the cuts around it are places where GPT-2's own cut is certain.
     """
 
+    form = chats.Plain()
     identity = Identity("gpt2", GPT2_VOCAB, GPT2_END, GPT2_SHA256)
 
     def __init__(self) -> None:
@@ -164,11 +170,33 @@ class HfTokenizer:
             what = f"the tokenizer in {folder} has no end-of-text token"
             raise errors.UserError(f"{what}; set eos_token in its configuration")
         self.identity = Identity("hf", max(size, end + 1), int(end), _digest(folder))
+        self.form = chats.Plain() if is_alone else templates.form_of(self._core)
+
+    @property
+    def has_unused_template(self) -> bool:
+        """Return whether it has a chat template in which the assistant's part is not clear."""
+        has_template = bool(getattr(self._core, "chat_template", None))
+        return has_template and isinstance(self.form, chats.Plain)
 
     def encode(self, text: str) -> shards.Tokens:
         """Return a document's ids."""
         found = self._core.encode(text, add_special_tokens=False)
         return np.array(getattr(found, "ids", found), dtype=np.uint32)
+
+    def encode_joined(self, document: segments.Document) -> Encoded:
+        """Return the ids of segments that a chat template wrote, and which of them are learned.
+
+        A token counts for the segment in which its text begins.
+        """
+        text = "".join(segment.text for segment in document)
+        found = self._core(text, add_special_tokens=False, return_offsets_mapping=True)
+        offsets = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+
+        ends = np.cumsum([len(segment.text) for segment in document])
+        learned = np.array([segment.learned for segment in document])
+        number = np.searchsorted(ends, offsets[:, 0], side="right")
+        ids = np.array(found["input_ids"], dtype=np.uint32)
+        return ids, learned[np.minimum(number, len(document) - 1)]
 
     def save(self, folder: pathlib.Path) -> None:
         """Save it in a folder, as the library that loaded it does."""
@@ -211,6 +239,15 @@ def _digest(folder: pathlib.Path) -> str:
 
 
 Tokenizer = ByteTokenizer | Gpt2Tokenizer | HfTokenizer
+
+
+def encode(tokenizer: Tokenizer, document: segments.Document) -> collections.abc.Iterator[Encoded]:
+    """Yield a document's ids, and which of them are learned: all, none, or a mask."""
+    if isinstance(tokenizer, HfTokenizer) and document[0].joined:
+        yield tokenizer.encode_joined(document)
+        return
+    for segment in document:
+        yield tokenizer.encode(segment.text), segment.learned
 
 
 def need_transformers(flag: str) -> typing.Any:

@@ -46,7 +46,10 @@ class Unread(dict[str, list[int]]):
 
     def __str__(self) -> str:
         most_first = sorted(self.items(), key=lambda entry: (-entry[1][1], entry[0]))
-        listed = [f"{reason} {files} ({total} bytes)" for reason, (files, total) in most_first]
+        listed: list[str] = []
+        for reason, (files, total) in most_first:
+            size = f" ({total} bytes)" if total else ""
+            listed.append(f"{reason} {files}{size}")
         return ", ".join(listed)
 
 
