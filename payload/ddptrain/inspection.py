@@ -57,6 +57,7 @@ def _dataset(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
         "path": str(path),
         "name": dataset.name,
         "not-read": str(unread.Unread(manifest.get("not_read", {}))),
+        "not-learned": "; ".join(dataset.not_learned),
         "tokenizer": dataset.tokenizer["kind"],
         "vocabulary": dataset.vocab,
         "fingerprint": dataset.fingerprint,

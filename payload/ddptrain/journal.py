@@ -77,8 +77,12 @@ class Journal:
             files.write_json(self._run_dir / config.FILE, record)
             start = {"step": so_far.step, "total_steps": self._schedule.steps}
             start |= distributed.describe(self._world)
+            if self._dataset.not_learned:
+                start["not_learned"] = self._dataset.not_learned
             self._trackers = trackers.Trackers(trackers.targets(self._run_dir, os.environ))
             self._metrics = metrics.Metrics(self._run_dir, start=start, sinks=self._trackers)
+        for line in self._dataset.not_learned:
+            log.warn("DATA", line)
         log.emit(
             "MODEL",
             **self._identity,
@@ -217,6 +221,7 @@ class Journal:
             resumed_from=resumed_from,
             checkpoint_stall_s=stall_s,
             data=str(self._dataset.root),
+            not_learned=self._dataset.not_learned,
         )
         self._trackers.close(written)
         if state != attempt.DONE:

@@ -107,6 +107,7 @@ def _record(settings: Settings, run: Run) -> Results:
     return {
         "settings": _settings(run),
         "changed": "\n".join(map(change_text, run.changes)),
+        "not-learned": "\n".join(run.not_learned),
         "metrics": _metrics(settings, run),
         "best": f"validation loss {best[1]:.4f} at step {best[0]:.0f}" if best else "",
         "checkpoints": "\n".join(map(_checkpoint, run.checkpoints)),
@@ -170,6 +171,7 @@ def _values(run: Run, *, reason: str) -> dict[str, object]:
     values["settings"] = run.settings
     values["changes"] = run.changes
     values["figures"] = run.figures
+    values["not_learned"] = run.not_learned
     values["attempts"] = [
         {"attempt": one.name, "outcome": one.outcome, "step": one.step} for one in run.attempts
     ]

@@ -19,12 +19,13 @@ UTC = datetime.timezone.utc  # noqa: UP017 - datetime.UTC came with Python 3.11
 PREPARATION = "prepare-"  # prefix of the runs that prepare datasets
 WITHOUT_LOSS = {"collectives": "a benchmark", "prepare": "the preparation of a dataset"}
 _MAX_SETTINGS = 300
+_MAX_LINES = 10
 _NOT_SETTINGS = frozenset(
     "run_dir report_json job_id run submitted summary_before format choice started sweep count array_job_id submission "
     "previous automatic changes".split()
 )
 _OF_CLUSTER = ("torch", "python", "environment", "container", "fabric")  # shown with the cluster
-_NOT_FIGURES = {"workload", "state", "ranks", "error", "run_dir", "loss_png"}
+_NOT_FIGURES = {"workload", "state", "ranks", "error", "run_dir", "loss_png", "not_learned"}
 
 
 class State(str, enum.Enum):  # noqa: UP042 - enum.StrEnum came with Python 3.11
@@ -264,6 +265,12 @@ class Run:
         ]
 
     @property
+    def not_learned(self) -> list[str]:
+        """A line for each kind of thing in its data that it does not learn, with the numbers."""
+        lines = untrusted.as_list(self.metrics.start.get("not_learned"))
+        return [untrusted.printable(line, 400) for line in lines[:_MAX_LINES]]
+
+    @property
     def recipe(self) -> dict[str, str]:
         """The settings; a changed one has all its values, each with the step that it holds from."""
         values: dict[str, list[str]] = {}
@@ -311,7 +318,7 @@ class Run:
         found |= self.metrics.start
         found["nodes"] = ", ".join(self.hosts)
         found["devices"] = ", ".join(f"{count} x {one}" for one, count in self.devices.items())
-        for name in ("kind", "step", "time"):  # of the record
+        for name in ("kind", "step", "time", "not_learned"):  # of the record
             found.pop(name, None)
         return {name: text(value) for name, value in found.items() if value}
 

@@ -254,9 +254,9 @@ def _describe(workspace: Workspace, submitted: control.Submitted) -> Results:
     except folders.WorkspaceError:
         return {}
     results: Results = {}
-    for name in ("tokenizer", "vocabulary", "fingerprint", "not-read"):
+    for name in ("tokenizer", "vocabulary", "fingerprint", "not-read", "not-learned"):
         if value := found.get(name):
-            results[name] = untrusted.printable(str(value))[:200]
+            results[name] = untrusted.printable(str(value), 400)
     for split, text in untrusted.as_object(found.get("totals")).items():
         results[str(split)] = str(text)
     if shards := untrusted.as_list(found.get("shards")):

@@ -28,7 +28,7 @@ class Lessons:
     idle: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Conversations that teach nothing, by the reason."""
     unanswered: int = 0
-    """Those of them without a message of the assistant."""
+    """Those of them without a message of the assistant, and those that are refused."""
     unknown: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Messages that are read and not learned, by their role, which is not a known one."""
 
@@ -42,6 +42,7 @@ class Lessons:
     def refuse(self, reason: str, value: object) -> None:
         """Count a conversation that is not read at all."""
         self.conversations += 1
+        self.unanswered += 1
         why = _short(f"{REFUSED}: {reason}", _LONGEST_REASON)
         self.idle[_bounded(why, self.idle, REFUSED)] += 1
         self.left_out.add(REFUSED, _size_bytes(value))

@@ -236,7 +236,7 @@ def _check_conversations(options: Options, found: lessons.Lessons) -> None:
     if 2 * found.unanswered > found.conversations:
         what = f"{' '.join(options.source)}: {found.idle_text}"
         rule = f"only messages of the role {chats.ASSISTANT} are learned"
-        raise errors.UserError(f"{what}; {rule}: rename the roles")
+        raise errors.UserError(f"{what}; {rule}: rename the roles, or remove these conversations")
 
 
 def _check_learned(options: Options, plan: parts.Plan, train: list[Entry]) -> None:

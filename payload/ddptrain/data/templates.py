@@ -14,6 +14,8 @@ _PROBE = (
     chats.Message(chats.ASSISTANT, "four", learned=True),
 )
 _GENERATION = "generation"  # the tag that marks the assistant's part: transformers' chat templates
+# What a model writes beside the text, as templates name it
+_ANSWERS = frozenset({"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"})
 
 Spans = list[tuple[int, int]]  # of characters
 Json = dict[str, typing.Any]
@@ -162,7 +164,8 @@ def _tags(source: str) -> collections.abc.Iterator[str]:
 
 def _teaches(message: chats.Message) -> bool:
     """Return whether a message is learned; an empty answer teaches nothing."""
-    return message.learned and bool(message.text.strip() or message.more)
+    has_answer = bool(message.text.strip()) or not _ANSWERS.isdisjoint(message.more)
+    return message.learned and has_answer
 
 
 def _chosen(messages: tuple[chats.Message, ...], is_learned: list[bool], marked: Spans) -> Spans:

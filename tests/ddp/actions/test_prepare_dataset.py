@@ -34,6 +34,7 @@ def finish(job: Job) -> None:
             "shards": [{}, {}],
             "damage": [],
             "not-read": ".csv 2 (7 bytes)",
+            "not-learned": "2 of 9 conversations teach nothing: role narrator",
         }
         (job.script.parent / "inspection.json").write_text(json.dumps(found))
 
@@ -48,6 +49,7 @@ def test_little_text_is_one_job(ready: Trainer, raw: pathlib.Path, cluster: Clus
     assert f"ddptrain prepare --source {raw}" in prepares
     assert prepares.endswith(f" --tokenizer-local-dir {raw} --errors replace")
     assert results["not-read"] == ".csv 2 (7 bytes)"
+    assert results["not-learned"] == "2 of 9 conversations teach nothing: role narrator"
     assert "ddptrain inspect --json" in checks
     assert results["train"] == "90 tokens, 9 documents"
     assert (results["shards"], results["verified"], results["vocabulary"]) == (

@@ -46,6 +46,15 @@ def test_a_run_is_shown_from_its_submission_to_its_result(program: Program, clus
     assert program.record["figures"]["last_loss"] == 0.586587
 
 
+def test_what_a_run_does_not_learn_is_shown(program: Program):
+    program.run("submit-ddp", workload="smoke", run="a")
+    line = "120 of 300 conversations teach nothing: role narrator"
+    start = {"kind": "start", "step": 0, "time": 1.0, "not_learned": [line, "\u001b[31mred"]}
+    metrics = program.workspace / "runs" / "a" / "metrics.jsonl"
+    metrics.write_text(json.dumps(start) + "\n")
+    assert program.run("show-run")["not-learned"].splitlines() == [line, "?[31mred"]
+
+
 def test_a_failed_run_is_shown_with_its_reason_once(program: Program, cluster: Cluster):
     cluster.states = [("FAILED", 9)]
     program.run("submit-ddp", workload="smoke", run="a")
