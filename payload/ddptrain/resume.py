@@ -149,7 +149,7 @@ class Run:
         with self._world.together():
             if self._world.is_main:
                 draft.seal(path, self._meta(step, 0))
-                files.replace_link(self.folder / stored.LATEST, path.name)
+                draft.point(self.folder / stored.LATEST, path)
                 self._saved = str(path)
                 log.emit("CKPT", saved=path.name, step=step)
         self._since = time.perf_counter()

@@ -305,6 +305,35 @@ def test_the_link_latest_is_a_hint_only(tmp_path: pathlib.Path):
     assert newest(tmp_path).step == 3
 
 
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM])
+def test_without_symbolic_links_there_is_one_warning_and_the_manifests_count(
+    number: int,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr(os, "symlink", _refusing(number))
+    save(tmp_path, 1, 2, 3, keep=2, best=(3,))
+    assert names(tmp_path) == ["epoch-0002", "epoch-0003"]
+    assert newest(tmp_path).step == 3
+    assert caplog.text.count("is on a filesystem without symbolic links: no latest and best") == 1
+
+
+def test_any_other_error_of_a_link_is_an_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(os, "symlink", _refusing(errno.ENOSPC))
+    with pytest.raises(stored.CheckpointError, match=r"could not be written: .*space"):
+        save(tmp_path, 1)
+
+
+def _refusing(number: int) -> typing.Callable[..., typing.NoReturn]:
+    def refuse(source: object, target: object, *_: object, **__: object) -> typing.NoReturn:
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+    return refuse
+
+
 def test_it_keeps_the_last_ones_and_the_best(tmp_path: pathlib.Path):
     save(tmp_path, 1, 2, 3, 4, 5, keep=2, best=(2,))
     assert names(tmp_path) == ["best", "epoch-0002", "epoch-0004", "epoch-0005", "latest"]

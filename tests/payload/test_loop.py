@@ -4,10 +4,13 @@
 import collections.abc
 import contextlib
 import dataclasses
+import errno
 import json
 import math
+import os
 import pathlib
 import random
+import typing
 
 import conftest
 import numpy as np
@@ -191,6 +194,23 @@ def test_an_evaluation_changes_nothing(build: collections.abc.Callable[..., trai
     assert training.core.training
     assert all(torch.equal(a, b) for a, b in zip(before, live, strict=True))
     assert all(p.grad is None for p in training.core.parameters())
+
+
+def test_without_symbolic_links_the_best_is_kept_by_the_manifests(
+    build: collections.abc.Callable[..., train.Training],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def refuse(*_: object, **__: object) -> typing.NoReturn:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    training = build(steps=6, epoch_steps=1, keep_checkpoints=2)
+    losses = iter([3.0, 2.0, 2.5, 2.75, 2.25, 9.0])
+    monkeypatch.setattr(train.Training, "evaluate", lambda _: next(losses))
+    assert training.run(0.0) == attempt.DONE
+    kept = sorted(path.name for path in tmp_path.glob("epoch-*"))
+    assert kept == ["epoch-0002", "epoch-0005", "epoch-0006"]
 
 
 def test_only_an_improvement_is_the_best(

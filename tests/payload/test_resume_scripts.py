@@ -197,6 +197,17 @@ def alone(script: pathlib.Path, code: str, **env: typing.Any) -> ranks.Result:
     )
 
 
+def test_a_script_saves_seals_and_resumes_without_symbolic_links(tmp_path: pathlib.Path):
+    code = f"import accident_links\n{ALONE.format(folder=tmp_path)}".replace(
+        "run.done(step=3)",
+        'path = run.folder / "checkpoint-9"\npath.mkdir(exist_ok=True)\nrun.seal(path, 9)',
+    )
+    result = alone(tmp_path / "train.py", code)
+    assert "0 None local" in result.output
+    assert result.output.count("without symbolic links") == 1
+    assert f"9 {tmp_path}/run/checkpoint-9 local\n" in alone(tmp_path / "train.py", code).output
+
+
 def test_outside_of_a_job_one_process_saves_below_the_current_directory(tmp_path: pathlib.Path):
     for expected in ("0 None", f"3 {tmp_path}/run/epoch-0000-step-000003"):
         result = alone(tmp_path / "train.py", ALONE.format(folder=tmp_path))

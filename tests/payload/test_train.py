@@ -57,6 +57,19 @@ def learned(
     return run_dir, result
 
 
+def test_a_folder_without_symbolic_links_costs_one_warning(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+):
+    run_dir = tmp_path / "run"
+    flags = "--model tiny --seq-len 32 --batch 4 --epoch-steps 2 --precision fp32 --eval-rows 8"
+    first = ranks.trained(2, dataset, run_dir, flags, "--steps 4", accident="accident_links")
+    assert first.output.count("without symbolic links") == 1
+    assert "[DONE]" in first.output
+    again = ranks.trained(2, dataset, run_dir, flags, "--steps 6", accident="accident_links")
+    assert "epoch-0002 step=4" in again.output
+    assert not (run_dir / "latest").exists()
+
+
 def test_the_loss_falls_on_real_text_below_3_within_60_steps(
     learned: tuple[pathlib.Path, ranks.Result],
 ):

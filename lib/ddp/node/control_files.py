@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
+import pathlib
 import re
 import time
 import typing
 
-from ddp.node import spool, storage, time_limit
+from ddp.node import checkpoints, spool, storage, time_limit
 from ddp.node.started_job import StartedJob
 
 _MAX_BYTES = 1 << 20
@@ -87,7 +88,7 @@ class ControlFiles:
     def clear(self, attempt: str) -> bool:
         """Remove an earlier attempt's files; return whether the run has a checkpoint."""
         paths = (self.outcome_path(attempt), self.stop_path(attempt))
-        return self._storage.do(lambda: _clear(paths, f"{self._job.run_dir}/latest"))
+        return self._storage.do(lambda: _clear(paths, self._job.run_dir))
 
     def read_outcome(self, attempt: str) -> str:
         """Read how an attempt ended by its own account, "" if it left none."""
@@ -130,12 +131,8 @@ def _write(path: str, text: str, *, mode: str = "w") -> None:
         file.write(text)
 
 
-def _clear(paths: tuple[str, ...], latest: str) -> bool:
+def _clear(paths: tuple[str, ...], run_dir: str) -> bool:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-    try:
-        os.stat(latest)
-    except FileNotFoundError:
-        return False
-    return True
+    return checkpoints.newest(pathlib.Path(run_dir)) is not None

@@ -8,7 +8,6 @@ import collections.abc
 import contextlib
 import itertools
 import json
-import os
 import pathlib
 import re
 import statistics
@@ -16,7 +15,7 @@ import threading
 import time
 import typing
 
-from ddp.node import processes, small_files, storage
+from ddp.node import checkpoints, processes, small_files, storage
 from ddp.node.diagnosis import attempt_files
 
 LEAST_S = 120.0
@@ -74,7 +73,8 @@ class Watch:
         words = judge(lines, self._began, time.time())
         if not words:
             return ""
-        has_checkpoint = os.path.exists(f"{self._run_dir}/latest") or self._has_saved()
+        newest = checkpoints.newest(pathlib.Path(self._run_dir))
+        has_checkpoint = newest is not None or self._has_saved()
         return words if has_checkpoint else ""  # without one all progress would be lost
 
 

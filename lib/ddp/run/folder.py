@@ -13,7 +13,7 @@ import pathlib
 import time
 
 from ddp.host.files import MAX_LISTED, replace
-from ddp.node import rank_connections, small_files, unpacking
+from ddp.node import checkpoints, rank_connections, small_files, unpacking
 from ddp.node.diagnosis import attempt_files
 from ddp.run import code_paths, metrics, state, untrusted
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
@@ -131,7 +131,7 @@ def read(
         tracking_url=str(untrusted.json_object(path / "tracking.json").get("url") or ""),
         curve_png=str(curve) if curve.is_file() else "",
         written=_written(path, attempts),
-        checkpointed=untrusted.written(path / "latest"),
+        checkpointed=_checkpointed(path),
         notes=tuple(notes),
         unpacked_percent=tuple(_unpacked_percent(path / "control")),
         remark=_remark(path / "control", attempts),
@@ -299,17 +299,30 @@ def _why(record: Json, failure: Failure | None) -> str:
 
 
 def _checkpoints(path: pathlib.Path) -> collections.abc.Iterator[Checkpoint]:
-    latest = _target(path / "latest")
-    best = _target(path / "best")
+    latest = _found(checkpoints.newest, path)
+    best = _found(checkpoints.best, path)
     for place in sorted(path.glob("epoch-*"))[-_MAX_CHECKPOINTS:]:
         manifest = untrusted.json_object(place / "manifest.json")
         if manifest:
             meta = untrusted.as_object(manifest.get("meta")) or manifest
-            yield Checkpoint(place.name, meta.get("step"), place.name == latest, place.name == best)
+            yield Checkpoint(place.name, meta.get("step"), place == latest, place == best)
 
 
-def _target(link: pathlib.Path) -> str:
-    return link.readlink().name if link.is_symlink() else ""
+def _checkpointed(path: pathlib.Path) -> float | None:
+    """Return when the newest checkpoint was complete: its link, or its manifest, is made last."""
+    link = path / checkpoints.LATEST
+    newest = _found(checkpoints.newest, path)
+    if newest is None or link.is_symlink():
+        return untrusted.written(link)
+    return untrusted.written(newest / checkpoints.MANIFEST)
+
+
+def _found(
+    find: collections.abc.Callable[[pathlib.Path], pathlib.Path | None], path: pathlib.Path
+) -> pathlib.Path | None:
+    with contextlib.suppress(OSError):
+        return find(path)
+    return None
 
 
 # -- all runs ----------------------------------------------------------------------------------------------------------

@@ -275,8 +275,7 @@ class Gpt(Payload):
             raise ParameterError("resume", text, remedy=Command("list"))
 
         is_awaited = self.params.dependency is not None
-        saved = str(self.workspace.runs / other / "latest")
-        if not is_awaited and self.workspace.locate(saved).kind != "folder":
+        if not is_awaited and not self.workspace.has_checkpoint(other):
             show = Command("show", arguments=(other,))
             raise ParameterError("resume", f"{other} has no checkpoint to start from", remedy=show)
 
@@ -373,9 +372,8 @@ class UserProgram(Workload):
         """Check that the program compiles, and remark on what may fail. Raises ParameterError."""
         params = self.params
         notes = case.notes
-        saved = f"{self.workspace.runs / run.name}/latest"
         goes_on = run.is_again and not run.remark
-        if goes_on and self.workspace.locate(saved).kind == "absent":
+        if goes_on and not self.workspace.has_checkpoint(run.name):
             text = f"{run.name} has no checkpoint of ddptrain.resume"
             notes.remark(f"{text}: its program starts at its beginning")
         notes.remark(*program_source.check(self.workspace, params, case.contents))

@@ -263,6 +263,10 @@ class Workspace:
         """Resolve all links of `path`."""
         return self.do(operations.locate, workspace=str(self.path), path=path)
 
+    def has_checkpoint(self, run: str) -> bool:
+        """Return whether a run has a checkpoint to go on from."""
+        return self.do(operations.has_checkpoint, run_dir=str(self.runs / run))
+
     def read_json(self, path: str) -> small_files.Json:
         """Return the object in a file."""
         return self.do(operations.read_json, path=path)

@@ -11,7 +11,7 @@ import time
 import typing
 
 from ddp.host.files import MAX_LISTED, RefusedError, private, replace
-from ddp.node import ownership, small_files
+from ddp.node import checkpoints, ownership, small_files
 
 HF_SUFFIX, ENV_SUFFIX = ".hf-token", ".env"
 USERS = "users"  # in the workspace: a folder for each user but the trainer's account
@@ -149,6 +149,11 @@ def locate(workspace: str, path: str) -> Place:
     return Place(
         kind, str(real), real.is_relative_to(top) and real != top, os.access(real, os.R_OK)
     )
+
+
+def has_checkpoint(run_dir: str) -> bool:
+    """Return whether a run has a checkpoint."""
+    return checkpoints.newest(pathlib.Path(run_dir)) is not None
 
 
 def keep_secret(secrets: str, owner: str, name: str, text: str) -> None:

@@ -3,6 +3,7 @@
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import contextlib
+import errno
 import io
 import os
 import pathlib
@@ -12,7 +13,11 @@ import uuid
 import zlib
 
 from ddptrain.checkpoint import stored, tensors
-from ddptrain.ground import files
+from ddptrain.ground import files, log
+
+# Of symlink(2): SMB without Unix extensions and FUSE, or as FAT and the kernel's VFS answer
+_NO_LINKS = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EPERM})
+_warned: set[pathlib.Path] = set()  # runs' folders
 
 State = dict[str, typing.Any]
 
@@ -130,14 +135,31 @@ def _write_manifest(path: pathlib.Path, meta: State, listed: list[State]) -> Non
 
 def settle(run_dir: pathlib.Path, path: pathlib.Path, *, is_best: bool, keep: int) -> None:
     """Point the links at a new checkpoint and remove those that are neither best nor among the last `keep`."""
-    files.replace_link(run_dir / stored.LATEST, path.name)
+    point(run_dir / stored.LATEST, path)
     if is_best:
-        files.replace_link(run_dir / stored.BEST, path.name)
-    best = (run_dir / stored.BEST).readlink().name if (run_dir / stored.BEST).is_symlink() else None
+        point(run_dir / stored.BEST, path)
+    best = path.name if is_best else stored.best_name(run_dir, path)
     for old in stored.candidates(run_dir)[keep:]:
         if old.name != best:
             with contextlib.suppress(OSError):  # another attempt, or the user, was quicker
                 shutil.rmtree(old.rename(_trash(old)), ignore_errors=True)
+
+
+def point(link: pathlib.Path, path: pathlib.Path) -> None:
+    """Point a link at a checkpoint beside it.
+
+    On a filesystem without symbolic links, warn once: readers find the newest by its manifest.
+    """
+    try:
+        files.replace_link(link, path.name)
+    except OSError as e:
+        if e.errno not in _NO_LINKS:
+            raise
+        if link.parent not in _warned:
+            _warned.add(link.parent)
+            what = f"{link.parent} is on a filesystem without symbolic links"
+            names = f"{stored.LATEST} and {stored.BEST}"
+            log.warn("CKPT", f"{what}: no {names}; a resume finds the newest by its manifest")
 
 
 def _trash(path: pathlib.Path) -> pathlib.Path:

@@ -94,6 +94,21 @@ def candidates(run_dir: pathlib.Path) -> list[pathlib.Path]:
     return ordered
 
 
+def best_name(run_dir: pathlib.Path, newest_path: pathlib.Path) -> str:
+    """Return the name of a run's best checkpoint: by its link, or by the newest one's manifest."""
+    link = run_dir / BEST
+    if link.is_symlink():
+        return link.readlink().name
+    try:
+        step = files.read_json(newest_path / MANIFEST)["meta"]["progress"]["best_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    for path in candidates(run_dir):
+        if step is not None and _step_of(path) == step:
+            return path.name
+    return ""
+
+
 def _step_of(path: pathlib.Path) -> int:
     """Return a checkpoint's step, or -1: it is still a candidate, so that a damaged one is named."""
     try:

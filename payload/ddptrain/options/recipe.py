@@ -130,13 +130,25 @@ def announced(run_dir: pathlib.Path, asked: config.Config) -> list[Change]:
     before = record
     step = 0
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it has no checkpoint yet
-        meta = files.read_json(run_dir / "latest" / "manifest.json")["meta"]
+        meta = _newest_meta(run_dir)
         saved = int(meta["step"])
         before = meta["config"]
         step = saved
     own = config.complete(asked, "cpu", settings_of(record or before, is_own=True))
     found = changes(before, config.as_record(own), step)
     return [change for change in found if _is_given(change, asked)]
+
+
+def _newest_meta(run_dir: pathlib.Path) -> dict[str, typing.Any]:
+    """Return what the newest checkpoint's manifest says of it: of `latest`, or without it of the last step.
+
+    Raises OSError, ValueError, KeyError or TypeError.
+    """
+    manifest = "manifest.json"
+    link = run_dir / "latest" / manifest
+    paths = [link] if link.exists() else run_dir.glob(f"epoch-*/{manifest}")
+    metas = [files.read_json(path)["meta"] for path in paths]
+    return max(metas, key=lambda meta: int(meta["step"]))
 
 
 def _is_given(change: Change, asked: config.Config) -> bool:

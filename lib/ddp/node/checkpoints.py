@@ -1,0 +1,57 @@
+"""The newest checkpoint of a run, as its writers leave it (payload/ddptrain/checkpoint)."""
+
+import contextlib
+import pathlib
+
+from ddp.node import small_files
+
+LATEST, BEST = "latest", "best"
+MANIFEST = "manifest.json"
+_UNFINISHED = (".tmp-", ".trash-")
+_PATTERNS = ("epoch-*", "checkpoint-*")
+
+
+def newest(run_dir: pathlib.Path) -> pathlib.Path | None:
+    """Return the checkpoint that `latest` names, or where it is missing the one of the last step.
+
+    A filesystem without symbolic links has no `latest`. Raises OSError if it cannot be looked at.
+    """
+    link = run_dir / LATEST
+    with contextlib.suppress(FileNotFoundError):
+        link.stat()
+        return run_dir / link.readlink().name if link.is_symlink() else link
+
+    found: list[tuple[int, str, pathlib.Path]] = []
+    for pattern in _PATTERNS:
+        for path in run_dir.glob(pattern):
+            step = meta(path).get("step")
+            if isinstance(step, int):
+                found.append((step, path.name, path))
+    return max(found)[2] if found else None
+
+
+def best(run_dir: pathlib.Path) -> pathlib.Path | None:
+    """Return the checkpoint that `best` names, or where it is missing the newest one's manifest."""
+    link = run_dir / BEST
+    if link.is_symlink():
+        return run_dir / link.readlink().name
+    last = newest(run_dir)
+    progress = meta(last).get("progress") if last is not None else None
+    step = progress.get("best_step") if isinstance(progress, dict) else None
+    if step is None:
+        return None
+    for path in run_dir.glob("epoch-*"):
+        if meta(path).get("step") == step:
+            return path
+    return None
+
+
+def meta(path: pathlib.Path) -> small_files.Json:
+    """Return what a checkpoint's manifest says of it; {} if it has none, or is unfinished."""
+    if any(mark in path.name for mark in _UNFINISHED):
+        return {}
+    with contextlib.suppress(OSError, ValueError):
+        manifest = small_files.read_object(path / MANIFEST)
+        found = manifest.get("meta", manifest)
+        return found if isinstance(found, dict) else {}
+    return {}
