@@ -182,7 +182,7 @@ def test_what_is_learned_masked_and_left_out_is_everything(
 
 
 def _left_out(made: list[Made], *, is_table: bool) -> dict[str, list[int]]:
-    """Return what the manifest should list: the size of a table's other columns is not known."""
+    """Return the list that the manifest should have; a table's other columns have no size."""
     found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
     for one in made:
         for name, num_bytes in one.left_out:

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import typing
 
 from ddp.node import small_files
 
@@ -36,8 +37,8 @@ def best(run_dir: pathlib.Path) -> pathlib.Path | None:
     if link.is_symlink():
         return run_dir / link.readlink().name
     last = newest(run_dir)
-    progress = meta(last).get("progress") if last is not None else None
-    step = progress.get("best_step") if isinstance(progress, dict) else None
+    progress = _object(meta(last).get("progress")) if last is not None else {}
+    step = progress.get("best_step")
     if step is None:
         return None
     for path in run_dir.glob("epoch-*"):
@@ -47,11 +48,14 @@ def best(run_dir: pathlib.Path) -> pathlib.Path | None:
 
 
 def meta(path: pathlib.Path) -> small_files.Json:
-    """Return what a checkpoint's manifest says of it; {} if it has none, or is unfinished."""
+    """Read the facts in a checkpoint's manifest; {} if it has none, or is unfinished."""
     if any(mark in path.name for mark in _UNFINISHED):
         return {}
     with contextlib.suppress(OSError, ValueError):
         manifest = small_files.read_object(path / MANIFEST)
-        found = manifest.get("meta", manifest)
-        return found if isinstance(found, dict) else {}
+        return _object(manifest.get("meta")) or manifest
     return {}
+
+
+def _object(value: object) -> small_files.Json:
+    return typing.cast(small_files.Json, value) if isinstance(value, dict) else {}

@@ -25,11 +25,11 @@ class Lessons:
 
     left_out: unread.Unread = dataclasses.field(default_factory=unread.Unread)
     conversations: int = 0
-    idle: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    idle: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
     """Conversations that teach nothing, by the reason."""
     unanswered: int = 0
     """Those of them without a message of the assistant, and those that are refused."""
-    unknown: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    unknown: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
     """Messages that are read and not learned, by their role, which is not a known one."""
 
     def leave(self, kind: str, name: str, value: object) -> None:

@@ -26,7 +26,7 @@ class _RefusedError(Exception):
 
 
 class Template:
-    """A chat template in which the assistant's part can be told from the rest.
+    """A chat template in which the assistant's part is clear.
 
     Either it marks that part with transformers' tag `generation`, or it writes the messages one
     after the other, so that each is what its text adds to that of the messages before it.
@@ -217,12 +217,15 @@ def _as_json(message: chats.Message) -> Json:
 
 def _with_arguments(call: object) -> object:
     """Return a tool call with its arguments as an object: OpenAI sends them as JSON text."""
-    match call:
-        case {"function": {"arguments": str(text)} as function}:
-            held = typing.cast(Json, call)
-            return {**held, "function": {**function, "arguments": _parsed(text)}}
-        case _:
-            return call
+    held = _object(call)
+    function = _object(held.get("function"))
+    if not isinstance(function.get("arguments"), str):
+        return call
+    return {**held, "function": {**function, "arguments": _parsed(function["arguments"])}}
+
+
+def _object(value: object) -> Json:
+    return typing.cast(Json, value) if isinstance(value, dict) else {}
 
 
 def _parsed(text: str) -> object:

@@ -120,12 +120,17 @@ def _parsed(text: str) -> object:
 
 def _transposed(columns: Record) -> object:
     """Return a message for each place of lists of equal length, or the columns as they are."""
-    lists = [value for value in columns.values() if isinstance(value, list)]
-    lengths = {len(typing.cast(list[object], value)) for value in lists}
-    if len(lists) < len(columns) or len(lengths) != 1:
+    lists: dict[str, list[object]] = {}
+    for key, value in columns.items():
+        if not isinstance(value, list | None):
+            return columns
+        if value:  # a key that only other rows have is null here
+            lists[key] = typing.cast(list[object], value)
+
+    if len({len(values) for values in lists.values()}) > 1:
         return columns
-    rows = zip(*lists, strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    rows = zip(*lists.values(), strict=True)
+    return [dict(zip(lists, row, strict=True)) for row in rows]
 
 
 def _system(record: Record) -> list[chats.Message]:
