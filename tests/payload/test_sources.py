@@ -11,8 +11,7 @@ import typing
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from builders import add, decoded, folder, not_read, read, run, tar, zipped, zstd
-from builders import records as written
+from builders import add, decoded, folder, not_read, read, records, run, tar, zipped, zstd
 
 from ddptrain.ground import errors
 
@@ -136,7 +135,9 @@ def test_captions_of_a_webdataset_are_read_and_its_metadata_listed(
 
 
 @pytest.mark.parametrize("form", ["tar", "folder"])
-@pytest.mark.parametrize("name", ["metadata.json", "00000_stats.json", "dataset_info.json"])
+@pytest.mark.parametrize(
+    "name", ["metadata.json", "00000_stats.json", "dataset_info.json", "metadata.jsonl"]
+)
 def test_one_description_larger_than_all_texts_is_listed(
     name: str, form: str, tmp_path: pathlib.Path
 ):
@@ -148,6 +149,25 @@ def test_one_description_larger_than_all_texts_is_listed(
     dataset = run(path, output=tmp_path / "d", val_share=0.0)
     assert decoded(dataset) == [b"text"]
     assert not_read(dataset) == {"dataset card": [1, len(files[name])]}
+
+
+def test_a_table_that_describes_an_archive_is_listed(tmp_path: pathlib.Path):
+    """As img2dataset leaves it: KEY.parquet and KEY_stats.json beside KEY.tar."""
+    source = folder(
+        tmp_path / "x", {"00000.tar": tar({"1.txt": b"text"}), "00000_stats.json": b"{}"}
+    )
+    records(source / "00000.parquet", [{"url": "u" * 99, "key": "1"}] * 9)
+    dataset = run(source, output=tmp_path / "d", val_share=0.0)
+    assert decoded(dataset) == [b"text"]
+    size_bytes = (source / "00000.parquet").stat().st_size
+    assert not_read(dataset) == {"dataset card": [2, size_bytes + 2]}
+
+
+def test_a_table_without_text_by_itself_is_refused_with_its_columns(tmp_path: pathlib.Path):
+    (tmp_path / "x").mkdir()
+    records(tmp_path / "x" / "train.parquet", [{"url": "u"}])
+    with pytest.raises(errors.UserError, match=r"train\.parquet has the columns url; it needs"):
+        run(tmp_path / "x", output=tmp_path / "d")
 
 
 def test_the_images_of_a_webdataset_are_listed_too(tmp_path: pathlib.Path):
@@ -194,7 +214,7 @@ def saved(root: pathlib.Path, files: typing.Mapping[str, str | None]) -> pathlib
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix in (".arrow", ".jsonl"):
-            written(path, [{"text": text}])
+            records(path, [{"text": text}])
         else:
             path.write_text(json.dumps({"features": []}) if text is None else text)
     return root

@@ -143,6 +143,8 @@ def _text_or_records(member: members.Member, where: str) -> bytes | None:
 
     packed = io.BytesIO(member.content.read())
     data = members.decompressed(packed, name.compression, where).read()
-    if name.kind == "json" and not jsonlines.has_records(io.BytesIO(data), where):
+    is_metadata = name.kind == "lines" and names.is_metadata(member.path)
+    is_doubtful = name.kind == "json" or is_metadata
+    if is_doubtful and not jsonlines.has_records(io.BytesIO(data), where):
         return None
     return data

@@ -56,9 +56,8 @@ _CARD = re.compile(
     r"|cache-.*\.arrow"
 )
 
-_METADATA = re.compile(
-    r"(.*[-_.])?(meta|metadata|stats|infos?)\.json"
-)  # img2dataset's `00000_stats.json`
+# img2dataset's `00000_stats.json`, `metadata.jsonl` of the hub's folders of images
+_METADATA = re.compile(r"(.*[-_.])?(meta|metadata|stats|infos?)\.(json|jsonl|ndjson|csv|parquet)")
 
 
 @dataclasses.dataclass(frozen=True)

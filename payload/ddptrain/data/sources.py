@@ -8,7 +8,7 @@ import pathlib
 import sysconfig
 import typing
 
-from ddptrain.data import encodings, jsonlines, members, names, unread
+from ddptrain.data import encodings, jsonlines, members, names, tables, unread
 from ddptrain.ground import errors
 
 STDLIB = "python-stdlib"
@@ -139,7 +139,8 @@ def _folder(root: pathlib.Path, how: str, output: pathlib.Path) -> tuple[list[It
             has_records |= item.kind in names.RECORDS
             tally.read(relative, size_bytes)
         elif path.is_symlink() or not (linked and path.resolve() in linked):
-            tally.leave(relative, size_bytes, reason)
+            is_table = names.parse(path.name).kind in names.TABLES
+            tally.leave(relative, size_bytes, reason or (unread.CARD if is_table else ""))
 
     items.sort(key=lambda item: item.path)
     return items, tally.result(root, "give the files or folders of text")
@@ -189,7 +190,22 @@ def _is_read(path: pathlib.Path) -> bool:
     kind = names.parse(path.name).kind
     if kind is None or not path.is_file():
         return False
-    return kind != "json" or _may_have_records(path)
+    if kind in names.TABLES:
+        return not _is_of_an_archive(path) or _may_have_texts(path)
+    is_doubtful = kind == "json" or (kind == "lines" and names.is_metadata(path))
+    return not is_doubtful or _may_have_records(path)
+
+
+def _is_of_an_archive(path: pathlib.Path) -> bool:
+    """Return whether a table describes others by its name, as img2dataset's beside `KEY.tar`."""
+    return names.is_metadata(path) or path.with_suffix(".tar").is_file()
+
+
+def _may_have_texts(path: pathlib.Path) -> bool:
+    try:
+        return tables.has_texts(path)
+    except members.DAMAGE:
+        return True  # reading it whole will find out
 
 
 def _may_have_records(path: pathlib.Path) -> bool:

@@ -36,6 +36,18 @@ def rows(path: pathlib.Path, kind: str, share: Share, how: str, left_out: unread
         raise ValueError(str(e)) from e
 
 
+def has_texts(path: pathlib.Path) -> bool:
+    """Return whether a Parquet file has a column that is read. Raises ValueError or OSError."""
+    if path.suffix != ".parquet":
+        return True
+    pyarrow = errors.need("pyarrow.parquet", path)
+    try:
+        schema = pyarrow.read_schema(path)
+    except errors.need("pyarrow", path).ArrowException as e:
+        raise ValueError(str(e)) from e
+    return any(name in texts.COLUMNS for name in schema.names)
+
+
 def _parquet(path: pathlib.Path, share: Share, left_out: unread.Unread) -> Batches:
     parquet = errors.need("pyarrow.parquet", path)
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
