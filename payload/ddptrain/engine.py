@@ -10,12 +10,13 @@ import typing
 
 import numpy as np
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn import parallel
 
 from ddptrain.ground import log
 from ddptrain.options import config
-from ddptrain.world import distributed, hardware
+from ddptrain.world import distributed, hardware, sites
 
 
 def set_modes(settings: config.Config) -> None:
@@ -57,12 +58,20 @@ def make_optimizer(
     )
 
 
-def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -> nn.Module:
-    """Return the module as it is called in training: DDP over several ranks, then compiled on a GPU.
+def wrap(
+    module: nn.Module,
+    settings: config.Config,
+    world: distributed.World,
+    within: sites.Sites | None = None,
+) -> nn.Module:
+    """Return the module as it is called in training: DDP over the ranks, or those of a site, compiled on a GPU.
 
     The DDP module is compiled, not the reverse: so gradients move while the backward pass runs.
     """
-    wrapped = _distributed(module, settings, world) if world.size > 1 else module
+    size = within.size if within else world.size
+    wrapped = module
+    if size > 1:
+        wrapped = _distributed(module, settings, world, within.group if within else None)
     if not settings.compile:
         return wrapped
     reason = hardware.can_compile()
@@ -72,18 +81,33 @@ def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -
     return typing.cast(nn.Module, torch.compile(wrapped))
 
 
-def _distributed(module: nn.Module, settings: config.Config, world: distributed.World) -> nn.Module:
+def _distributed(
+    module: nn.Module, settings: config.Config, world: distributed.World, group: typing.Any
+) -> nn.Module:
     known = inspect.signature(parallel.DistributedDataParallel).parameters
     more: dict[str, typing.Any] = {"broadcast_buffers": False}
     if "forward_sync_buffers" in known:  # its name since torch 2.13
         more = {"forward_sync_buffers": False}
-    return parallel.DistributedDataParallel(
+    wrapped = parallel.DistributedDataParallel(
         module,
+        process_group=group,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         bucket_cap_mb=settings.bucket_mb,
         gradient_as_bucket_view=True,
         **more,
     )
+    if settings.gradients == "bf16":
+        wrapped.register_comm_hook(group, reduce_bf16)
+    return wrapped
+
+
+def reduce_bf16(group: typing.Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Take the mean of a bucket of gradients in bf16. torch's own hook refuses gloo."""
+    buffer = bucket.buffer()
+    wire = buffer.bfloat16().div_(dist.get_world_size(group))
+    work = dist.all_reduce(wire, group=group, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda _: buffer.copy_(wire))
 
 
 def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:

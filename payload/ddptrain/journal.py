@@ -1,12 +1,14 @@
 """The journal of a training: the lines of its log, its files for people, and its outcome."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import collections.abc
 import dataclasses
 import math
 import os
 import pathlib
 import resource
 import time
+import types
 import typing
 
 import torch
@@ -108,8 +110,12 @@ class Journal:
         *,
         is_measured: bool,
         slowest: dict[str, object],
+        exchanges: collections.abc.Mapping[str, float] = types.MappingProxyType({}),
     ) -> None:
-        """Take the steps since the last call, which took `elapsed_s`, and the rank that holds the others up."""
+        """Take the steps since the last call, which took `elapsed_s`, and the rank that holds the others up.
+
+        `exchanges` are the figures of the sites' exchanges in these steps.
+        """
         tokens = len(steps) * self._size.step_tokens
         rate = tokens / elapsed_s
         if is_measured:
@@ -117,10 +123,19 @@ class Journal:
             self._measured_tokens += tokens
         for step in steps:
             self._so_far.advance(step.number, self._size.step_tokens, step.loss)
-            self._step(step, rate, slowest, is_last=step is steps[-1])
+            is_last = step is steps[-1]
+            self._step(step, rate, slowest, exchanges if is_last else {}, is_last=is_last)
         self._flush()
 
-    def _step(self, step: Step, rate: float, slowest: dict[str, object], *, is_last: bool) -> None:
+    def _step(
+        self,
+        step: Step,
+        rate: float,
+        slowest: dict[str, object],
+        exchanges: collections.abc.Mapping[str, float],
+        *,
+        is_last: bool,
+    ) -> None:
         total = self._schedule.steps
         epoch = self._schedule.epoch(step.number)
         mfu = self._mfu(rate)
@@ -130,7 +145,7 @@ class Journal:
             "grad_norm": step.norm,
             "tokens_per_second": rate,
         }
-        more: Record = {}
+        more: Record = dict(exchanges)
         if mfu is not None:
             more["mfu"] = mfu
         if is_last:

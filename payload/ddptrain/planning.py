@@ -18,7 +18,7 @@ from ddptrain.data import sampler, shards
 from ddptrain.ground import errors, files, log
 from ddptrain.options import config, recipe
 from ddptrain.records import metrics
-from ddptrain.world import distributed, hardware
+from ddptrain.world import diloco, distributed, hardware
 
 _OR_NEVER = ", or start over with --resume never"
 
@@ -132,6 +132,8 @@ def _decide(
         plan = dataclasses.replace(plan, lanes=before["lanes"], window_rows=before["window_rows"])
     index = sampler.Sampler(plan, dataset.splits["train"])
     settings = with_length(settings, index.steps_per_pass, world.device.type)
+    if settings.sync_every and settings.outer_lr is None:
+        settings = dataclasses.replace(settings, outer_lr=diloco.rate_for(settings.sync_every))
     kind = _model_kind(settings, dataset)
     if found:
         _same_training(found, kind.identity, dataset, plan)

@@ -20,6 +20,9 @@ from ddptrain.ground import attempt, errors, files, log
 from ddptrain.records import metrics as metrics_file
 from ddptrain.records import script_log
 
+if typing.TYPE_CHECKING:
+    from ddptrain.world import diloco
+
 RUN_DIR, STOP_FILE, ATTEMPT = attempt.RUN_DIR, attempt.STOP_FILE, attempt.ATTEMPT
 DONE, PREEMPTED = attempt.DONE, attempt.PREEMPTED
 SCRIPT = "script"  # the format of a script's checkpoints: only it knows what the files mean
@@ -81,6 +84,7 @@ class Run:
         self._agreement = agreement.Agreement(self._world)
         self._since = time.perf_counter()
         self._log: script_log.ScriptLog | None = None
+        self._loop: diloco.Loop | None = None
 
     def log(self, step: int, **metrics: object) -> None:
         """Append a line to metrics.jsonl: on rank 0, in the background. It never raises.
@@ -103,9 +107,48 @@ class Run:
                 named[_NAMES.get(name, name)] = value
         self.log(step, **named)
 
+    @contextlib.contextmanager
+    def low_communication(
+        self,
+        model: typing.Any,
+        optimizer: typing.Any,
+        *,
+        every: int,
+        warmup: int = 200,
+        sites: int | None = None,
+    ) -> collections.abc.Iterator["diloco.Loop"]:
+        """Train the sites by themselves, and let them exchange after every so many steps of the optimizer (DiLoCo).
+
+        Each node is a site, or `sites` equal parts of the ranks. In the first `warmup` steps the sites take the plain
+        mean every 10 steps. `should_stop` answers after an exchange. Every rank enters and leaves the block.
+        """
+        from ddptrain.world import diloco
+        from ddptrain.world import sites as sites_of
+
+        place: list[int] = []
+        with self._world.together():
+            if self._world.is_main:
+                hosts = [str(member["host"]) for member in self._world.members]
+                place = sites_of.divide(hosts, sites)
+        within = sites_of.Sites(self._world, place)
+        rhythm = diloco.Rhythm(every, warmup, diloco.rate_for(every))
+        exchange = diloco.Exchange(model.parameters(), within)
+        loop = diloco.Loop(diloco.Link(within, rhythm, exchange), self.step)
+        self._loop = loop
+        log.emit("DDP", sites=within.count, sync_every=every, outer_lr=rhythm.lr)
+        hook = optimizer.register_step_post_hook(loop.after_step)
+        try:
+            yield loop
+        finally:
+            hook.remove()
+            self._loop = None
+
     def should_stop(self) -> bool:
         """Return whether to save and leave now: the same on every rank. Every rank calls it once after each step."""
-        if not self._agreement.is_due():
+        if self._loop is not None and not self._loop.is_synced:
+            return False
+        is_due = self._agreement.is_due()
+        if not is_due and self._loop is None:  # an exchange costs more than an agreement
             return False
         agreed = self._agreement.reach(time.perf_counter() - self._since)
         self._since = time.perf_counter()

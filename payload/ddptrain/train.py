@@ -18,12 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from ddptrain import engine, finetune, journal, model, planning, shapes
-from ddptrain.checkpoint import arithmetic, progress, saver, stored, tensors
+from ddptrain.checkpoint import arithmetic, parts, progress, saver, stored, tensors
 from ddptrain.data import batches
 from ddptrain.ground import attempt, errors, log
 from ddptrain.options import config, recipe
-from ddptrain.world import agreement, distributed, stragglers
+from ddptrain.world import agreement, diloco, distributed, sites, stragglers
 
+# A request to stop waits so long for the sites' next exchange: half of the shortest warning before a time limit
+_STOPS_WITHIN_S = 15.0
+_BETWEEN_SITES_S = 10.0  # between agreements of sites, which each cost several round trips
 _DIVERGED = "lower --lr, or use --precision fp32, and resume"
 
 
@@ -65,7 +68,10 @@ class Training:
         engine.set_modes(self.settings)
         self.core = decided.kind.build().to(world.device)
         self.optimizer = engine.make_optimizer(self.core, self.settings, world.device)
-        self.ddp = engine.wrap(self.core, self.settings, world)
+        self.link = self._make_link()
+        self.ddp = engine.wrap(
+            self.core, self.settings, world, self.link.sites if self.link else None
+        )
         self.autocast = self.settings.precision == "bf16"
 
         self.mask_bit = batches.mask_bit(self.dataset)
@@ -75,15 +81,65 @@ class Training:
         self.step_tokens = self.batching.global_batch * self.plan.seq_len
         self.progress = progress.Progress()
         self.journal = journal.Journal(decided, world, self.progress, self._size())
-        self.agreement = agreement.Agreement(world, at_most=self.settings.log_every)
+        self.agreement = self._make_agreement()
         self.pace = stragglers.Pace(world)
         self.saver: saver.Saver | None = None
         self.resumed_from: str | None = None
 
         self._first = 1  # the attempt's first step
+        self._asked_at = math.inf  # to stop
         self._pending: list[Taken] = []  # since the ranks last agreed
         self._agreed_at = time.perf_counter()
         self._saved_at = time.monotonic()
+
+    def _make_link(self) -> diloco.Link | None:
+        """Return the sites and their exchanges; None without them."""
+        settings = self.settings
+        if not settings.sync_every:
+            return None
+        place: list[int] = []
+        with self.world.together():
+            if self.world.is_main:
+                hosts = [str(member["host"]) for member in self.world.members]
+                place = sites.divide(hosts, settings.sites)
+        for member, site in zip(self.world.members, place, strict=False):
+            member["site"] = site
+        within = sites.Sites(self.world, place)
+        rhythm = diloco.Rhythm(
+            settings.sync_every,
+            self.schedule.warmup,
+            settings.outer_lr or diloco.rate_for(settings.sync_every),
+            settings.outer_momentum,
+            self.schedule.epoch_steps,
+            self.schedule.steps,
+        )
+        log.emit(
+            "DDP",
+            sites=within.count,
+            sync_every=rhythm.every,
+            averaged_until=rhythm.warmup,
+            outer_lr=rhythm.lr,
+            outer_momentum=rhythm.momentum,
+        )
+        return diloco.Link(within, rhythm, diloco.Exchange(self.core.parameters(), within))
+
+    def _make_agreement(self) -> agreement.Agreement:
+        """Return the ranks' agreement; between sites it is rare, and else with each exchange."""
+        if self.link is None:
+            return agreement.Agreement(self.world, at_most=self.settings.log_every)
+        return agreement.Agreement(
+            self.world, at_most=self.settings.sync_every, target_s=_BETWEEN_SITES_S
+        )
+
+    @property
+    def leads(self) -> bool:
+        """Return whether this rank saves and restores: rank 0, or the leader of each site."""
+        return self.link.sites.leads if self.link else self.world.is_main
+
+    @property
+    def num_together(self) -> int:
+        """Return over how many ranks the gradients are summed."""
+        return self.link.sites.size if self.link else self.world.size
 
     def _size(self) -> journal.Size:
         parameters = model.num_parameters(self.core)
@@ -93,13 +149,17 @@ class Training:
         return journal.Size(parameters, flops_per_token, self.step_tokens)
 
     def __enter__(self) -> "Training":
-        if self.world.is_main:
+        if self.leads:
+            place = parts.ALONE
+            if self.link:
+                place = parts.Place(self.link.sites.number, self.link.sites.count)
             self.saver = saver.Saver(
                 self.run_dir,
                 keep=self.settings.keep_checkpoints,
                 attempt=attempt.name(),
                 pin=self.world.device.type == "cuda",
                 on_saved=self.journal.saved,
+                place=place,
             )
         return self
 
@@ -108,19 +168,40 @@ class Training:
             self.saver.close()
 
     def resume(self, found: stored.Checkpoint) -> None:
-        """Continue from a checkpoint: rank 0 reads it, the others receive it."""
+        """Continue from a checkpoint: rank 0, or the leader of each site, reads it, the others receive it."""
         engine.fill_optimizer(self.optimizer)
         with self.world.together():
-            if self.world.is_main:
-                tensors.restore(found, self.core, self.optimizer)
-        if self.world.size > 1:
-            for tensor in tensors.leaves(self._state()):
-                torch.distributed.broadcast(tensor, src=0)
+            if self.leads:
+                self._restore(found)
+        if self.num_together > 1:
+            group = self.link.sites.group if self.link else None
+            leader = self.link.sites.leader if self.link else 0
+            for tensor in tensors.leaves(tensors.state_of(self.core, self.optimizer)):
+                torch.distributed.broadcast(tensor, src=leader, group=group)
         for name, value in found.meta["progress"].items():
             setattr(self.progress, name, value)
         self.resumed_from = str(found.path)
         if self.world.is_main:
             self._report_resumed(found)
+
+    def _restore(self, found: stored.Checkpoint) -> None:
+        """Read a checkpoint: what is one for all, and at the same number of sites this site's own part."""
+        if self.link is None or "sites" not in found.meta:
+            tensors.restore(found, self.core, self.optimizer)
+            if self.link:
+                self.link.exchange.begin()
+            return
+
+        state = tensors.state_of(self.core, self.optimizer)
+        state["outer"] = self.link.exchange.state()
+        tensors.read_into(found.path, state)
+        sites_before = found.meta["sites"]
+        number = self.link.sites.number
+        if number and sites_before["count"] == self.link.sites.count:
+            own = tensors.state_of(self.core, self.optimizer)
+            if sites_before["is_synced"]:
+                del own["model"]
+            tensors.read_into(found.path / parts.folder(number), own)
 
     def _report_resumed(self, found: stored.Checkpoint) -> None:
         for change in self.changed:
@@ -142,6 +223,11 @@ class Training:
         before = found.meta["world_size"]
         if before != self.world.size:
             differences.append(f"{before} ranks there, {self.world.size} here")
+        sites_before = found.meta.get("sites", {}).get("count", 1)
+        num_sites = self.link.sites.count if self.link else 1
+        if sites_before != num_sites:
+            what = f"{sites_before} sites there, {num_sites} here"
+            differences.append(f"{what}: all go on with site 0's moments")
         micro = self.batching.micro_batch
         return differences + arithmetic.differences(found, self.settings, micro, self.world)
 
@@ -153,6 +239,7 @@ class Training:
             outcome = self._loop()
         if self.saver is not None:
             self.saver.wait()
+        if self.saver is not None and self.world.is_main:
             if outcome == attempt.DONE and isinstance(self.core, finetune.Wrapped):
                 finetune.export(self.core, self.settings, self.run_dir / "model")
             self.journal.finish(
@@ -173,23 +260,34 @@ class Training:
         with self._reader() as data, self._recorder() as recorder:
             for step in range(self._first, self.schedule.steps + 1):
                 self._pending.append(self._next_step(step, data))
+                is_synced = self._exchange_if_due(step)
                 recorder.step()
                 if step == self._first:
                     self._prepare_saver()
                 ends_epoch = self.schedule.ends_epoch(step)
-                if not self.agreement.is_due() and not ends_epoch:
+                is_due = self.agreement.is_due() or (self.link is not None and is_synced)
+                if not is_due and not ends_epoch:
                     continue
 
                 stop, save = self._agree(step)
                 if ends_epoch:
                     self._end_epoch(step)
-                elif stop or save:
+                elif stop or (save and is_synced):
                     self._save(step, ends_epoch=False)
                 if self.saver is not None:
                     self.saver.check()
                 if stop and step < self.schedule.steps:
                     return attempt.PREEMPTED
         return attempt.DONE
+
+    def _exchange_if_due(self, step: int) -> bool:
+        """Let the sites exchange after a step if it is time, and return whether all have the same weights now."""
+        if self.link is None:
+            return True
+        if not self.link.rhythm.is_due(step):
+            return False
+        self.link.exchange(*self.link.rhythm.outer(step))
+        return True
 
     def _reader(self) -> batches.Reader:
         return batches.Reader(
@@ -238,7 +336,7 @@ class Training:
 
     def _gradients(self, *, is_last: bool) -> contextlib.AbstractContextManager[typing.Any]:
         """Return the context of a backward pass: only the step's last one sums over the ranks."""
-        if is_last or self.world.size == 1:
+        if is_last or self.num_together == 1:
             return contextlib.nullcontext()
         return self.ddp.no_sync()  # type: ignore[operator]
 
@@ -273,8 +371,9 @@ class Training:
             return [1 / parts] * parts, float(self.step_tokens)
         learned = batches.num_learned(rows_BT1, self.mask_bit)
         counts = learned.view(parts, -1).sum(dim=1).tolist()
-        (total,) = self.world.sum([float(sum(counts))])
-        return [count * self.world.size / max(1.0, total) for count in counts], total
+        own = float(sum(counts))
+        total = self.link.sites.sum(own) if self.link else self.world.sum([own])[0]
+        return [count * self.num_together / max(1.0, total) for count in counts], total
 
     def _agree(self, step: int) -> tuple[bool, bool]:
         """Exchange the pending steps with the other ranks, and return whether to stop and whether to save."""
@@ -282,8 +381,11 @@ class Training:
         elapsed_s = time.perf_counter() - self._agreed_at
         self._agreed_at = time.perf_counter()
         save_due = float(self._is_save_due())
-        agreed = self.agreement.reach(elapsed_s, [save_due, *own], self.pace.take())
-        save, *totals = agreed.sums
+        waits = float(self._waits_for_exchange(step, elapsed_s / len(own)))
+        agreed = self.agreement.reach(elapsed_s, [save_due, waits, *own], self.pace.take())
+        save, waiting, *totals = agreed.sums
+        if agreed.stop:
+            self._asked_at = min(self._asked_at, time.monotonic())
 
         steps = self._known_to_all(step, totals, norms)
         is_measured = step - len(steps) >= self._first
@@ -292,8 +394,21 @@ class Training:
         self._pending.clear()
         _raise_if_diverged(steps)
         slowest = self.pace.slowest
-        self.journal.steps(steps, elapsed_s, is_measured=is_measured, slowest=slowest)
-        return agreed.stop, save > 0
+        exchanges = self.link.exchange.take_figures() if self.link else {}
+        self.journal.steps(
+            steps, elapsed_s, is_measured=is_measured, slowest=slowest, exchanges=exchanges
+        )
+        return agreed.stop and not waiting, save > 0
+
+    def _waits_for_exchange(self, step: int, step_s: float) -> bool:
+        """Return whether a request to stop can wait for the next exchange, which saves best. Rank 0 decides."""
+        if self.link is None or not self.world.is_main:
+            return False
+        more = self.link.rhythm.until(step)
+        if not more:
+            return False
+        since_s = max(0.0, time.monotonic() - self._asked_at)
+        return since_s + more * step_s + self.link.exchange.last_s < _STOPS_WITHIN_S
 
     def _known_to_all(
         self, last: int, totals: list[float], norms: list[float]
@@ -367,9 +482,27 @@ class Training:
         self._agreed_at = time.perf_counter()
 
     def _state(self) -> tensors.State:
-        return tensors.state_of(self.core, self.optimizer)
+        """Return what this rank saves: everything, or of another site what is its own."""
+        state = tensors.state_of(self.core, self.optimizer)
+        if self.link is None:
+            return state
+        if self.world.is_main:
+            state["outer"] = self.link.exchange.state()
+        elif self._is_synced:
+            del state["model"]
+        return state
+
+    @property
+    def _is_synced(self) -> bool:
+        return self.link is None or self.link.rhythm.is_due(self.progress.step)
 
     def _meta(self) -> dict[str, typing.Any]:
+        meta = self._described()
+        if self.link:
+            meta["sites"] = {"count": self.link.sites.count, "is_synced": self._is_synced}
+        return meta
+
+    def _described(self) -> dict[str, typing.Any]:
         data = self.dataset
         return {
             "format": tensors.DCP,

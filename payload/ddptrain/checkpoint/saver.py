@@ -16,7 +16,7 @@ import typing
 import torch
 from torch import Tensor
 
-from ddptrain.checkpoint import draft, stored, tensors
+from ddptrain.checkpoint import draft, parts, stored, tensors
 from ddptrain.ground import files, log
 
 State = dict[str, typing.Any]
@@ -33,7 +33,7 @@ class _Job:
 
 
 class Saver:
-    """Writes checkpoints of a run from a thread. Rank 0 alone has one.
+    """Writes checkpoints of a run from a thread. Rank 0 has one; with several sites the leader of each.
 
     `on_saved` gets a record of each checkpoint once it is complete, in that thread.
     """
@@ -46,8 +46,10 @@ class Saver:
         attempt: str,
         pin: bool = False,
         on_saved: collections.abc.Callable[[State], None] = lambda _: None,
+        place: parts.Place = parts.ALONE,
     ) -> None:
         self.run_dir = run_dir
+        self._place = place
         self.keep = keep
         self.attempt = attempt
         self.last: str | None = None  # the newest checkpoint on disk
@@ -58,6 +60,7 @@ class Saver:
         self._buffer: list[Tensor] = []
         self._copied = threading.Event()
         self._copied.set()
+        self._closing = threading.Event()  # an unfinished checkpoint is not waited for
         self._idle = threading.Event()
         self._idle.set()
         self._stream = torch.cuda.Stream() if pin else None
@@ -65,7 +68,8 @@ class Saver:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="saver", daemon=True)
         self._thread.start()
-        draft.remove_leftovers(run_dir)
+        if place.is_main:
+            draft.remove_leftovers(run_dir)
 
     def prepare(self, live: State) -> None:
         """Allocate the buffer, touched once: a lack of memory shows at the start, and the first save is as quick."""
@@ -117,6 +121,7 @@ class Saver:
 
     def close(self) -> None:
         """Finish the writing and end the thread. Raises nothing: it also runs on the way out of a failure."""
+        self._closing.set()
         self._jobs.put(None)
         self._thread.join()
 
@@ -148,8 +153,18 @@ class Saver:
             self._stream.synchronize()
 
     def _write(self, job: _Job) -> None:
+        state = tensors.replaced(job.state, iter(self._buffer))
+        if not self._place.is_main:
+            name = parts.name_of(job.name, self._place.site)
+            with draft.Draft(self.run_dir, name, self.attempt) as made:
+                made.add_dcp(state)
+                made.commit({**job.meta, "attempt": self.attempt})
+            return
+
         with draft.Draft(self.run_dir, job.name, self.attempt) as made:
-            made.add_dcp(tensors.replaced(job.state, iter(self._buffer)))
+            made.add_dcp(state)
+            for site in range(1, self._place.count):
+                parts.adopt(made, job.name, site, self.attempt, self._closing)
             path = made.commit(job.meta)
         draft.settle(self.run_dir, path, is_best=job.is_best, keep=self.keep)
         self.last = str(path)

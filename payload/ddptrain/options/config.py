@@ -26,7 +26,7 @@ LENGTH = ("steps", "epochs")  # one of them says how long the training is
 # Of an attempt, not of the run: paths and monitoring, which may change at each submission.
 OF_ATTEMPT = frozenset(
     "run_dir data resume device timeout_minutes report_json local_files_only profile profile_ranks "
-    "profile_steps".split()
+    "profile_steps sites".split()
 )
 
 _PRECISION = "auto: fp32 with --deterministic, otherwise bf16 if the hardware has it"
@@ -38,6 +38,7 @@ _GROUPS = {
     "batch": "batch",
     "lr": "optimiser",
     "precision": "speed",
+    "gradients": "network",
     "profile": "profile",
     "eval_rows": "checkpoints",
 }
@@ -139,6 +140,22 @@ class Config:
         None, "compile the model [default: on a GPU with a C compiler]", bool
     )
     bucket_mb: int = flags.setting(25, "DDP's bucket size", int, least=1)
+
+    gradients: str = flags.setting(
+        "fp32", "type in which gradients travel between ranks", choices=("fp32", "bf16")
+    )
+    sync_every: int = flags.setting(
+        0, "steps between exchanges of sites that train by themselves (DiLoCo); 0: DDP", least=0
+    )
+    sites: int | None = flags.setting(
+        None, "number of sites, equal parts of the ranks [default: each node]", int, least=1
+    )
+    outer_lr: float | None = flags.setting(
+        None, "rate of an exchange [default: 0.3 up to every 10 steps, 0.7]", float, above=0.0
+    )
+    outer_momentum: float = flags.setting(
+        0.9, "Nesterov momentum of the exchanges", least=0.0, below=1.0
+    )
 
     profile: bool = flags.setting(False, "record some steps of some ranks with torch's profiler")
     profile_ranks: str = flags.setting("0", "ranks to record, such as 0,8")

@@ -104,11 +104,14 @@ class Agreed:
 class Agreement:
     """Whether to stop, decided by all ranks at the same step. Any rank's signal counts, and rank 0's look at the file.
 
-    The ranks agree about each TARGET_S, at a step that all of them know; every other step costs one comparison.
+    The ranks agree about each `target_s`, at a step that all of them know; every other step costs one comparison.
     """
 
-    def __init__(self, world: "distributed.World", *, at_most: int = _AT_MOST) -> None:
+    def __init__(
+        self, world: "distributed.World", *, at_most: int = _AT_MOST, target_s: float = TARGET_S
+    ) -> None:
         self._world = world
+        self._target_s = target_s
         self._at_most = at_most
         path = os.environ.get(attempt.STOP_FILE)
         self._stop_file = pathlib.Path(path) if path else None
@@ -140,7 +143,7 @@ class Agreement:
 
     def _next(self, elapsed_s: float) -> float:
         """Return after how many steps to agree again."""
-        wanted = round(TARGET_S * self._steps / max(elapsed_s, 1e-6))
+        wanted = round(self._target_s * self._steps / max(elapsed_s, 1e-6))
         return float(min(self._at_most, max(1, wanted)))
 
     def _is_asked(self) -> bool:

@@ -1,0 +1,78 @@
+"""Sites: ranks that share a fast network. The links between sites are slow.
+
+Ranks of a site train as plain DDP among themselves. The first rank of each site leads it: leaders exchange with each
+other, and each passes on to its site what came of it.
+"""
+
+# pyright: basic, reportPrivateImportUsage=false
+import itertools
+import typing
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddptrain.ground import errors
+from ddptrain.world import agreement
+
+
+class Sites:
+    """The sites of a world, and this rank's place in them. Every rank makes one; rank 0's `place` counts."""
+
+    def __init__(self, peers: agreement.Peers, place: list[int]) -> None:
+        place = peers.broadcast(place)
+        self.count = 1 + max(place)
+        self.number = place[peers.rank]  # of this rank's site
+        self.ranks = [rank for rank, site in enumerate(place) if site == self.number]
+        self.leader = self.ranks[0]
+        self.leads = peers.rank == self.leader
+        # Of the world's ranks: a site counts in a mean for as many sequences as it trains on
+        self.share = len(self.ranks) / peers.size
+        self.group: typing.Any = None  # of this site
+        self.leaders: typing.Any = None
+        if self.count > 1:
+            self._connect(place)
+
+    def _connect(self, place: list[int]) -> None:
+        """Make the process groups. Every rank takes part in the making of each."""
+        leaders: list[int] = []
+        for site in range(self.count):
+            members = [rank for rank, its in enumerate(place) if its == site]
+            leaders.append(members[0])
+            group = dist.new_group(members)
+            if site == self.number:
+                self.group = group
+        self.leaders = dist.new_group(leaders)
+
+    @property
+    def size(self) -> int:
+        """Return the number of this site's ranks."""
+        return len(self.ranks)
+
+    def sum(self, value: float) -> float:
+        """Return the sum of a number over this site's ranks."""
+        if self.size == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(total, group=self.group)
+        return total.item()
+
+    def pass_on(self, tensor: Tensor) -> None:
+        """Give the leader's values to all ranks of its site."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=self.leader, group=self.group)
+
+
+def divide(hosts: list[str], count: int | None = None) -> list[int]:
+    """Return the site of each rank, by the hosts of all: each host, or so many equal parts of the ranks in order.
+
+    Raises UserError if the ranks do not make so many.
+    """
+    if count is None:
+        changes = (int(before != host) for before, host in itertools.pairwise(hosts))
+        return list(itertools.accumulate(changes, initial=0))
+    size = len(hosts)
+    if size % count:
+        what = f"{size} ranks do not make {count} equal sites"
+        raise errors.UserError(f"--sites {count}: {what}; give a number that divides them")
+    return [rank * count // size for rank in range(size)]
