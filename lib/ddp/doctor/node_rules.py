@@ -23,6 +23,9 @@ _USERNS = {
     "kernel/unprivileged_userns_clone": ("0", "1"),
     "user/max_user_namespaces": ("0", "65536"),
 }
+_SLOW_TRIP_MS = 5.0
+_LINK_BYTES_S = 125e6  # a link of 1 Gbit/s, which one connection should fill
+_ETHERNET_MTU = 1500
 _LAST_PORT = 29999  # of the rendezvous, see ddp.node.supervisor
 _OLDEST_SLURM = (24, 11)
 
@@ -37,6 +40,7 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
         _containers(name, as_object(about["limits"]), findings)
         _disk(name, about, facts, findings)
         _network(name, about, findings)
+        _slow_link(name, about, findings)
         for host, peer in sorted(about["network"]["peers"].items()):
             _peer(name, host, peer, facts, findings)
         _gpus(settings, name, about["gpus"], facts, findings)
@@ -151,6 +155,31 @@ def _network(name: str, about: Json, findings: Findings) -> None:
             down.append(f"{port['device']} ({port['kind']}) is {port['state']}")
     if down:
         findings.add("port-down", name, ports=", ".join(down[:8]))
+
+
+def _slow_link(name: str, about: Json, findings: Findings) -> None:
+    """Judge the way to the farthest node if a slow link lies on it."""
+    peers = as_object(about["network"]["peers"])
+    trips_ms = {host: peer.get("trip_ms") or 0.0 for host, peer in sorted(peers.items())}
+    host = max(trips_ms, key=lambda one: trips_ms[one], default="")
+    trip_ms = trips_ms.get(host, 0.0)
+    if trip_ms <= _SLOW_TRIP_MS:
+        return
+
+    way = {"peer": host, "trip_ms": trip_ms}
+    tcp = as_object(about.get("tcp"))
+    if tcp.get("tcp_slow_start_after_idle") == 1:
+        findings.add("slow-start", name, **way)
+    needed = round(_LINK_BYTES_S * trip_ms / 1e3)
+    for setting in ("tcp_rmem", "tcp_wmem"):
+        size = tcp.get(setting)
+        if size is not None and size < 2 * needed:  # half of it holds what the kernel notes
+            mbit_s = size / 2 / (trip_ms / 1e3) * 8 / 1e6
+            about_size = {"setting": setting, "size": size, "needed": 2 * needed}
+            findings.add("socket-buffer", name, mbit_s=mbit_s, **about_size, **way)
+    mtu = peers[host].get("mtu")
+    if mtu and mtu < _ETHERNET_MTU:
+        findings.add("small-mtu", name, mtu=mtu, **way)
 
 
 def _peer(name: str, host: str, peer: Json, facts: Facts, findings: Findings) -> None:

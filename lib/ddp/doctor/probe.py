@@ -42,6 +42,7 @@ _USERNS = (
     "kernel/unprivileged_userns_clone",
     "user/max_user_namespaces",
 )
+_TCP = ("tcp_slow_start_after_idle", "tcp_rmem", "tcp_wmem")
 
 
 def versions() -> Json:
@@ -62,6 +63,15 @@ def limits() -> Json:
     for name in _USERNS:
         with contextlib.suppress(OSError):
             found["userns"][name] = (_PROC_SYS / name).read_text().strip()
+    return found
+
+
+def tcp() -> dict[str, int]:
+    """Read the kernel's settings of TCP: of a buffer's sizes, the last one, the largest."""
+    found: dict[str, int] = {}
+    for name in _TCP:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found[name] = int((_PROC_SYS / "net/ipv4" / name).read_text().split()[-1])
     return found
 
 
@@ -444,6 +454,7 @@ def examine(spec: Json) -> Json:
         "uid": os.getuid(),
         "versions": versions(),
         "limits": limits(),
+        "tcp": tcp(),
         "gpus": gpus(),
         "infiniband": infiniband(),
         "disk": disk(spec["cache"]),

@@ -13,12 +13,15 @@ import math
 from ddp.measure import baseline, collectives, workload
 from ddp.options import fields, models
 from ddp.problem import Command, Problem, Results
+from ddp.results import tables
 from ddp.results.progress import Log
 from ddp.settings import Settings
 from ddp.slurm import cluster
 from ddp.submit import resources
 
 BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those are fp32
+BYTES_IN_BF16 = 2  # with --gradients bf16, and of an exchange between sites
+INTERVALS = (10, 50, 500)  # of exchanges, which the table has
 BYTES_OF_STATE = 16  # of a parameter in fp32: itself, its gradient, and AdamW's two moments
 BACKWARD_SHARE = 2 / 3  # of the computation
 # Of what could be hidden: on CPUs the transport takes the ranks' own cores (two gloo ranks over 2
@@ -26,6 +29,8 @@ BACKWARD_SHARE = 2 / 3  # of the computation
 OVERLAP_ON_GPU = 1.0
 OVERLAP_ON_CPU = 0.7
 BUCKET_BYTES = 25 << 20  # the payload's bucket_mb
+IDLE_BELOW = 0.5  # of the time: then exchanges are recommended,
+WORTHWHILE = 0.9  # and the first with which ranks compute that much
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +66,7 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
         "compute": f"{_seconds(compute_s)} a step ({source})",
     }
     exposed_s = 0.0
+    entry: baseline.Json | None = None
     if place.world > 1:
         known = baseline.read(workspace)
         entry = baseline.nearest(known, place.num_nodes, place.world, on_gpu=place.on_gpu)
@@ -77,7 +83,67 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
     results["step"] = _seconds(step_s)
     results["tokens-per-second"] = f"{work.tokens * work.accumulate * place.world / step_s:.0f}"
     results["efficiency"] = f"{compute_s / step_s:.0%}"
+    if place.num_nodes > 1 and entry is not None:
+        options = choices(work, compute_s, place, entry["points"])
+        results["table"] = _table(options)
+        results["advice"] = advice(options)
     return results
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A way to exchange what ranks learn, and what it costs."""
+
+    flags: str
+    step_bytes: float  # that a rank sends in a step
+    step_s: float
+    efficiency: float
+
+
+def choices(
+    work: workload.Workload, compute_s: float, place: Place, points: list[baseline.Json]
+) -> list[Choice]:
+    """Compare plain DDP, bf16, and exchanges of sites, each a node, every so many steps.
+
+    An exchange is not hidden. What a site's own ranks exchange by a fast network is not counted.
+    """
+    found: list[Choice] = []
+    overlap = OVERLAP_ON_GPU if place.on_gpu else OVERLAP_ON_CPU
+    ring = 2 * (place.world - 1) / place.world
+    for flags, size in (("", BYTES_PER_GRADIENT), ("--gradients bf16", BYTES_IN_BF16)):
+        _, exposed_s = predict(
+            work, compute_s, place.world, points, overlap=overlap, bytes_per_gradient=size
+        )
+        step_s = compute_s + exposed_s
+        found.append(Choice(flags, ring * size * work.parameters, step_s, compute_s / step_s))
+
+    sent = BYTES_IN_BF16 * work.parameters
+    exchange_s = baseline.reduce_seconds(sent, place.num_nodes, points)
+    between = 2 * (place.num_nodes - 1) / place.num_nodes
+    for every in INTERVALS:
+        step_s = compute_s + exchange_s / every
+        flags = f"--sync-every {every}"
+        found.append(Choice(flags, between * sent / every, step_s, compute_s / step_s))
+    return found
+
+
+def advice(options: list[Choice]) -> str:
+    """Recommend exchanges if ranks would wait for more than half of the time; else ""."""
+    plain = options[0].efficiency
+    if plain >= IDLE_BELOW:
+        return ""
+    best = next((one for one in options if one.efficiency >= WORTHWHILE), options[-1])
+    return (
+        f"{best.flags}: ranks compute {best.efficiency:.0%} of the time, not {plain:.0%} (gpt only)"
+    )
+
+
+def _table(options: list[Choice]) -> tables.Table:
+    rows = [("OPTIONS", "MB A STEP", "STEP", "EFFICIENCY")]
+    for one in options:
+        megabytes = f"{one.step_bytes / 1e6:.4g}"
+        rows.append((one.flags or "-", megabytes, _seconds(one.step_s), f"{one.efficiency:.0%}"))
+    return tables.Table(rows)
 
 
 def predict(
@@ -87,9 +153,10 @@ def predict(
     points: list[baseline.Json],
     *,
     overlap: float,
+    bytes_per_gradient: int = BYTES_PER_GRADIENT,
 ) -> tuple[float, float]:
     """Return the seconds of communication in a step, and those that no computation hides."""
-    gradient = BYTES_PER_GRADIENT * work.parameters
+    gradient = bytes_per_gradient * work.parameters
     num_buckets = max(1, math.ceil(gradient / BUCKET_BYTES))
     full = num_buckets - 1
     full_s = full * baseline.reduce_seconds(BUCKET_BYTES, world, points)

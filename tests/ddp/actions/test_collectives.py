@@ -288,3 +288,34 @@ def test_what_cannot_be_planned_is_refused(
     ready: Trainer, params: dict[str, typing.Any], line: str
 ):
     assert ready.fails("plan", **params).startswith(line)
+
+
+def test_over_a_slow_link_the_table_compares_what_sends_less(ready: Trainer, cluster: Cluster):
+    measure(ready, cluster, 2.0)
+    path = ready.workspace / "baselines" / "collectives.json"
+    entries = json.loads(path.read_text())
+    for entry in entries["entries"]:
+        for point in entry["points"]:
+            point["busbw"] = 0.0125  # 100 Mbit/s
+    path.write_text(json.dumps(entries))
+
+    results = ready.run("plan", **BILLION)
+
+    rows = [line.split("  ") for line in results["table"].splitlines()]
+    options = [row[0] for row in rows]
+    assert options[1:] == [
+        "-",
+        "--gradients bf16",
+        "--sync-every 10",
+        "--sync-every 50",
+        "--sync-every 500",
+    ]
+    sent = [next(cell.strip() for cell in row[1:] if cell.strip()) for row in rows[1:]]
+    assert sent == ["4000", "2000", "200", "40", "4"]
+    advised = "--sync-every 500: ranks compute 76% of the time, not 0% (gpt only)"
+    assert results["advice"] == advised
+
+
+def test_over_a_fast_link_nothing_is_advised(ready: Trainer, cluster: Cluster):
+    measure(ready, cluster, 200.0)
+    assert ready.run("plan", **BILLION)["advice"] == ""

@@ -114,6 +114,29 @@ def test_a_disk_is_named_if_and_only_if_no_environment_runs_from_it(
     assert len(found) == is_noexec + is_small
 
 
+def test_over_a_slow_link_the_kernels_settings_are_judged_with_the_line_to_type(
+    settings: Settings, facts: Facts
+):
+    """By 40 ms, 4 MiB of a buffer, half of it data, let 419 Mbit/s through; 1 Gbit/s needs 10 MB."""
+    report = facts.reports["slurmd-1"]
+    report["network"]["peers"]["slurmd-0"]["trip_ms"] = 40.0
+    report["tcp"] = {
+        "tcp_slow_start_after_idle": 1,
+        "tcp_rmem": 32 << 20,
+        "tcp_wmem": 4 << 20,
+    }
+    found = {finding.remedy: finding.text for finding in examine.judge(settings, facts)}
+    slow_start = "on slurmd-1: sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+    buffer = "on slurmd-1: sysctl -w net.ipv4.tcp_wmem='4096 131072 10000000'"
+    again = ", and the same in /etc/sysctl.d"
+    assert "slurmd-0 is 40 ms away" in found[slow_start + again]
+    assert found[buffer + again].endswith("a connection reaches 419 Mbit/s")
+    assert not [remedy for remedy in found if "tcp_rmem" in remedy]
+
+    report["network"]["peers"]["slurmd-0"]["trip_ms"] = 0.2
+    assert not [one for one in examine.judge(settings, facts) if "sysctl" in one.remedy]
+
+
 @pytest.mark.parametrize(("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")])
 def test_a_clock_that_is_off_is_reported(
     settings: Settings, facts: Facts, offset: float, level: str | None
