@@ -128,7 +128,7 @@ class _Relay:
         while not self._is_closing:
             try:
                 frame = os.read(end, _MTU + 64)
-            except OSError:  # its namespace is gone
+            except OSError:  # its namespace was removed
                 return
             with there:
                 frames.append((time.monotonic() + self._delay_s, frame))

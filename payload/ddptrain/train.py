@@ -482,7 +482,7 @@ class Training:
         self._agreed_at = time.perf_counter()
 
     def _state(self) -> tensors.State:
-        """Return what this rank saves: everything, or of another site what is its own."""
+        """List the tensors that this rank saves: all, or those that only its site has."""
         state = tensors.state_of(self.core, self.optimizer)
         if self.link is None:
             return state

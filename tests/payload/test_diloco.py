@@ -94,9 +94,9 @@ def test_it_trains_and_says_how_the_sites_exchange(
 ):
     result = ranks.trained(size, dataset, tmp_path / "run", *TINY, *SITES)
 
-    said = next(line for line in result.marked("DDP") if "sites" in line)
-    assert said == said | {"sites": "2", "sync_every": "3", "averaged_until": "4"}
-    assert said == said | {"outer_lr": "0.3", "outer_momentum": "0.9"}
+    shown = next(line for line in result.marked("DDP") if "sites" in line)
+    assert shown == shown | {"sites": "2", "sync_every": "3", "averaged_until": "4"}
+    assert shown == shown | {"outer_lr": "0.3", "outer_momentum": "0.9"}
     record = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (record["sync_every"], record["outer_lr"], record["outer_momentum"]) == (3, 0.3, 0.9)
     losses = conftest.losses(tmp_path / "run")
@@ -227,7 +227,7 @@ SCRIPT = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)[0]
 
 
 def script_losses(output: str) -> dict[str, str]:
-    """Return what the page's script prints: the loss of each rank at its steps."""
+    """Return the losses that the page's script prints, by rank and step."""
     return dict(re.findall(r"^(rank \d step \d+) loss (\S+)$", output, re.M))
 
 

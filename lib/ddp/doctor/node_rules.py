@@ -166,20 +166,20 @@ def _slow_link(name: str, about: Json, findings: Findings) -> None:
     if trip_ms <= _SLOW_TRIP_MS:
         return
 
-    way = {"peer": host, "trip_ms": trip_ms}
     tcp = as_object(about.get("tcp"))
     if tcp.get("tcp_slow_start_after_idle") == 1:
-        findings.add("slow-start", name, **way)
-    needed = round(_LINK_BYTES_S * trip_ms / 1e3)
+        findings.add("slow-start", name, peer=host, trip_ms=trip_ms)
+    needed = 2 * round(_LINK_BYTES_S * trip_ms / 1e3)  # half of a buffer is the kernel's own
     for setting in ("tcp_rmem", "tcp_wmem"):
         size = tcp.get(setting)
-        if size is not None and size < 2 * needed:  # half of it holds what the kernel notes
-            mbit_s = size / 2 / (trip_ms / 1e3) * 8 / 1e6
-            about_size = {"setting": setting, "size": size, "needed": 2 * needed}
-            findings.add("socket-buffer", name, mbit_s=mbit_s, **about_size, **way)
+        if size is None or size >= needed:
+            continue
+        mbit_s = size / 2 / (trip_ms / 1e3) * 8 / 1e6
+        reached = {"setting": setting, "size": size, "needed": needed, "mbit_s": mbit_s}
+        findings.add("socket-buffer", name, None, peer=host, trip_ms=trip_ms, **reached)
     mtu = peers[host].get("mtu")
     if mtu and mtu < _ETHERNET_MTU:
-        findings.add("small-mtu", name, mtu=mtu, **way)
+        findings.add("small-mtu", name, mtu=mtu, peer=host, trip_ms=trip_ms)
 
 
 def _peer(name: str, host: str, peer: Json, facts: Facts, findings: Findings) -> None:

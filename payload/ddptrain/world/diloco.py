@@ -135,7 +135,7 @@ class Link:
 
 
 class Loop:
-    """The exchanges of a person's own loop, which follow the optimizer's steps."""
+    """The exchanges of a script's own loop, which follow the optimizer's steps."""
 
     def __init__(self, link: Link, step: int) -> None:
         self._link = link
@@ -148,7 +148,7 @@ class Loop:
         return self._link.sites.group if self._link.sites.size > 1 else None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what this rank saves beside its model and optimizer."""
+        """Return the tensors that this rank saves beside its model and optimizer."""
         return self._link.exchange.state()
 
     def load_state_dict(self, state: collections.abc.Mapping[str, Tensor]) -> None:
