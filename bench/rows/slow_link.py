@@ -31,9 +31,7 @@ SIZE = (
 )
 LINKS = [
     slow_link.Link(0, 0),
-    slow_link.Link(100, 20),
     slow_link.Link(100, 40),
-    slow_link.Link(100, 80),
     slow_link.Link(1000, 20),
     slow_link.Link(1000, 80),
 ]
