@@ -309,12 +309,16 @@ def _unwrap(
     python = own_python.typed(values.get("workload"))
     if python and values.get("python") in (None, "auto"):
         values = values | {"python": python}
-    values, arguments = commands.unwrap(values, arguments)
-    active = values.pop("active", None)
+    command = commands.unwrap(values, arguments)
+    values = command.values
+    active = command.facts.get("active")
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         active = active or os.environ.get(variable)
-    typed_in = {"ranks": values.pop("ranks", None), "typed_in": _here(), "active": active}
-    return values, arguments, typed_in
+    facts = {**command.facts, "typed_in": _here(), "active": active}
+    if facts.get("is_command"):  # a name is no path: the model is checked with another in its place
+        facts["workload"] = values["workload"]
+        values = values | {"workload": "/command"}
+    return values, command.arguments, facts
 
 
 def _resolve_paths(

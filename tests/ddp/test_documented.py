@@ -58,7 +58,10 @@ def test_a_documented_line_parses(
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path,
 ):
+    (tmp_path / "fsdp.yaml").touch()
+    monkeypatch.chdir(tmp_path)
     asked: list[object] = []
     monkeypatch.setattr(verbs.Verb, "do", lambda _, __, params, *___: asked.append(params) or {})
     monkeypatch.setattr(prerequisites, "require", lambda *_, **__: None)

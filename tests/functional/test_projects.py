@@ -186,7 +186,7 @@ def test_what_is_no_program_is_refused_with_what_to_type(someone: Person):
     for words, text in {
         "run.sbatch": "write: ddp submit -m train.main",
         "nb.ipynb": "jupyter nbconvert --to script nb.ipynb, then: ddp submit nb.py",
-        "accelerate launch train/main.py": "write: ddp submit train/main.py",
+        "mpirun -n 2 python train/main.py": "write: ddp submit train/main.py",
     }.items():
         answer = someone.tries(f"cd package && ddp submit {words}")
         assert answer.code in (1, 2)

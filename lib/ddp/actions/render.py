@@ -60,6 +60,9 @@ def _check_for_pods(params: models.Render) -> None:
     if params.env_file or params.secrets:
         text = "manifests are for others to read; make a Secret, and name it in the manifest"
         raise ParameterError("env-file", text)
+    if params.launcher != "torchrun" or params.accelerate or params.is_command:
+        text = "pods start torchrun with a script or module; write: ddp render train.py"
+        raise ParameterError("launcher", text)
     if params.own_python:
         raise ParameterError("python", "pods have the image's own; omit it")
     if params.again:
@@ -92,7 +95,7 @@ def _manifests(
         workdir=program.start.folder if program.start is not None else "",
         nodes=params.nodes or 1,
         gpus_per_node=gpus,
-        ranks_per_node=max(gpus, 1),
+        ranks_per_node=params.ranks_per_node or max(gpus, 1),
         cpus_per_task=params.cpus_per_task or max(4 * gpus, 1),
         memory_mb=memory_mb or max(16384 * gpus, 4096),
         time_limit_s=times.parse_time(params.time_limit or ""),

@@ -174,6 +174,11 @@ class Ranks:
         if port is None:
             return
         self._env["HEAD_PORT"] = str(port)
+        if self._job.spec.launcher == "node":
+            own = _find_port(without=port)
+            if own is None:
+                return
+            self._env["PROGRAM_PORT"] = str(own)
         spool.write(
             f"[ENV] job={self._job.job_id} attempt={self.attempt_id}"
             f" nodes={' '.join(self._placement.hosts)} head={self._env['HEAD_IP']}:{port}"
@@ -262,10 +267,10 @@ def _fill_in(words: list[str | None], resume: str) -> list[str]:
     return filled
 
 
-def _find_port() -> int | None:
+def _find_port(without: int = 0) -> int | None:
     """Choose a random port for torchrun's store, which accepts every connection."""
     for port in random.SystemRandom().sample(PORTS, _TRIES):
-        if network.is_free(port):
+        if port != without and network.is_free(port):
             return port
         spool.write(f"[ENV] port {port} is taken, trying another")
     return None

@@ -64,6 +64,15 @@ class Container:
 
 
 @dataclasses.dataclass(frozen=True)
+class Accelerate:
+    """The settings of `accelerate launch`, which its own parser reads on each node."""
+
+    words: tuple[str, ...] = ()  # its flags
+    configuration: str = ""  # the text of its file; "": it has none
+    suffix: str = ""  # of that file
+
+
+@dataclasses.dataclass(frozen=True)
 class JobSpec:
     """A training, or each task of a sweep."""
 
@@ -97,6 +106,9 @@ class JobSpec:
     payload: str = ""  # folder with the payload's package, for an image and the user's own Python
     stop_signal: str = ""  # to the ranks as they are asked to stop, such as USR1; "": $STOP_FILE
     again: tuple[str, ...] = ()  # arguments with which the program continues: ddp.node.continuation
+    launcher: str = "torchrun"  # or node: one process a node, which may start ranks of its own
+    is_command: bool = False  # the command's first word is looked up on the environment's PATH
+    accelerate: Accelerate | None = None
 
 
 @dataclasses.dataclass(frozen=True)

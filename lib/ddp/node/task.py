@@ -16,6 +16,7 @@ import threading
 import time
 
 from ddp.node import (
+    accelerate_settings,
     exit_codes,
     interpreter,
     lifelines,
@@ -23,6 +24,7 @@ from ddp.node import (
     network,
     output_metrics,
     processes,
+    rank_command,
     rank_connections,
     slurm_calls,
     spec,
@@ -178,9 +180,8 @@ class Task:
         if self.job.leaves_outcome:
             # Imports of the payload ignore the run's folder; a user's program has its files there
             self.env["PYTHONSAFEPATH"] = "1"
-        share = int(self.env["SLURM_CPUS_PER_TASK"]) // self.job.ranks_per_node
-        self.env["OMP_NUM_THREADS"] = self.env.get("OMP_NUM_THREADS") or str(max(1, share))
-
+        self._set_variables(python)
+        words = rank_command.of(self.job, python.path, words, self.env)
         self._connections = self._watch_connections(words)
         pipe = self._connections.pipe if self._connections is not None else None
         argv = torchrun.command(
@@ -198,8 +199,32 @@ class Task:
             self._connections.start(agent.pid)
         return agent
 
+    def _set_variables(self, python: interpreter.Interpreter) -> None:
+        """Set the variables that the ranks of this node share. Raises FatalError."""
+        env = self.env
+        num_ranks = rank_command.num_launched(self.job)
+        share = int(env["SLURM_CPUS_PER_TASK"]) // num_ranks
+        env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or str(max(1, share))
+        env["NNODES"] = env["SLURM_STEP_NUM_NODES"]
+        env["NODE_RANK"] = self.number
+        if self.job.launcher == "node":
+            env.setdefault("NPROC_PER_NODE", str(num_ranks))
+
+        settings = self.job.accelerate
+        if settings is None:
+            return
+        total = int(env["NNODES"]) * self.job.ranks_per_node
+        found = accelerate_settings.variables(settings, python.path, env, num_ranks=total)
+        kept = {"ACCELERATE_USE_CPU", *dict(self.job.variables)}  # of ddp, and the user's own
+        for name, value in found.items():
+            if name not in kept or name not in env:
+                env[name] = value
+        spool.write(f"[ENV] {self.host}: accelerate launch sets {' '.join(sorted(found))}")
+
     def _watch_connections(self, words: list[str]) -> rank_connections.Watch | None:
         """Watch on the first node whether a user's program connects its ranks."""
+        if self.job.launcher == "node":  # it may start ranks of its own, which meet elsewhere
+            return None
         num_nodes = int(self.env["SLURM_STEP_NUM_NODES"])
         is_alone = num_nodes * self.job.ranks_per_node == 1
         if self.number != "0" or self.job.leaves_outcome or is_alone:
@@ -213,7 +238,7 @@ class Task:
 
         CUDA shows a process one instance, and takes no number for it.
         """
-        if self.job.gpus_per_node <= 1:
+        if self.job.gpus_per_node <= 1 or self.job.launcher == "node":
             return False
         instances = _INSTANCE.findall(slurm_calls.call("nvidia-smi", "-L").stdout)
         if len(instances) < self.job.ranks_per_node:

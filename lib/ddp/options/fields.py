@@ -29,8 +29,8 @@ MAX_WORDS = 32_768  # characters of arguments or variables
 # Variables that ddp.node and torchrun set in each job
 RESERVED = frozenset(
     """
-    HEAD_IP HEAD_NODE HEAD_PORT JOB_DIR LIFELINE MY_IP NPROC PYTHONFAULTHANDLER PYTHONSAFEPATH
-    PYTHONUNBUFFERED RUN_ATTEMPT_ID RUN_DIR STOP_FILE TORCH_FR_BUFFER_SIZE
+    HEAD_IP HEAD_NODE HEAD_PORT JOB_DIR LIFELINE MY_IP NNODES NODE_RANK NPROC PROGRAM_PORT
+    PYTHONFAULTHANDLER PYTHONSAFEPATH PYTHONUNBUFFERED RUN_ATTEMPT_ID RUN_DIR STOP_FILE TORCH_FR_BUFFER_SIZE
     TORCH_FR_DUMP_TEMP_FILE TORCH_NCCL_DUMP_ON_TIMEOUT
     GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT RANK ROLE_NAME ROLE_RANK
     ROLE_WORLD_SIZE TORCHELASTIC_ERROR_FILE TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE TORCHELASTIC_MAX_RESTARTS
@@ -285,7 +285,7 @@ Names = typing.Annotated[
     str, matches(f"{_WORD}([, ] ?{_WORD})*", 600, "names, separated by commas or blanks")
 ]
 Path = typing.Annotated[str, _path()]
-_MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"  # gpt and smoke among them
+_MODULE = r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*"  # gpt and smoke among them
 Workload = typing.Annotated[
     str, matches(f"{_MODULE}|{_PATH}", 1024, f"gpt, smoke or {_PATH_RULE}", _check_path)
 ]

@@ -6,6 +6,7 @@ import typing
 
 import pydantic
 
+from ddp.node import spec
 from ddp.options import fields
 from ddp.options.fields import Directive, Parsed, among, between
 from ddp.problem import shown
@@ -86,6 +87,8 @@ class Training(Nodes):
     """Options that describe a training, one or many."""
 
     module: bool = False
+    launcher: typing.Annotated[str, among("torchrun", "node")] = "torchrun"
+    ranks_per_node: typing.Annotated[int, between(1, fields.MAX_GPUS)] | None = None
     workload: fields.Workload = pydantic.Field("gpt", validate_default=True)
     cpus_per_task: fields.Cpus = None
     memory: typing.Annotated[fields.Memory | None, Directive("mem", is_computed=True)] = None
@@ -116,9 +119,9 @@ class Training(Nodes):
     snapshot: bool = True
     # What only a terminal knows: an action leaves these empty
     arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # behind the workload
-    ranks: int | None = pydantic.Field(
-        None, exclude=True
-    )  # on each node, as torchrun asks for them
+    is_command: bool = pydantic.Field(False, exclude=True)  # `workload` is a command's name
+    accelerate: spec.Accelerate | None = pydantic.Field(None, exclude=True)  # of its launcher
+    remarks: tuple[str, ...] = pydantic.Field((), exclude=True)  # on the command line
     secrets: dict[str, str] = pydantic.Field({}, exclude=True, repr=False)  # variables of `env`
     typed_in: str = pydantic.Field("", exclude=True)  # the folder
     active: str = pydantic.Field("", exclude=True)  # the folder of the active environment
@@ -134,6 +137,11 @@ class Training(Nodes):
         if is_module_name and not wants_module:
             raise ValueError(f"{shown(value)} is not allowed; gpt, smoke or an absolute path")
         return value
+
+    @property
+    def script(self) -> str:
+        """The path of the user's script; empty: the workload is a module or a command."""
+        return "" if self.module or self.is_command else self.workload
 
     @property
     def own_python(self) -> str:

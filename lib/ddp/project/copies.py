@@ -203,7 +203,7 @@ def find(workspace: Workspace, params: models.Training) -> root.Project:
     """Find the project of a script or module. Raises ParameterError."""
     own = [*workspace.folders, workspace.runs, workspace.datasets]
     typed_in = pathlib.Path(params.typed_in) if params.typed_in else None
-    script = None if params.module else pathlib.Path(params.workload)
+    script = pathlib.Path(params.script) if params.script else None
     found = root.find(script, own=own, typed_in=typed_in)
     if not params.env_file:
         return found

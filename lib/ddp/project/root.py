@@ -105,7 +105,7 @@ def find(
     if not _is_never(root, own) and not os.path.ismount(root):
         return _of_folder(root, script)
     if script is None:
-        how = "put the module into a folder below, and cd there"
+        how = "put the program into a folder below, and cd there"
         raise problems.of_path(root, "is never copied as a whole", how)
     name = _below(root, script)
     return _measured(Project(root, name, (name,), is_alone=True))

@@ -32,19 +32,13 @@ _SPAWNS = (
 
 def check(workspace: Workspace, params: models.Training, contents: folders.Contents) -> list[str]:
     """Check a script or module, which is readable; return remarks. Raises ParameterError."""
-    path = (
-        workspace.do(lambda: _find(workspace, params))
-        if params.module
-        else pathlib.Path(params.workload)
-    )
+    if _may_be_anything(params):
+        return []
+    path: pathlib.Path | None = pathlib.Path(params.workload)
+    if params.module:
+        path = workspace.do(lambda: _find(workspace, params))
     if path is None:  # it may be installed
-        here = pathlib.Path(params.typed_in)
-        first = params.workload.partition(".")[0]
-        names = workspace.do(lambda: {one.stem for one in here.iterdir()})
-        close = difflib.get_close_matches(first, names, 1)
-        return [
-            f"{first} is not in this folder; did you mean {one}?" for one in close if one != first
-        ]
+        return workspace.do(lambda: _remark_on_absent(params))
     own = params.container_image or params.own_python
     versions = (tuple(map(int, about.python.split("."))) for about in contents.environments)
     with_own = own or any(version > sys.version_info[:2] for version in versions)
@@ -54,6 +48,22 @@ def check(workspace: Workspace, params: models.Training, contents: folders.Conte
     if trouble:
         return [f"{trouble} (by this host's Python {sys.version_info[0]}.{sys.version_info[1]})"]
     return [spawned] if spawned else []
+
+
+def _may_be_anything(params: models.Training) -> bool:
+    """Return whether the program need not be Python."""
+    is_other = bool(params.script) and not params.script.endswith(".py")
+    return params.is_command or (params.launcher == "node" and is_other)
+
+
+def _remark_on_absent(params: models.Training) -> list[str]:
+    """Remark on a module that looks like a mistyped one of this folder."""
+    here = pathlib.Path(params.typed_in)
+    first = params.workload.partition(".")[0]
+    close = difflib.get_close_matches(first, {one.stem for one in here.iterdir()}, 1)
+    if not close or close[0] == first:
+        return []
+    return [f"{first} is not in this folder; did you mean {close[0]}?"]
 
 
 def _compile(path: pathlib.Path, words: collections.abc.Sequence[str]) -> tuple[str, str]:
@@ -138,7 +148,8 @@ def _refuse_others(path: pathlib.Path, source: bytes) -> None:
         what = interpreter or "a shell"
         shown = what if what.isprintable() else ascii(what)
         text = f"{path} is a script for {shown}, and ddp starts the ranks itself"
-        raise ParameterError("workload", f"{text}; {_program_of(source)}")
+        node = f"once on each node: ddp submit --launcher node {name}"
+        raise ParameterError("workload", f"{text}; {_program_of(source)}; or {node}")
     if path.suffix in _DATA or b"\0" in source[:4096]:
         raise ParameterError(
             "workload", f"{path} is data, not a program; write: ddp submit train.py {name}"

@@ -31,7 +31,7 @@ class Request:
     lead_s: int  # how long before the time limit the job is warned
     nodelist: tuple[str, ...] = ()  # nodes that must be among them
     exclude: tuple[str, ...] = ()  # nodes that must not
-    ranks: int = 1  # on each node without GPUs
+    ranks: int = 0  # on each node, if asked for
     memory_per_cpu_mb: int = 0  # what `memory_mb` was given as, if so
     spare_nodes: int = 0  # beside `num_nodes`
     gpu_types: str = ""  # with their numbers, such as a100:2, if they are given
@@ -39,7 +39,7 @@ class Request:
     @property
     def ranks_per_node(self) -> int:
         """The ranks on each node: one for each GPU; without GPUs they share the cores."""
-        return self.gpus_per_node or self.ranks
+        return self.ranks or self.gpus_per_node or 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _request(params: models.Training, partition: partition_list.Partition) -> Re
         lead_s,
         nodelist=wanted.named,
         exclude=wanted.unwanted,
-        ranks=params.ranks or 1,
+        ranks=1 if params.launcher == "node" else params.ranks_per_node or 0,
         memory_per_cpu_mb=per_cpu_mb,
         spare_nodes=params.spare_nodes,
         gpu_types=_typed(params.gpus),
@@ -195,10 +195,10 @@ def _within(partition: partition_list.Partition, wanted: _Hosts) -> partition_li
 
 
 def _with_gpus_for_ranks(params: models.Training, nodes: Nodes) -> models.Training:
-    """Give each rank that torchrun's option asks for a GPU, where nodes have some."""
+    """Give each rank that is asked for a GPU, where nodes have some."""
     has_gpus = any(node.gpus for node in nodes)
-    if params.gpus is None and params.ranks and has_gpus:
-        return params.model_copy(update={"gpus_per_node": str(params.ranks)})
+    if params.gpus is None and params.ranks_per_node and has_gpus:
+        return params.model_copy(update={"gpus_per_node": str(params.ranks_per_node)})
     return params
 
 
@@ -242,7 +242,7 @@ def remark(
 ) -> list[str]:
     """Remark on nodes that differ: GPUs stay idle, or fast ones wait for slow ones."""
     nodes = _nodes_of(params, request, partitions)
-    is_default = params.gpus is None and params.ranks is None
+    is_default = params.gpus is None and params.ranks_per_node is None
     found: list[str] = []
     if params.constraint is not None and params.nodes is None and not params.nodelist:
         constraint = features.Constraint(params.constraint)

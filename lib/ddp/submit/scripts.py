@@ -127,6 +127,9 @@ class TrainingJob:
             payload=program.payload,
             stop_signal=params.stop_signal or "",
             again=tuple(shlex.split(params.again)),
+            launcher=params.launcher,
+            is_command=params.is_command,
+            accelerate=params.accelerate,
         )
 
     def _variables(self, start: copies.Start) -> dict[str, str]:

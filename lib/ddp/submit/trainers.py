@@ -87,9 +87,11 @@ def find(params: models.Training) -> Trainer | None:
 
 
 def _file_of(params: models.Training) -> pathlib.Path | None:
-    """Return the file of the program; None for a module that is not in the folder."""
-    if not params.module:
-        return pathlib.Path(params.workload)
+    """Return the file of the program; None for a command, and a module of another folder."""
+    if params.script:
+        return pathlib.Path(params.script)
+    if params.is_command:
+        return None
     place = pathlib.Path(params.typed_in or "/").joinpath(*params.workload.split("."))
     for path in (place / "__main__.py", place.with_name(f"{place.name}.py")):
         if path.is_file():

@@ -139,6 +139,7 @@ def check(
     """
     workspace = settings.workspace
     notes = workloads.Notes()
+    notes.remark(*params.remarks)
     check_program(settings, params)
     partitions = cluster.partitions(params.reservation)
     request = resources.training(params, partitions)

@@ -32,6 +32,7 @@ from ddp.workspace.folders import Contents, Workspace
 
 BUILT_IN = ("gpt", "smoke")
 DEFAULT_PROFILED_STEPS = "10-12"  # after the first ones, which compile and allocate
+_LIKE_A_COMMAND = 0.75  # as train is like train.py, and litgpt is not like gpt
 Words = tuple[str | spec.Word, ...]
 
 
@@ -137,6 +138,8 @@ class Payload(Workload):
 
     def check(self, case: Case, run: RunName) -> None:
         """Check the options of profiles and metrics, and the arguments. Raises ParameterError."""
+        if self.params.launcher != "torchrun":
+            self._refuse_launcher()
         self._check_profile(case.request)
         if self.params.metric:
             text = f"only a script has it; the workload {self.kind} measures by itself"
@@ -149,6 +152,10 @@ class Payload(Workload):
         case.notes.add(
             payload_arguments.check(self.payload, self.kind, folder, words, case.choices)
         )
+
+    def _refuse_launcher(self) -> typing.NoReturn:
+        text = f"only a script has it; the workload {self.kind} is started by torchrun"
+        raise ParameterError("launcher", text)
 
     @abc.abstractmethod
     def _check_profile(self, request: resources.Request) -> None:
@@ -321,7 +328,7 @@ class Gpt(Payload):
 
 
 class UserProgram(Workload):
-    """A script or module of the user's, which runs as torchrun would run it."""
+    """A script, module or command of the user's, which runs as torchrun would run it."""
 
     kind = "script"
 
@@ -336,28 +343,44 @@ class UserProgram(Workload):
         With `takes_any_script` a script that is copied may lie anywhere. Raises ParameterError.
         """
         params = self.params
+        if params.launcher == "node" and params.ranks_per_node:
+            text = "launcher=node starts one process on each node; omit one of them"
+            raise ParameterError("ranks-per-node", text)
         if not params.snapshot:
             self._check_shared()
-        if params.module:
-            return
+        if params.script:
+            self._check_script(takes_any_script=takes_any_script)
+        elif params.is_command:
+            self._check_command()
 
-        located = self.workspace.locate(params.workload)
+    def _check_script(self, *, takes_any_script: bool) -> None:
+        path = self.params.script
+        located = self.workspace.locate(path)
         if located.kind == "absent":
-            close = self.workspace.do(_close_to, path=params.workload)
+            close = self.workspace.do(_close_to, path=path)
             if close:
-                text = f"{params.workload} does not exist; did you mean {close[0]}?"
+                text = f"{path} does not exist; did you mean {close[0]}?"
                 raise ParameterError("workload", text)
-        if params.snapshot and takes_any_script:
-            checks.check_readable("workload", params.workload, located, ("file",))
+        if self.params.snapshot and takes_any_script:
+            checks.check_readable("workload", path, located, ("file",))
         else:  # it runs where it lies, or an operator names another account's file
-            checks.check_inside(self.workspace, "workload", params.workload, kinds=("file",))
+            checks.check_inside(self.workspace, "workload", path, kinds=("file",))
+
+    def _check_command(self) -> None:
+        """Raise ParameterError for a command's name that looks like a mistyped file or workload."""
+        params = self.params
+        path = f"{params.typed_in}/{params.workload}"
+        close = self.workspace.do(_close_to, path=path, cutoff=_LIKE_A_COMMAND)
+        if close and params.launcher == "torchrun":
+            text = f"{params.workload} is no file here; did you mean {close[0]}?"
+            raise ParameterError("workload", text)
 
     def _check_shared(self) -> None:
         """Raise ParameterError unless the nodes share the script and the folder of its ranks."""
         shared = str(self.workspace.path)
         places = [copies.in_place(self.params).folder]
-        if not self.params.module:
-            places.insert(0, self.params.workload)
+        if self.params.script:
+            places.insert(0, self.params.script)
         for place in places:
             if place != shared and not self.workspace.locate(place).is_inside:
                 text = f"{place} is outside the workspace {shared}"
@@ -377,13 +400,17 @@ class UserProgram(Workload):
             text = f"{run.name} has no checkpoint of ddptrain.resume"
             notes.remark(f"{text}: its program starts at its beginning")
         notes.remark(*program_source.check(self.workspace, params, case.contents))
-        notes.add(
-            f"workload: {params.workload} {'is a module' if params.module else 'is readable'}"
-        )
+        notes.add(f"workload: {params.workload} {self._kind_of_program}")
         self._refuse_profile()
         if params.metric:
             names = ", ".join(name for name, _ in fields.metrics(params.metric))
             notes.add(f"metric: {names} in the output of rank 0")
+
+    @property
+    def _kind_of_program(self) -> str:
+        if self.params.script:
+            return "is readable"
+        return "is a module" if self.params.module else "is a command of the environment"
 
     def options_of(self, choice: payload_arguments.Choice) -> list[str]:
         """Format options as --name=value, which argparse, click, absl and nanoGPT understand."""
@@ -397,7 +424,7 @@ class UserProgram(Workload):
         words: list[str | spec.Word] = []
         if params.module:
             words = ["--module", params.workload]
-        elif kept is None:
+        elif kept is None or params.is_command:
             words = [params.workload]
         else:
             words = [kept.script]
@@ -436,10 +463,10 @@ def _check_profile_options(params: models.Training) -> None:
         raise ParameterError("profile-steps", "needs profile=torch")
 
 
-def _close_to(path: str) -> list[str]:
+def _close_to(path: str, cutoff: float = 0.6) -> list[str]:
     """Return the file's or workload's name that is most like a mistyped path."""
     wanted = pathlib.Path(path)
     with contextlib.suppress(OSError):
         names = [*(one.name for one in wanted.parent.iterdir()), *BUILT_IN]
-        return difflib.get_close_matches(wanted.name, names, 1)
+        return difflib.get_close_matches(wanted.name, names, 1, cutoff)
     return []

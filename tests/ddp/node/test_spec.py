@@ -12,6 +12,7 @@ def test_what_was_written_is_read(tmp_path: pathlib.Path):
         tmp_path / "runs" / "first",
         command=(spec.Word("RUN_DIR", is_variable=True), spec.Word("$(id) '\" \n")),
         container=spec.Container("x:1", "A,B"),
+        accelerate=spec.Accelerate(("--use_fsdp",), "mixed_precision: bf16\n", ".yaml"),
         fabrics=(spec.Fabric("tcp", (("A", "1"),), "", ("/x",), (), "", "", "", (), ()),),
     )
     path = tmp_path / "job.json"

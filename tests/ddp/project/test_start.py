@@ -286,7 +286,7 @@ def test_a_mistyped_module_is_a_remark_since_it_may_be_installed(
         assert "did you mean" not in typed("submit", "--dry-run", "-m", name)[1]
 
 
-RENDEZVOUS = ("--rdzv-backend", "--master_port", "--node-rank", "--rdzv_endpoint", "--local-addr")
+DROPPED = ("--rdzv-backend", "--master_port", "--node-rank", "--role", "-r", "--local-addr")
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
 OURS = st.sampled_from(
     ["nnodes", "nproc-per-node", "nproc_per_node", "max_restarts", "max-restarts"]
@@ -298,16 +298,20 @@ GIVEN = st.lists(
 )
 
 
+def remarks(command: commands.Command) -> tuple[str, ...]:
+    return typing.cast("tuple[str, ...]", command.facts.get("remarks", ()))
+
+
 @hypothesis.given(
     given=GIVEN,
-    foreign=st.none() | st.sampled_from(RENDEZVOUS),
+    foreign=st.none() | st.sampled_from(DROPPED),
     is_module=st.booleans(),
     arguments=st.lists(WORDS),
 )
 def test_any_command_line_of_torchrun(
     given: list[tuple[str, int, bool]], foreign: str | None, is_module: bool, arguments: list[str]
 ):
-    ours = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}
+    ours = {"nnodes": "nodes", "nproc-per-node": "ranks-per-node", "max-restarts": "max-restarts"}
     words = [
         word
         for name, value, joined in given
@@ -316,13 +320,13 @@ def test_any_command_line_of_torchrun(
     words += [foreign, "1"] if foreign else []
     words += ["-m", "a.b"] if is_module else ["a.py"]
     values: dict[str, object] = {"workload": "torchrun"}
-    if foreign:
-        with pytest.raises(ParameterError, match="sets the rendezvous itself"):
-            commands.unwrap(values, (*words, *arguments))
-        return
     expected = {ours[name.replace("_", "-")]: value for name, value, _ in given}
     expected |= {"workload": "a.b", "module": True} if is_module else {"workload": "a.py"}
-    assert commands.unwrap(values, (*words, *arguments)) == (expected, tuple(arguments))
+    found = commands.unwrap(values, (*words, *arguments))
+    assert (found.values, found.arguments) == (expected, tuple(arguments))
+    lost = [foreign] if foreign else []
+    for flag, text in zip(lost, remarks(found), strict=True):
+        assert flag in text
 
 
 @pytest.mark.parametrize(
@@ -332,11 +336,12 @@ def test_a_python_of_an_environment_is_that_environment_s(
     folder: pathlib.Path, words: str, left: list[str]
 ):
     name, *arguments = words.split()
-    assert "active" not in commands.unwrap({"workload": f".venv/{name}"}, tuple(arguments))[0]
+    found = commands.unwrap({"workload": f".venv/{name}"}, tuple(arguments))
+    assert "active" not in found.facts
     (folder / ".venv").mkdir()
     (folder / ".venv" / "pyvenv.cfg").touch()
-    values, rest = commands.unwrap({"workload": f".venv/{name}"}, tuple(arguments))
-    assert (values["active"], [*rest]) == (str(folder / ".venv"), left)
+    found = commands.unwrap({"workload": f".venv/{name}"}, tuple(arguments))
+    assert (found.facts["active"], [*found.arguments]) == (str(folder / ".venv"), left)
 
 
 def test_ranks_of_torchrun_are_gpus_or_share_the_cores(
@@ -354,6 +359,73 @@ def test_ranks_of_torchrun_are_gpus_or_share_the_cores(
         2,
         2,
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--gpus-per-node 4 torchrun --nproc-per-node 1 train.py",
+        "--gpus-per-node 4 --ranks-per-node 1 train.py",
+        "--launcher node train.py",
+    ],
+)
+def test_one_process_may_have_all_gpus_of_a_node(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, words: str
+):
+    for machine in cluster.machines:
+        machine.gres = "gpu:a100:4"
+    job = started(settings, cluster, *words.split())
+    assert (job.ranks_per_node, job.gpus_per_node) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "launcher", "is_command"),
+    [
+        ("--launcher node bash run.sh 1", "bash run.sh 1", "node", True),
+        ("--launcher node run.sh 1", "code/run.sh 1", "node", False),
+        ("litgpt pretrain pythia-14m", "litgpt pretrain pythia-14m", "torchrun", True),
+        ("llamafactory-cli train x.yaml", "llamafactory-cli train x.yaml", "node", True),
+    ],
+)
+def test_a_program_that_is_no_python_script_starts_in_the_copy(
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    folder: pathlib.Path,
+    words: str,
+    command: str,
+    launcher: str,
+    *,
+    is_command: bool,
+):
+    job = started(settings, cluster, *words.split())
+    assert (line(job), job.workdir) == (command, "code")
+    assert (job.launcher, job.is_command) == (launcher, is_command)
+
+
+def test_the_settings_of_accelerate_go_with_the_job(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path
+):
+    (folder / "c.yaml").write_text("mixed_precision: bf16\n")
+    words = "accelerate launch --config_file c.yaml --use_fsdp -m train.main --lr 1".split()
+    job = started(settings, cluster, *words)
+    assert line(job) == "--module train.main --lr 1"
+    assert job.accelerate == spec.Accelerate(("--use_fsdp",), "mixed_precision: bf16\n", ".yaml")
+
+
+def test_what_a_line_loses_is_remarked_once(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path
+):
+    words = "torchrun --standalone --role x --tee 3 train.py".split()
+    _, _, err = typed("submit", "--run", "night", *words)
+    remark = "torchrun's --standalone, --role, --tee are dropped: ddp sets the ranks, the rendezvous and the logs itself"
+    assert err.count(remark) == 1
+    assert err.count("dropped") == 1
+
+
+def test_manifests_start_torchrun_alone(settings: Settings, cluster: Cluster, folder: pathlib.Path):
+    words = "render --kubernetes --container-image x:1 --launcher node train.py".split()
+    assert "--launcher: pods start torchrun with a script or module" in typed(*words)[2]
 
 
 def test_fetch_copies_what_the_run_wrote_and_overwrites_nothing(
@@ -464,7 +536,7 @@ def test_of_a_folder_of_others_in_tmp_the_script_alone(
 
 def test_a_module_of_a_home_is_refused(tmp_path: pathlib.Path):
     with pytest.raises(
-        ParameterError, match="is never copied as a whole; put the module into a folder below"
+        ParameterError, match="is never copied as a whole; put the program into a folder below"
     ):
         project_part.find(None, typed_in=tmp_path / "home")
 

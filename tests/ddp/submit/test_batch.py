@@ -196,6 +196,16 @@ def test_a_port_that_is_taken_is_passed_over(settings: Settings, node: Node):
         }
 
 
+def test_a_program_that_meets_by_itself_has_another_port_than_torchrun(
+    settings: Settings, node: Node
+):
+    node.add("srun", 'echo "ports=$HEAD_PORT,$PROGRAM_PORT"; ' + ENDS % "done")
+    output = node.run(texts(settings, outcome=False, launcher="node"))[1]
+    ports = set(re.findall(r"ports=(\d+),(\d+)", output)[0])
+    assert len(ports) == 2
+    assert all(20000 <= int(port) < 30000 for port in ports)
+
+
 def test_the_ports_of_a_jobs_attempts_follow_from_nothing(settings: Settings, node: Node):
     node.add("srun", 'echo "port=$HEAD_PORT"; ' + ENDS % "done")
     ports = [int(re.findall(r"port=(\d+)", node.run(texts(settings))[1])[0]) for _ in range(3)]

@@ -43,9 +43,13 @@ def run_node(
     agent: str,
     *,
     given: dict[str, typing.Any] | None = None,
+    about: dict[str, typing.Any] | None = None,
     **more: str,
 ) -> subprocess.Popen[str]:
-    """Start a node's part with a double of the environment, whose interpreter runs `agent` in torchrun's place."""
+    """Start a node's part with a double of the environment, whose interpreter runs `agent` in torchrun's place.
+
+    `about` are fields of the job's specification.
+    """
     files = texts(settings, **(given or {}))
     home = node.cache / ("ab" * 8)
     (home / "bin").mkdir(parents=True, exist_ok=True)
@@ -57,7 +61,7 @@ def run_node(
         (home / "bin" / "python").symlink_to(version)
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     home.with_suffix(".complete").write_text(f"{MANIFEST.sha256} {boot}\n")
-    job = json.loads(files["program/job.json"]) | {"ranks_per_node": 2}
+    job = json.loads(files["program/job.json"]) | {"ranks_per_node": 2} | (about or {})
     if job["environment"]:
         job["environment"]["cache"] = str(node.cache)
     elif job["container"]:
@@ -125,6 +129,51 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
     ]
 
 
+def test_a_program_of_the_node_has_its_place_and_all_cores(settings: Settings, node: Node):
+    agent = 'echo "$NNODES $NODE_RANK $NPROC_PER_NODE $OMP_NUM_THREADS"; printf "%s\n" "$@"'
+    about = {"launcher": "node", "ranks_per_node": 1, "gpus_per_node": 2, "leaves_outcome": False}
+    process = run_node(settings, node, agent, about=about, PROGRAM_PORT="20200")
+    printed = process.communicate(timeout=30)[0].splitlines()
+    assert printed[1] == "2 1 2 2"
+    assert "MASTER_PORT=20200" in printed
+    assert printed[-2:] == ["script.py", "--flag"]
+
+
+ACCELERATE = """\
+case "$2" in
+*launch_command*) cat >&2; echo '{"FSDP_VERSION": "2", "ACCELERATE_USE_CPU": "False", "A": "theirs"}' ;;
+*) echo "<$FSDP_VERSION $ACCELERATE_USE_CPU $A>" ;;
+esac
+"""
+
+
+def test_the_settings_of_accelerate_are_the_ranks_variables_and_the_users_own_win(
+    settings: Settings, node: Node
+):
+    about = {
+        "accelerate": {"words": ["--use_fsdp"], "configuration": "", "suffix": ""},
+        "gpus_per_node": 0,
+        "leaves_outcome": False,
+        "variables": [["A", "mine"]],
+    }
+    process = run_node(settings, node, ACCELERATE, about=about, A="mine")
+    printed = process.communicate(timeout=30)[0].splitlines()
+    assert printed[-1] == "<2 true mine>", "on CPUs its ranks would train alone without ours"
+    assert printed[-2] == (
+        "[ENV] slurmd-0: accelerate launch sets A ACCELERATE_USE_CPU FSDP_VERSION"
+    )
+
+
+def test_settings_that_accelerate_refuses_are_a_mistake_in_the_options(
+    settings: Settings, node: Node
+):
+    about = {"accelerate": {"words": ["--x"], "configuration": "", "suffix": ""}}
+    process = run_node(settings, node, "echo 'error: no --x' >&2; exit 2", about=about)
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == 78
+    assert printed.splitlines()[-1] == "[FATAL] slurmd-0: accelerate launch: error: no --x"
+
+
 @pytest.mark.parametrize(
     ("is_payload", "gpus", "variables", "wanted"),
     [
@@ -145,7 +194,8 @@ def test_accelerate_connects_its_ranks_on_cpus_unless_the_user_sets_it(
 ):
     request = dataclasses.replace(REQUEST, gpus_per_node=gpus)
     given = {"request": request, "outcome": is_payload}
-    process = run_node(settings, node, 'echo "<$ACCELERATE_USE_CPU>"', given=given, **variables)
+    agent = 'echo "<$ACCELERATE_USE_CPU>"'
+    process = run_node(settings, node, agent, given=given, about=None, **variables)
     assert process.communicate(timeout=30)[0].splitlines()[-1] == f"<{wanted}>"
 
 
