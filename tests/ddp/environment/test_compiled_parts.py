@@ -31,7 +31,7 @@ def site(environment: pathlib.Path) -> pathlib.Path:
 
 def compile_against(library: bytes, target: pathlib.Path) -> None:
     """Write a library that needs another one, of a name as long as that of the C library."""
-    stdlib = pathlib.Path(sysconfig.get_path("platstdlib"), "lib-dynload")
+    stdlib = pathlib.Path(str(sysconfig.get_config_var("DESTSHARED")))
     for source in sorted(stdlib.glob("*.so")):
         data = source.read_bytes()
         if b"\0libc.so.6\0" in data:
