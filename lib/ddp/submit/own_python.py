@@ -44,10 +44,7 @@ def choose(workspace: Workspace, params: models.Training, *, is_anywhere: bool) 
         text += " container-image"
         raise ParameterError("python", text)
 
-    here = pathlib.Path(params.typed_in or "/")
-    given = params.variables.get("PYTHONPATH", "").split(":")
-    imported = tuple(here / folder for folder in filter(None, given))
-    found = workspace.do(_Place(pathlib.Path(place), imported).look, shared=workspace.path)
+    found = _look(workspace, params, place)
     why = found.trouble
     if is_auto and (why or not found.is_shared):
         why = why or "is not on the shared filesystem"
@@ -62,10 +59,18 @@ def choose(workspace: Workspace, params: models.Training, *, is_anywhere: bool) 
 
     remark = f"python: {found.path}, torch {found.torch}"
     if is_auto:
-        remark += ", of the active environment"
-    elif not found.is_shared:
-        remark += ", which each node needs at this path"
+        return found.path, f"{remark}, of the active environment"
+    if not found.is_shared:
+        return found.path, f"{remark}, which each node needs at this path"
     return found.path, remark
+
+
+def _look(workspace: Workspace, params: models.Training, place: str) -> "_Interpreter":
+    """Find the interpreter in a place, and its torch, which PYTHONPATH may have, too."""
+    here = pathlib.Path(params.typed_in or "/")
+    folders = params.variables.get("PYTHONPATH", "").split(":")
+    imported = tuple(here / folder for folder in folders if folder)
+    return workspace.do(_Place(pathlib.Path(place), imported).look, shared=workspace.path)
 
 
 @dataclasses.dataclass(frozen=True)
