@@ -43,6 +43,12 @@ MISSING_PROGRAMS = (
         source="torch._inductor's exceptions, also around Triton's",
     ),
     MissingProgram(
+        r"RuntimeError: Error building extension .*: (c|g)\+\+: (command )?not found$",
+        package="g++",
+        why="the program builds an extension of torch, which needs a C++ compiler",
+        source="torch/utils/cpp_extension.py, with the words of the shell that ninja starts",
+    ),
+    MissingProgram(
         r"FileNotFoundError: \[Errno 2\] .*: 'git'$|([\w.]+\.)?GitCommandNotFound: "
         r"|ImportError: .*Bad git executable",
         package="git",

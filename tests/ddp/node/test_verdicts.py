@@ -28,7 +28,12 @@ REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a re
 CHAINED = "\nThe above exception was the direct cause of the following exception:\n\n"
 MISSED = f"{TRACE}FileNotFoundError: 'cache'\n\nDuring handling of the above exception, another exception occurred:\n\n"
 BUS = f"{TRACE}RuntimeError: DataLoader worker (pid 4) is killed by signal: Bus error. It is possible that\n"
+UNGUARDED = (
+    f"{TRACE}RuntimeError: \n        An attempt has been made to start a new process before the\n"
+    "        current process has finished its bootstrapping phase.\n"
+)
 TEXTS = {
+    "UNGUARDED": UNGUARDED,
     "MISSED": MISSED,
     "BUS": BUS,
     "NCCL": NCCL,

@@ -147,6 +147,10 @@ COMPILER = f"torch.compile needs a C++ compiler: {INSTALL} g++"
             "FileNotFoundError: [Errno 2] No such file or directory: 'git'",
             f"the program calls git: {INSTALL} git",
         ),
+        (
+            "RuntimeError: Error building extension 'adam': [1/2] c++ -MD /bin/sh: 1: c++: not found",
+            f"the program builds an extension of torch, which needs a C++ compiler: {INSTALL} g++",
+        ),
         ("ImportError: Bad git executable.", f"the program calls git: {INSTALL} git"),
         (
             "FileNotFoundError: [Errno 2] No such file or directory: 'git.txt'",
@@ -177,6 +181,16 @@ def test_other_failures_need_no_environment(
     line = f"job 40 FAILED, exit code 1: {last_line.splitlines()[-1]}"
     found = fails(settings, cluster, script, last_line).replace(" (train.py:1)", "")
     assert found == (f"{line}; {remedy}" if remedy else line)
+
+
+def test_a_missing_compiler_is_named_below_what_ninja_prints(
+    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
+):
+    printed = "RuntimeError: Error building extension 'adam': [1/2] c++ -MMD -MF adam.o.d\n"
+    printed += "FAILED: [code=127] adam.o\n/bin/sh: 1: c++: not found\nninja: build stopped"
+    line = fails(settings, cluster, script, printed)
+    assert "/bin/sh: 1: c++: not found" in line
+    assert line.endswith(f"needs a C++ compiler: {INSTALL} g++")
 
 
 def test_a_container_brings_its_own(

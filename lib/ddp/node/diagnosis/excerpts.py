@@ -16,6 +16,7 @@ _REASON = re.compile(
     r"(\s*\| )?[\w.]*(Error|Exception|Interrupt|Exit|InvalidCxxCompiler)\b(?! raised from )"
     r"|\s*what\(\): "
 )
+_NOT_FOUND = re.compile(r": \S+: (command )?not found$")
 _TRACEBACK = "Traceback (most recent call last)"
 _IGNORED = "Exception ignored "  # Python's, of a destructor or the last flush; its error follows
 # faulthandler's, with the stack behind it, the innermost call first
@@ -96,6 +97,8 @@ def _rest_of_message(lines: list[str]) -> list[str]:
     error, *below = lines
     if error.startswith("nccl") and below[:1] == ["Last error:"]:
         return [line.strip() for line in below[:2]]
+    if "Error building extension" in error:  # torch's cpp_extension.py, then the shell's words
+        return [line for line in below if _NOT_FOUND.search(line)][:1]
     if error[0].isspace():  # as in an exception group
         return []
     indented = itertools.takewhile(lambda line: line[0].isspace(), below)

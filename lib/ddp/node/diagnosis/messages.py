@@ -19,6 +19,8 @@ _OF_CUDA = (
 )
 _SHM = "shared memory is full: use fewer workers, or a larger /dev/shm"
 _QUOTA = "quota -s, lfs quota or juicefs quota"
+# Of a worker process that runs the whole script again
+_BOOTSTRAPPING = "An attempt has been made to start a new process before the"
 
 
 @functools.cache
@@ -183,6 +185,24 @@ PROGRAM_FAULTS = (
         source="torch.save",
         comes_again=True,
     ),
+    ProgramFault(
+        rf"{MODULES}UnpicklingError: Weights only load failed",
+        "if you trust the file: torch.load(..., weights_only=False), or add_safe_globals",
+        source="torch.load, since torch 2.6 (torch/serialization.py)",
+        comes_again=True,
+    ),
+    ProgramFault(
+        r"RuntimeError: operator torch(?:vision|audio)::\w+ does not exist",
+        "this package was built for another torch: install both from the same index",
+        source="torch's library (torch/library.py), as torchvision registers its operators",
+        comes_again=True,
+    ),
+    ProgramFault(
+        rf"RuntimeError:\s+{_BOOTSTRAPPING}",
+        'put what the script does below `if __name__ == "__main__":`',
+        source="Python's multiprocessing/spawn.py",
+        comes_again=True,
+    ),
 )
 
 # A worker that was killed, by torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py
@@ -255,6 +275,22 @@ def find_program_fault(lines: list[str]) -> ProgramFault | None:
 def is_lost_worker(line: str) -> bool:
     """Return whether DataLoader reports that one of its workers was killed."""
     return _LOST_WORKER.match(excerpts.without_rank(line)) is not None
+
+
+def until_worker_failed(text: list[str]) -> list[str]:
+    """Return an output up to the error of a worker that ran the script again, else all of it.
+
+    What follows in the main process is only the loss of that worker.
+    """
+    bare = [excerpts.without_rank(line) for line in text]
+    for index, line in enumerate(bare):
+        if not line.strip().startswith(_BOOTSTRAPPING):
+            continue
+        end = index
+        while end < len(bare) and bare[end][:1].isspace():
+            end += 1
+        return text[:end]
+    return text
 
 
 def reports_peer(line: str) -> bool:

@@ -89,5 +89,7 @@ def _read_refusal(more: small_files.Json) -> refusals.Refusal | None:
 
 def _read_output(log: attempt_files.RankLog, text: list[str], max_lines: int) -> Failure:
     lines = excerpts.last_error(text, max_lines)
+    if messages.is_lost_worker(lines[-1]):
+        lines = excerpts.last_error(messages.until_worker_failed(text), max_lines)
     is_peers = messages.reports_peer(lines[-1]) or messages.has_left(text[-1])
     return Failure(log.rank, log.node, lines, log.written, is_peers)
