@@ -99,6 +99,8 @@ def _module_not_found(workspace: Workspace, run: Run, lines: list[str]) -> Remed
 def _install(workspace: Workspace, run: Run, module: str) -> Remedy:
     create = "ddp env create NAME --requirements requirements.txt"
     words = f"with {module} in requirements.txt: {create}, then: ddp submit -e NAME ..."
+    if file := run.record.get("requirements"):
+        words = f"add a line with {module} to {printable(str(file), _MAX_PATH)}, and submit again"
     if python := run.record.get("python"):
         words = f"{printable(str(python), _MAX_PATH)} -m pip install {module}"
     return Step("install-module", words, {"module": module, "user": workspace.user})

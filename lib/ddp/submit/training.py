@@ -86,6 +86,8 @@ class Checked:
             "torch": environment.torch,
             "request": dataclasses.asdict(self.request),
         }
+        if params.requirements:
+            found["requirements"] = params.requirements
         if params.own_python or (params.container_image and not environment.digest):
             found["environment"] = None
         if params.own_python or params.container_image:

@@ -183,6 +183,15 @@ def test_other_failures_need_no_environment(
     assert found == (f"{line}; {remedy}" if remedy else line)
 
 
+def test_a_file_of_requirements_gets_a_line(
+    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
+):
+    file = script.with_name("packages.txt")
+    file.write_text("numpy\n")
+    line = fails(settings, cluster, script, MISSING, requirements=str(file))
+    assert line.endswith(f"; add a line with einops to {file}, and submit again")
+
+
 def test_a_missing_compiler_is_named_below_what_ninja_prints(
     settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
 ):
