@@ -151,7 +151,7 @@ class Scanner:
         self._places = list(places)
         self._trainer: _Trainer | None = None
         self._size: int | None = None  # of the target, as this program left it
-        self._has_begun = False  # the first record of this attempt is written
+        self._is_under_way = False  # the first record of this attempt is written
         # Up to where a file is read, and its line that has not ended
         self._files: dict[str, tuple[int, bytes]] = {}
         self._waiting: list[str] = []
@@ -195,9 +195,9 @@ class Scanner:
         return records
 
     def _add(self, record: dict[str, typing.Any]) -> None:
-        if not self._has_begun:
+        if not self._is_under_way:
             record["begins"] = True  # an attempt: the pause before it belongs to no step
-            self._has_begun = True
+            self._is_under_way = True
         self._waiting.append(json.dumps(record))
 
     def _is_written_by_program(self) -> bool:
