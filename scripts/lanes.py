@@ -48,6 +48,7 @@ LONG = (
     *FUNCTIONAL_ALL,
     "functional-2604",
     "docs-walk",
+    "programs",
     "kernel",
     "tracking",
     "payload-long",
@@ -68,14 +69,14 @@ GROUPS = {
 ALL = (*FUNCTIONAL, "lint", "docs", "pack-short", "storage", *UNIT)
 WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a core
 ALONE = frozenset(
-    {"functional", "functional-2604", "docs-walk", "integration", "bench"}
+    {"functional", "functional-2604", "docs-walk", "programs", "integration", "bench"}
 )  # they measure, or train as a reader does
 NICE = "10"  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
     **dict.fromkeys(("pack", "pack-short"), "pack"),
     "sandbox": "demo",
-    **dict.fromkeys(("functional", "functional-2604", *WAITING, "docs-walk"), "demo"),
+    **dict.fromkeys(("functional", "functional-2604", *WAITING, "docs-walk", "programs"), "demo"),
     "bench": "demo",
     "storage": "storage",
     "kernel": "guest",

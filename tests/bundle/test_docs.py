@@ -18,7 +18,7 @@ from documents import ANYWHERE, CHARMS, PAGES, SOURCES, actions_typed, named, se
 
 from sandbox import settings as operator
 from sandbox.store import Application
-from scripts import reference
+from scripts import programs, reference
 
 BUNDLE: dict[str, Any] = yaml.safe_load(rules.BUNDLE.read_text())
 
@@ -140,6 +140,10 @@ def test_the_charms_pages_are_what_they_declare():
     assert {page: page.read_text() for page in reference.PAGES.glob("*.md")} == wanted, (
         "run tox -e reference"
     )
+
+
+def test_the_page_of_programs_is_what_their_tests_left():
+    assert programs.PAGE.read_text() == programs.render(), "run tox -e reference"
 
 
 def test_every_overlay_is_in_the_readme():
