@@ -108,6 +108,7 @@ BEFORE = st.sampled_from(
 
 @EXAMPLES
 @hypothesis.given(constraint=CONSTRAINTS)
+@hypothesis.example("ib*1&ib*1&ib*1*1")
 def test_constraints(site: Site, constraint: str):
     site.holds("constraint", constraint)
 

@@ -488,7 +488,11 @@ def _check_constraint(
             raise ParameterError("constraint", text)
     if constraint.is_clear or params.nodes or params.nodelist:
         return params
-    return params.model_copy(update={"nodes": constraint.num_nodes})
+
+    # Slurm lets a node stand for several of its counts: more nodes than there are is no fault yet
+    most = max((len(partition.usable) for partition in partitions), default=1)
+    num_nodes = min(constraint.num_nodes, max(1, most))
+    return params.model_copy(update={"nodes": num_nodes})
 
 
 def _with_features(
