@@ -102,7 +102,9 @@ def user(
     monkeypatch.setattr(prerequisites, "require", lambda *_, **__: None)
     real = shutil.which
     monkeypatch.setattr(
-        shutil, "which", lambda name: f"/bin/{name}" if name in ("skopeo", "umoci") else real(name)
+        shutil,
+        "which",
+        lambda name, **how: f"/bin/{name}" if name in ("skopeo", "umoci") else real(name, **how),
     )
     (tmp_path / "home").mkdir()
     (tmp_path / "proj").mkdir()
