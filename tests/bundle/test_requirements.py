@@ -12,8 +12,14 @@ COMPILED = [source.with_suffix(".txt") for source in lock.sources()]
 # pytest-operator 0.43 cannot run under the pytest of the other lanes (tests/requirements/integration.in); botocore, which
 # the S3 server of the storage lane stands on, asks for an older python-dateutil than all others; upstream's code wants older
 # versions of what our charms have, too; juicefs-before.txt is the JuiceFS from which the storage lane upgrades.
-APART = {"integration.txt", "juicefs-before.txt", "mlflow.txt", "storage.txt"}
-APART |= {"upstream.txt", "upstream-main.txt"}
+APART = {
+    "integration.txt",
+    "juicefs-before.txt",
+    "mlflow.txt",
+    "storage.txt",
+    "upstream.txt",
+    "upstream-main.txt",
+}
 
 
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: str(path.relative_to(lock.ROOT)))
