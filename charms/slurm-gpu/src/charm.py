@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Registers GPUs in Slurm. One charm, two roles: on compute nodes (slurmd) and on the controller (slurmctld)."""
 
-import contextlib
 import logging
 
 import ops
@@ -38,7 +37,6 @@ class SlurmGpuCharm(ops.CharmBase):
         self._view: gres_lines.View | None = None  # of the controller, after this hook's changes
         self._left = False  # this unit may be deleted by now
         self._statuses: list[Status] = []  # of its roles, if this hook looked
-        ends = [self.on[name] for name in (COMPUTE, CONTROLLER, NODE_GRES, GRES)]
         for event in (
             self.on.install,
             self.on.start,
@@ -46,9 +44,7 @@ class SlurmGpuCharm(ops.CharmBase):
             self.on.upgrade_charm,
             self.on.leader_elected,
             self.on.update_status,
-            *(event for end in ends for event in (end.relation_created, end.relation_joined)),
-            *(event for end in ends for event in (end.relation_changed, end.relation_departed)),
-            *(self.on[name].relation_broken for name in (NODE_GRES, GRES)),
+            *endpoints.events(self.on),
             *exporter.events(self.on),
         ):
             framework.observe(event, self._reconcile)
@@ -132,26 +128,14 @@ class SlurmGpuCharm(ops.CharmBase):
         hooks.complete(self.machine, self.config, self.progress)
 
     def _reconcile_controller(self, event: ops.EventBase) -> None:
-        departing = event.departing_unit if isinstance(event, ops.RelationDepartedEvent) else None
-        relations = endpoints.relations(self.model, GRES)
-        units = {
-            unit.name: (relation, unit)
-            for relation in relations
-            for unit in relation.units
-            if unit != departing
-        }
+        units = endpoints.compute_units(self.model, event)
         first = event.unit.name if isinstance(event, ops.RelationEvent) and event.unit else None
         if isinstance(event, ops.UpdateStatusEvent):
             first = gres_lines.rotating(units)
         self._view = gres_lines.sync(
             units, first, lambda name: endpoints.published(*units[name]), owner=self.unit.name
         )
-        for relation in relations:
-            names = {name for name, (owner, _) in units.items() if owner is relation}
-            before = endpoints.answer(relation, self.app)
-            answer = gres_lines.answer(self._view, names, before)
-            if answer != before:
-                relation.save(answer, self.app)
+        endpoints.save_answers(self.model, self.app, units, self._view)
 
     def _look(self) -> None:
         """Find the status of each role; look again soon if Juju has no event for the end of a wait."""
@@ -204,11 +188,7 @@ class SlurmGpuCharm(ops.CharmBase):
     def machine(self) -> machines.Machine:
         """This machine as it was when first looked at."""
         if self._machine is None:
-            answer = before = None
-            for relation in endpoints.relations(self.model, NODE_GRES):
-                answer = endpoints.answer(relation, relation.app)
-                with contextlib.suppress(ValueError):
-                    before = endpoints.published(relation, self.unit)
+            answer, before = endpoints.exchanged(self.model, self.unit)
             self._machine = machines.look(self.load_config(settings.Config), answer, before)
         return self._machine
 
