@@ -35,34 +35,63 @@ def choose(workspace: Workspace, params: models.Training, *, is_anywhere: bool) 
     """
     others = params.environment or params.requirements or params.container_image
     is_program = params.workload not in ("gpt", "smoke")
-    is_auto = params.python == "auto" and not others and is_program
-    place = params.active if is_auto else params.own_python
-    if not place:
-        return "", _remark_on_modules(os.environ) if is_auto and is_anywhere else ""
+    if params.python == "auto" and not others and is_program:
+        return _take_active(workspace, params, is_anywhere=is_anywhere)
+
+    if not params.own_python:
+        return "", ""
     if others:
         text = f"{others} brings its own; give one of python, environment, requirements,"
         text += " container-image"
         raise ParameterError("python", text)
+    return _take_named(workspace, params, is_anywhere=is_anywhere)
 
-    found = _look(workspace, params, place)
+
+def _take_active(
+    workspace: Workspace, params: models.Training, *, is_anywhere: bool
+) -> tuple[str, str]:
+    """Take the active environment if jobs can use it."""
+    if not params.active:
+        return "", _remark_on_modules(os.environ) if is_anywhere else ""
+
+    found = _look(workspace, params, params.active)
     why = found.trouble
-    if is_auto and (why or not found.is_shared):
-        why = why or "is not on the shared filesystem"
-        text = f"the active environment {place} is not used, since it {why}"
-        return "", f"python: {text}; to choose one: --python PATH"
+    if not why and not found.is_shared:
+        why = "is not on the shared filesystem"
     if why:
-        text = f"{place} {why}; give the path of an environment with torch, or omit it"
+        text = f"the active environment {params.active} is not used, since it {why}"
+        return "", f"python: {text}; to choose one: --python PATH"
+
+    _check_place(workspace, found, is_anywhere=is_anywhere)
+    return found.path, f"{_describe(found)}, of the active environment"
+
+
+def _take_named(
+    workspace: Workspace, params: models.Training, *, is_anywhere: bool
+) -> tuple[str, str]:
+    """Take the interpreter of --python. Raises ParameterError if it is not usable."""
+    found = _look(workspace, params, params.own_python)
+    if found.trouble:
+        what = f"{params.own_python} {found.trouble}"
+        text = f"{what}; give the path of an environment with torch, or omit it"
         raise ParameterError("python", text)
-    if not is_anywhere:  # an operator names it for another account
+
+    _check_place(workspace, found, is_anywhere=is_anywhere)
+    if not found.is_shared:
+        return found.path, f"{_describe(found)}, which each node needs at this path"
+    return found.path, _describe(found)
+
+
+def _check_place(workspace: Workspace, found: "_Interpreter", *, is_anywhere: bool) -> None:
+    """Check that an operator's interpreter, which is for another account, is in the workspace."""
+    if not is_anywhere:
         prefix = str(pathlib.Path(found.path).parents[1])
         checks.check_inside(workspace, "python", prefix, kinds=("folder",))
 
-    remark = f"python: {found.path}, torch {found.torch}"
-    if is_auto:
-        return found.path, f"{remark}, of the active environment"
-    if not found.is_shared:
-        return found.path, f"{remark}, which each node needs at this path"
-    return found.path, remark
+
+def _describe(found: "_Interpreter") -> str:
+    """Name the interpreter and its torch."""
+    return f"python: {found.path}, torch {found.torch}"
 
 
 def _look(workspace: Workspace, params: models.Training, place: str) -> "_Interpreter":
