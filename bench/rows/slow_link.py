@@ -95,7 +95,9 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
             if not link.mbit_s:
                 qualities = {way.name: _qualities(way, dataset, scratch / "run") for way in WAYS}
     note = f"{parameters / 1e6:.1f}M parameters, delay by {', '.join(sorted(delays))}"
-    found = [_rate(way, link, paces, note) for link in LINKS for way in WAYS[1:]]
+    found: list[row.Row] = []
+    for link in LINKS:
+        found += [_rate(way, link, paces, note) for way in WAYS[1:]]
     found += [_against_unlimited(paces, link) for link in LINKS[1:]]
     for way in WAYS:
         found.append(_bytes(way, paces, parameters))

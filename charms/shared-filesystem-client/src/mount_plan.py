@@ -62,6 +62,15 @@ class Spec(Config, frozen=True):
         """Name the mount options that the charm's options stand for, so that they may be given as well."""
         return f"{'ro' if self.read_only else 'rw'} {'noexec' if self.noexec else 'exec'}"
 
+    @property
+    def flags(self) -> dict[str, str]:
+        """Return the mount flags of this charm, which have no values."""
+        names = ["nosuid", "nodev"]
+        if self.noexec:
+            names.append("noexec")
+        names.append("ro" if self.read_only else "rw")
+        return dict.fromkeys(names, "")
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:

@@ -133,7 +133,8 @@ class Sources:
             for interface in bound
             if interface.subnet is not None and interface.subnet.num_addresses == 1
         }
-        addresses = [str(one) for one in found if one not in movable] or [str(one) for one in found]
+        fixed = [one for one in found if one not in movable]
+        addresses = [str(one) for one in fixed or found]
         if not addresses:
             text = "waiting for this machine to have an IP address"
             raise StatusError(Level.WAITING, text, retry=True)

@@ -104,12 +104,7 @@ def _fuse(
     settings |= {"admin_socket": "", "client_mds_namespace": volume.name, "client_fs": volume.name}
     settings |= presets.merge(presets.CEPH_FUSE, profile=spec.profile, given=spec.mount_options)
     source = f"{volume.user}@{volume.fsid}.{volume.name}={path}"
-    flags = {
-        "nosuid": "",
-        "nodev": "",
-        **({"noexec": ""} if spec.noexec else {}),
-        "ro" if spec.read_only else "rw": "",
-    }
+    flags = spec.flags
     options = presets.text(flags | {"subtype": FUSE, "fsname": source})
     command = f"/usr/bin/ceph-fuse -f --conf={conf} --id={volume.user} -r {path} {spec.mountpoint} -o {options}".split()
     text = fuse.service(

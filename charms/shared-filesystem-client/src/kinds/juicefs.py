@@ -153,12 +153,7 @@ def _command(
         }
     )
     # JuiceFS honours device files and setuid programs on a mount by root, unless it is passed these
-    options = [
-        "nosuid",
-        "nodev",
-        *(["noexec"] if spec.noexec else []),
-        *(["ro"] if spec.read_only else []),
-    ]
+    options = [name for name in spec.flags if name != "rw"]
     return [str(program_path(spec.app)), "--no-agent", "mount", *flags, "-o", ",".join(options)]
 
 

@@ -38,12 +38,7 @@ def plan(
         raise mount_plan.MountError(
             f"the {kind.name} source has a space in its name, which systemd cannot mount"
         )
-    flags = {
-        "nosuid": "",
-        "nodev": "",
-        **({"noexec": ""} if spec.noexec else {}),
-        "ro" if spec.read_only else "rw": "",
-    }
+    flags = spec.flags
     text = mount_plan.render(
         "kernel.mount.j2",
         kind=kind.name,

@@ -6,6 +6,7 @@ The charm's README has the rules and their evidence ("How lines are made").
 import collections
 import collections.abc
 import dataclasses
+import itertools
 import pathlib
 import re
 
@@ -236,7 +237,7 @@ def _whole_sets(shape: list[int]) -> set[frozenset[int]]:
 
 def _near(gpu: detect.Gpu, topology: Topology) -> frozenset[int]:
     """Return the numbers, as Slurm counts, of the cores that are close to a card."""
-    numbered = [core for socket in topology for core in socket]
+    numbered = list(itertools.chain.from_iterable(topology))
     cpus = gpu.cpus or frozenset()
     return frozenset(number for number, core in enumerate(numbered) if core & cpus)
 

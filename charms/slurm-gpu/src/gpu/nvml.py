@@ -51,6 +51,14 @@ def probe() -> dict[str, typing.Any]:
     return {"driver": _ask(pynvml.nvmlSystemGetDriverVersion), "gpus": gpus}
 
 
+def _set_bits(words: collections.abc.Iterable[int]) -> list[int]:
+    """List the numbers of the bits that are set in words of 64 bits."""
+    found: list[int] = []
+    for i, word in enumerate(words):
+        found += [64 * i + bit for bit in range(64) if word >> bit & 1]
+    return found
+
+
 def _gpu(device: object) -> dict[str, typing.Any]:
     bus_id = pynvml.nvmlDeviceGetPciInfo(device).busId
     words = _ask(pynvml.nvmlDeviceGetCpuAffinity, device, _CPU_WORDS)
@@ -60,8 +68,7 @@ def _gpu(device: object) -> dict[str, typing.Any]:
         "minor": pynvml.nvmlDeviceGetMinorNumber(device),
         "bus_id": bus_id.decode() if isinstance(bus_id, bytes) else bus_id,
         "uuid": _ask(pynvml.nvmlDeviceGetUUID, device),
-        "cpus": words
-        and [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1],
+        "cpus": words and _set_bits(words),
         "mig": has_mig,
         "instances": list(_instances(device)) if has_mig else [],
     }
