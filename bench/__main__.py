@@ -110,7 +110,7 @@ def _measure(names: list[str]) -> dict[str, typing.Any]:
 
 
 def _run(name: str) -> Outcome:
-    """Measure a row in a process of its own."""
+    """Measure a row in a separate process."""
     began = time.monotonic()
     load = os.getloadavg()[0]
     paths = os.pathsep.join(str(ROOT / place) for place in (".", "lib", "payload"))
