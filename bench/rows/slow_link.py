@@ -22,7 +22,7 @@ from bench import data, row, slow_link
 from ddptrain.data import prepare
 
 TEXT_BYTES = 8 << 20
-SEEDS = (1,)
+SEEDS = (1, 2, 3)
 STEPS = 300  # of a training whose loss counts
 LAST = 20  # steps over which a training's loss is smoothed
 SIZE = (
@@ -31,7 +31,9 @@ SIZE = (
 )
 LINKS = [
     slow_link.Link(0, 0),
+    slow_link.Link(100, 20),
     slow_link.Link(100, 40),
+    slow_link.Link(100, 80),
     slow_link.Link(1000, 20),
     slow_link.Link(1000, 80),
 ]
