@@ -324,23 +324,32 @@ def _removed(model: Model, unit: Unit) -> None:
     del model.units[unit.name]
     storage.release(model, unit)
     for other in model.units.values():
-        other.events = [
-            event
-            for event in other.events
-            if event.remote != unit.name
-            or event.kind == "relation-departed"
-            or other.has_started(event)
-        ]
-    principal = model.units.get(unit.principal or "")
-    if (
-        principal
-        and principal.dying
-        and not any(other.principal == principal.name for other in model.units.values())
-    ):
+        other.events = [event for event in other.events if _outlives(event, unit.name, other)]
+    _end_lonely_principal(model, unit)
+    _take_back_secrets(model, unit)
+
+
+def _outlives(event: Event, removed: str, other: Unit) -> bool:
+    """Return whether another unit still gets an event once the removed unit is gone."""
+    is_about_it = event.remote == removed
+    return not is_about_it or event.kind == "relation-departed" or other.has_started(event)
+
+
+def _end_lonely_principal(model: Model, removed: Unit) -> None:
+    """End the dying principal of a removed subordinate if that was its last one."""
+    principal = model.units.get(removed.principal or "")
+    if principal is None or not principal.dying:
+        return
+    has_subordinates = any(unit.principal == principal.name for unit in model.units.values())
+    if not has_subordinates:
         _end(model, principal)
+
+
+def _take_back_secrets(model: Model, removed: Unit) -> None:
+    """Delete the secrets that a removed unit owned, and forget which revisions it had seen."""
     for secret in list(model.secrets.values()):
-        secret.tracked.pop(unit.name, None)
-        if secret.owner == f"unit:{unit.name}":
+        secret.tracked.pop(removed.name, None)
+        if secret.owner == f"unit:{removed.name}":
             del model.secrets[secret.id]
 
 
@@ -361,23 +370,29 @@ def finished(model: Model, unit: Unit, event: Event) -> None:
     """Take an event that ran off the queue, and queue what follows from it."""
     unit.events = [other for other in unit.events if other.sequence != event.sequence]
     relation = model.relations.get(-1 if event.relation is None else event.relation)
-    members = unit.members.setdefault(relation.id, []) if relation else []
-    if event.kind == "install" and not unit.dying:
+    if relation is not None:
+        _relation_event_ended(relation, unit, event)
+    elif event.kind == "install" and not unit.dying:
         for each in model.app_relations(unit.app):
             _enter_scope(model, each, unit)
     elif event.kind == "start":
         unit.started = True
-    elif event.kind == "relation-joined" and event.remote and event.remote not in members:
-        members.append(event.remote)
-    elif event.kind == "relation-departed" and event.remote in members:
-        members.remove(event.remote)
-    elif event.kind == "relation-broken" and relation is not None:
-        del unit.members[relation.id]
-        relation.left[unit.name] = relation.unit_data.pop(unit.name, {})
     elif event.kind == "remove":
         _removed(model, unit)
     _forget_relations(model)
     _forget_applications(model)
+
+
+def _relation_event_ended(relation: Relation, unit: Unit, event: Event) -> None:
+    """Keep who a unit has met over a relation, as its hook context lists them from now on."""
+    members = unit.members.setdefault(relation.id, [])
+    if event.kind == "relation-joined" and event.remote and event.remote not in members:
+        members.append(event.remote)
+    elif event.kind == "relation-departed" and event.remote in members:
+        members.remove(event.remote)
+    elif event.kind == "relation-broken":
+        del unit.members[relation.id]
+        relation.left[unit.name] = relation.unit_data.pop(unit.name, {})
 
 
 def failed(unit: Unit, event: Event, problem: str, retry_at: float) -> None:

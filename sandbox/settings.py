@@ -80,37 +80,45 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
     Raises:
         SandboxError: an unknown action, an unknown parameter or a value of another type, by name.
     """
-    import jsonschema  # noqa: PLC0415 - a third of the start of every other command
-
     actions = app.section("actions")
     if action not in actions:
-        raise SandboxError(
-            f"{app.name} has no action {action!r} (there are: {', '.join(sorted(actions)) or 'none'})"
-        )
+        there_are = ", ".join(sorted(actions)) or "none"
+        raise SandboxError(f"{app.name} has no action {action!r} (there are: {there_are})")
     spec: Json = actions[action] or {}
     properties: dict[str, Json] = spec.get("params") or {}
-    unknown = sorted(values.keys() - properties)
-    if unknown and not spec.get("additionalProperties", False):
-        known = ", ".join(sorted(properties)) or "none"
-        raise SandboxError(f"{action}: unknown parameter {unknown[0]!r} (there are: {known})")
+    if not spec.get("additionalProperties", False):
+        _refuse_unknown(action, values, properties)
+
     params = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
     for name, text in values.items():
         try:
             params[name] = _param(text, properties[name])
         except SandboxError as e:
             raise SandboxError(f"{action}: parameter {name!r}: {e}"[:300]) from e
-    object_schema: Json = {
-        "type": "object",
-        "properties": properties,
-        "required": spec.get("required", []),
-    }
-    validator: typing.Any = jsonschema.Draft4Validator(
-        object_schema
-    )  # as in Juju; its integers have no point
+    _validate(action, params, properties, spec.get("required", []))
+    return params
+
+
+def _refuse_unknown(
+    action: str, values: collections.abc.Mapping[str, str], properties: dict[str, Json]
+) -> None:
+    """Raise SandboxError for the first parameter that the action does not declare."""
+    unknown = sorted(values.keys() - properties)
+    if unknown:
+        known = ", ".join(sorted(properties)) or "none"
+        raise SandboxError(f"{action}: unknown parameter {unknown[0]!r} (there are: {known})")
+
+
+def _validate(action: str, params: Json, properties: dict[str, Json], required: list[str]) -> None:
+    """Raise SandboxError for the first parameter that the action's schema refuses."""
+    import jsonschema  # noqa: PLC0415 - a third of the start of every other command
+
+    schema: Json = {"type": "object", "properties": properties, "required": required}
+    # Draft 4 as in Juju: its integers have no point
+    validator: typing.Any = jsonschema.Draft4Validator(schema)
     for error in validator.iter_errors(params):
         where = f"parameter {error.path[0]!r}: " if error.path else ""
         raise SandboxError(f"{action}: {where}{error.message}"[:300])
-    return params
 
 
 def request_action(
