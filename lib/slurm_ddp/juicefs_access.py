@@ -126,9 +126,7 @@ class Access:
 
 def parse(url: str) -> tuple[Engine, str | None]:
     """Read the engine and user of a URL without password. Raises `ValueError`, which never quotes the URL."""
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in _SCHEMES:
-        raise ValueError(_no_scheme(scheme if separator else ""))
+    scheme, rest = _split_scheme(url)
     kind = _SCHEMES[scheme]
     rule = _RULES[kind]
     hint = f"write it as {rule.example}"
@@ -142,8 +140,6 @@ def parse(url: str) -> tuple[Engine, str | None]:
     engine = Engine(kind, (), db, tls=scheme == "rediss", params=query)
     _check_params(rule, engine)
 
-    if kind == "mysql" and place.startswith("(") and place.endswith(")"):
-        place = place[1:-1]
     master, hosts = _read_hosts(kind, place)
     if len(hosts) > 1 and not rule.many:
         raise ValueError(f"one server, not several; {hint}")
@@ -152,6 +148,16 @@ def parse(url: str) -> tuple[Engine, str | None]:
     except fs.UriError:
         raise ValueError(hint) from None
     return dataclasses.replace(engine, hosts=addresses, master=master), user
+
+
+def _split_scheme(url: str) -> tuple[str, str]:
+    """Return a supported scheme and what follows it. Raises `ValueError`."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise ValueError(_no_scheme(""))
+    if scheme not in _SCHEMES:
+        raise ValueError(_no_scheme(scheme))
+    return scheme, rest
 
 
 def _addresses(hosts: list[str], port: int | None) -> tuple[str, ...]:
@@ -173,6 +179,8 @@ def _no_scheme(scheme: str) -> str:
 
 def _read_hosts(kind: str, place: str) -> tuple[str, list[str]]:
     """Split the servers, behind the name of the master that Sentinels watch: ("", hosts) without one."""
+    if kind == "mysql" and place.startswith("(") and place.endswith(")"):
+        place = place[1:-1]
     hosts = place.split(",")
     has_sentinels = kind == "redis" and len(hosts) > 1 and ":" not in hosts[0]
     if not has_sentinels:  # as JuiceFS distinguishes them from a cluster

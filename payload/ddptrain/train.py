@@ -264,21 +264,24 @@ class Training:
                 recorder.step()
                 if step == self._first:
                     self._prepare_saver()
-                ends_epoch = self.schedule.ends_epoch(step)
                 is_due = self.agreement.is_due() or (self.link is not None and is_synced)
-                if not is_due and not ends_epoch:
+                if not is_due and not self.schedule.ends_epoch(step):
                     continue
-
-                stop, save = self._agree(step)
-                if ends_epoch:
-                    self._end_epoch(step)
-                elif stop or (save and is_synced):
-                    self._save(step, ends_epoch=False)
-                if self.saver is not None:
-                    self.saver.check()
+                stop = self._agree_and_save(step, is_synced=is_synced)
                 if stop and step < self.schedule.steps:
                     return attempt.PREEMPTED
         return attempt.DONE
+
+    def _agree_and_save(self, step: int, *, is_synced: bool) -> bool:
+        """Exchange the pending steps, save if it is time, and return whether the ranks stop."""
+        stop, save = self._agree(step)
+        if self.schedule.ends_epoch(step):
+            self._end_epoch(step)
+        elif stop or (save and is_synced):
+            self._save(step, ends_epoch=False)
+        if self.saver is not None:
+            self.saver.check()
+        return stop
 
     def _exchange_if_due(self, step: int) -> bool:
         """Let the sites exchange after a step if it is time, and return whether all have the same weights now."""

@@ -92,10 +92,7 @@ def find(
     here = None if typed_in is None else pathlib.Path(os.path.realpath(typed_in))
     if script is not None:
         script = pathlib.Path(os.path.realpath(script))
-        if not script.is_file():
-            raise problems.of_path(script, "is not a file")
-    folder = here if script is None else script.parent
-    assert folder is not None
+    folder = _folder_of(script, here)
     own = {path.resolve() for path in own}
 
     top = git.find_top(folder)
@@ -109,6 +106,16 @@ def find(
         raise problems.of_path(root, "is never copied as a whole", how)
     name = _below(root, script)
     return _measured(Project(root, name, (name,), is_alone=True))
+
+
+def _folder_of(script: pathlib.Path | None, here: pathlib.Path | None) -> pathlib.Path:
+    """Return the folder where the search begins. Raises ParameterError if the script is not a file."""
+    if script is None:
+        assert here is not None
+        return here
+    if not script.is_file():
+        raise problems.of_path(script, "is not a file")
+    return script.parent
 
 
 def _of_repository(top: pathlib.Path, script: pathlib.Path | None) -> Project:

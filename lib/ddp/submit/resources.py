@@ -397,17 +397,13 @@ def _amounts(
 
     Raises ParameterError.
     """
-    is_whole = params.exclusive or most.is_exclusive
     per_cpu_mb = params.mem_per_cpu_mb
     least_mb = min(node.memory_mb for node in nodes)
+    is_whole = params.exclusive or most.is_exclusive
 
     cpus = params.cpus_per_task
     if cpus is None:
-        shares = [node.cpus if is_whole else _share(node.cpus, gpus, node.gpus) for node in nodes]
-        cpus = min(*shares, most.max_cpus_per_node or fields.MAX_CPUS)
-        if per_cpu_mb:  # no more cores than there is memory for
-            memory_mb = min(least_mb, most.max_memory_mb or least_mb)
-            cpus = max(1, min(cpus, memory_mb // per_cpu_mb))
+        cpus = _default_cpus(params, gpus, nodes, most)
     if params.memory_mb == 0:
         default_mb = most.default_memory_mb or cpus * (most.default_memory_per_cpu_mb or 0)
         _check_site(default_mb, cpus, least_mb)
@@ -415,8 +411,27 @@ def _amounts(
     if per_cpu_mb:
         _check_per_cpu(params, per_cpu_mb, cpus, least_mb, most)
         return cpus, per_cpu_mb * cpus, per_cpu_mb
-    shares = [node.memory_mb if is_whole else _memory(node, cpus, gpus) for node in nodes]
-    return cpus, bounded_mb(params.memory_mb, min(shares), cpus, most), 0
+    share_mb = least_mb
+    if not is_whole:
+        share_mb = min(_memory(node, cpus, gpus) for node in nodes)
+    return cpus, bounded_mb(params.memory_mb, share_mb, cpus, most), 0
+
+
+def _default_cpus(
+    params: models.Training, gpus: int, nodes: Nodes, most: partition_limits.Limits
+) -> int:
+    """Return the cores that go with a node's GPUs, as many as each node has and can give memory to."""
+    if params.exclusive or most.is_exclusive:
+        cpus = min(node.cpus for node in nodes)
+    else:
+        cpus = min(_share(node.cpus, gpus, node.gpus) for node in nodes)
+    cpus = min(cpus, most.max_cpus_per_node or fields.MAX_CPUS)
+    if not params.mem_per_cpu_mb:
+        return cpus
+
+    memory_mb = min(node.memory_mb for node in nodes)
+    memory_mb = min(memory_mb, most.max_memory_mb or memory_mb)
+    return max(1, min(cpus, memory_mb // params.mem_per_cpu_mb))
 
 
 def _check_per_cpu(

@@ -196,16 +196,21 @@ def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) 
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode) or path.name.endswith(ENV_SUFFIX):
             continue  # not written by ddp, or not the trainer's
-        run = path.name.removesuffix(HF_SUFFIX)
         is_ours = path.name.endswith(HF_SUFFIX) and not path.name.startswith(".")
-        is_unused = not is_ours or (active is not None and run not in active)
-        if not token or (is_unused and time.time() - about.st_mtime > 120):
+        is_new = time.time() - about.st_mtime <= 120
+        is_kept = is_new or (is_ours and _is_active(path, active))
+        if not token or not is_kept:
             path.unlink()
             counts["removed"] += 1
         elif is_ours and small_files.tail(path, 65536) != [token]:
             replace(path, f"{token}\n", mode=0o600)
             counts["replaced"] += 1
     return counts
+
+
+def _is_active(path: pathlib.Path, active: list[str] | None) -> bool:
+    """Return whether the run of a token's file is active, as far as that is known."""
+    return active is None or path.name.removesuffix(HF_SUFFIX) in active
 
 
 def measure_source(path: str, part_bytes: int) -> small_files.Json:

@@ -230,16 +230,10 @@ def _of_this_boot(old: Health) -> Health:
 def _look(watch: Watch, old: Health, now: float) -> _Seen:
     """Probe the mount; if it does not answer, ask its servers."""
     writes = watch.writable and _is_write_due(old, now)
-    was_hung = old.state == State.HUNG.value  # then a plain look has all the time there is
     # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
     down = unreachable(watch.servers, watch.speaks) if old.down else ""
-
-    began = time.monotonic()
     deadline = _SILENT_PROBE_S if down else _PROBE_S
-    look = probe(watch, write=writes and not was_hung, deadline=deadline)
-    took = time.monotonic() - began
-    if look and writes and was_hung:
-        look = probe(watch, write=True)
+    look, took = _probe(watch, old, writes=writes, deadline=deadline)
     if look:
         down = ""
     elif not down:
@@ -258,6 +252,22 @@ def _look(watch: Watch, old: Health, now: float) -> _Seen:
         answered=_since(old.answered, answers_count_from, is_hung and not down),
         pending=is_changed and is_outdated(watch.unit, watch.boot, watch.changed_us),
     )
+
+
+def _probe(
+    watch: Watch, old: Health, *, writes: bool, deadline: float
+) -> tuple[mounts.Result, float]:
+    """Probe the mount; return the result and the seconds that the first probe took.
+
+    A mount that hung before is first only read, with all the time there is, then written to.
+    """
+    was_hung = old.state == State.HUNG.value
+    began = time.monotonic()
+    look = probe(watch, write=writes and not was_hung, deadline=deadline)
+    took = time.monotonic() - began
+    if look and writes and was_hung:
+        look = probe(watch, write=True)
+    return look, took
 
 
 def _is_write_due(old: Health, now: float) -> bool:
@@ -378,12 +388,19 @@ def remedy(
         case State.WRONG if not in_use:
             return Remedy.RESTART
         # While the server is away, waiting is right: whoever waits goes on when it is back, and loses nothing
-        case State.HUNG if servers_answer and fuse and hung_s >= HUNG_FUSE_S:
-            return Remedy.ABORT
-        case State.HUNG if servers_answer and not fuse and hung_s >= HUNG_KERNEL_S and not in_use:
-            return Remedy.RESTART
+        case State.HUNG if servers_answer:
+            return _remedy_for_hung(fuse=fuse, in_use=in_use, hung_s=hung_s)
         case _:
             return Remedy.NOTHING
+
+
+def _remedy_for_hung(*, fuse: bool, in_use: bool, hung_s: float) -> Remedy:
+    """Decide about a mount that hangs although its servers answer: users of a kernel's mount go on waiting."""
+    if fuse:
+        return Remedy.ABORT if hung_s >= HUNG_FUSE_S else Remedy.NOTHING
+    if hung_s >= HUNG_KERNEL_S and not in_use:
+        return Remedy.RESTART
+    return Remedy.NOTHING
 
 
 def apply(chosen: Remedy, watch: Watch) -> None:

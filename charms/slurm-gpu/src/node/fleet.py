@@ -41,18 +41,24 @@ def shared(
         return frozenset()
     partitions = own.fields.get("Partitions")
     peers = [node for node in listed if node.fields.get("Partitions") == partitions]
-    prefix = reason.partition(": ")[0] + ": "
-    turn = (now + WINDOW_S, name)
-    if _is_drained(own, prefix):
-        turn = (own.reason_time or now, name)
-
-    counts: collections.Counter[str] = collections.Counter()
-    for node in peers:
-        is_before = node.name != name and _is_between(node, now - WINDOW_S, turn)
-        if is_before and _is_drained(node, prefix):
-            counts.update(kinds(node.reason or ""))
+    counts = _counts_before(own, peers, reason.partition(": ")[0] + ": ", now)
     most = len(peers) / 3
     return frozenset(kind for kind in kinds(reason) if counts[kind] and counts[kind] + 1 > most)
+
+
+def _counts_before(
+    own: nodes.Node, peers: list[nodes.Node], prefix: str, now: float
+) -> collections.Counter[str]:
+    """Count the complaints that other nodes were drained for in the window, before this node's turn."""
+    turn = (now + WINDOW_S, own.name)
+    if _is_drained(own, prefix):
+        turn = (own.reason_time or now, own.name)
+    counts: collections.Counter[str] = collections.Counter()
+    for node in peers:
+        is_before = node.name != own.name and _is_between(node, now - WINDOW_S, turn)
+        if is_before and _is_drained(node, prefix):
+            counts.update(kinds(node.reason or ""))
+    return counts
 
 
 def _is_between(node: nodes.Node, since: float, turn: tuple[float, str]) -> bool:
