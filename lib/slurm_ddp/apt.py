@@ -1,7 +1,8 @@
 """Debian packages as desired state.
 
-charmlibs-apt was weighed: it has no deadline, does not wait for the lock that unattended-upgrades holds on a fresh
-machine, and installs package by package, where one transaction is faster and either happens or does not.
+charmlibs-apt was weighed: it has no deadline, does not wait for the lock that unattended-upgrades
+holds on a fresh machine, and installs package by package, where one transaction is faster and
+either happens or does not.
 """
 
 import collections.abc

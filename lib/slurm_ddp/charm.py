@@ -1,6 +1,7 @@
 """Shared by all charms: a status of level and text, a table of actions, and errors that name an option or parameter.
 
-No ops is imported: charm.py passes in what ops gives, and makes ops' status with `ops.StatusBase.from_name`.
+No ops is imported: charm.py passes in what ops gives, and makes ops' status with
+`ops.StatusBase.from_name`.
 """
 
 import collections.abc
@@ -115,8 +116,8 @@ def run_action(
 ) -> None:
     """Parse the parameters, run the action on the subject, and set its results or fail it with one line.
 
-    `within` is entered around subject and action, and may convert what they raise to `StatusError`. `failures` fail the
-    action besides `StatusError`, `ActionError` and `ValueError`.
+    `within` is entered around subject and action, and may convert what they raise to `StatusError`.
+    `failures` fail the action besides `StatusError`, `ActionError` and `ValueError`.
     """
     try:
         parameters = action.parameters.model_validate(event.params)

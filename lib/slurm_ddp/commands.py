@@ -86,8 +86,10 @@ def run(
     """Run a command in a clean environment and return its output.
 
     Args:
-        argv: the command and its arguments, without a shell. Secrets go in `env` or `stdin`, never here.
-        timeout: in seconds; then the process group is killed, and a child that cannot die (a hung filesystem) left.
+        argv: the command and its arguments, without a shell. Secrets go in `env` or `stdin`, never
+            here.
+        timeout: in seconds; then the process group is killed, and a child that cannot die (a hung
+            filesystem) left.
         stdin: text for the child, else the null device.
         env: variables added to `clean_env()`.
         cwd: the child's working directory.
@@ -95,7 +97,8 @@ def run(
         secrets: values that must not appear in the returned texts nor in an error.
 
     Raises:
-        CommandError: the command is missing, or failed and `check` is set; `CommandTimeout` if it did not end in time.
+        CommandError: the command is missing, or failed and `check` is set; `CommandTimeout` if it
+            did not end in time.
     """
     arguments = [str(argument) for argument in argv]
     name = pathlib.Path(arguments[0]).name

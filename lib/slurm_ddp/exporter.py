@@ -1,7 +1,8 @@
 """A unit's metrics for Prometheus: a service on the loopback, which runs while a collector is related to the unit.
 
-A charm's metrics.py is the service's program: it calls `serve` with its sources. Each source is read in a thread of its
-own, so that a scrape ends in time whatever hangs; one that fails makes its `slurm_ddp_NAME_up` 0.
+A charm's metrics.py is the service's program: it calls `serve` with its sources. Each source is
+read in a thread of its own, so that a scrape ends in time whatever hangs; one that fails makes its
+`slurm_ddp_NAME_up` 0.
 """
 
 import collections.abc
@@ -52,7 +53,8 @@ def follow(
 
     Args:
         charm: an ops.CharmBase.
-        serve: starts the service of a unit, and returns its databag; may raise CommandError or StatusError.
+        serve: starts the service of a unit, and returns its databag; may raise CommandError or
+            StatusError.
     """
     # Before the collector's unit has joined, Juju may know no databag of this unit
     related = [one for one in charm.model.relations[cos_agent.ENDPOINT] if one.active and one.units]

@@ -11,7 +11,8 @@ def ensure_file(
 ) -> bool:
     """Make `path` hold exactly `content` with `mode` and `owner`; return whether anything had to change.
 
-    The file is replaced atomically and at no time readable by more than `mode` allows. Missing parents are made (0755).
+    The file is replaced atomically and at no time readable by more than `mode` allows. Missing
+    parents are made (0755).
     """
     path = pathlib.Path(path)
     data = content.encode() if isinstance(content, str) else content

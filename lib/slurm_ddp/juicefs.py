@@ -65,8 +65,9 @@ def explained(
 ) -> collections.abc.Generator[None]:
     """Raise the `StatusError` of the charm `app` for a failure inside.
 
-    It waits, with the text of `wait`, for a server that does not answer and `passing` failures, which may end by
-    themselves. The operator must resolve `lasting` ones, and those of juicefs and other commands.
+    It waits, with the text of `wait`, for a server that does not answer and `passing` failures,
+    which may end by themselves. The operator must resolve `lasting` ones, and those of juicefs and
+    other commands.
     """
     attach = f"juju attach-resource {app} juicefs=FILE"
     remedies: dict[type[Exception], str] = {
@@ -104,7 +105,8 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
     """Install `resource`, a program or a release's tarball, else the pinned release, as `target`: whether it changed.
 
     Raises:
-        DownloadError: there is no resource, and the release could not be fetched or is not what it should be.
+        DownloadError: there is no resource, and the release could not be fetched or is not what it
+            should be.
         JuicefsError: the resource is not a juicefs that runs on this machine.
     """
     stat = resource.stat() if resource is not None else None
@@ -196,9 +198,9 @@ def inspect(
 def ensure_sticky(program: pathlib.Path, access: juicefs_access.Access, folder: str = "/") -> str:
     """Set the sticky bit on a folder of a volume that others can write to, or make it: what was done, "" for nothing.
 
-    After format a volume's root has mode 0777, as has what mount makes for --subdir (1.3.1): any account can rename
-    what is another's. It needs no mount: sync copies mode and owner of the first thing it lists, the folder itself.
-    Raises `JuicefsError`.
+    After format a volume's root has mode 0777, as has what mount makes for --subdir (1.3.1): any
+    account can rename what is another's. It needs no mount: sync copies mode and owner of the first
+    thing it lists, the folder itself. Raises `JuicefsError`.
     """
     found, wanted = _change_mode(program, access, folder, _sticky)
     if found == wanted:
@@ -211,9 +213,10 @@ def ensure_sticky(program: pathlib.Path, access: juicefs_access.Access, folder: 
 def ensure_private_trash(program: pathlib.Path, access: juicefs_access.Access) -> bool:
     """Close a volume's trash to all but root; return whether it was open. Raises `JuicefsError`.
 
-    After format it has mode 0555 and what is deleted lies in it with its own mode, so anybody could read a file of
-    mode 0644 that was in a folder of mode 0700. Only mounts with --subdir, / included, have the trash's mode from the
-    engine (1.3.1 and 1.4.1, NewVFS in pkg/vfs/vfs.go); the others show 0555.
+    After format it has mode 0555 and what is deleted lies in it with its own mode, so anybody could
+    read a file of mode 0644 that was in a folder of mode 0700. Only mounts with --subdir, /
+    included, have the trash's mode from the engine (1.3.1 and 1.4.1, NewVFS in pkg/vfs/vfs.go); the
+    others show 0555.
     """
     found, wanted = _change_mode(program, access, TRASH, lambda _: 0o700)
     return found != wanted
@@ -282,7 +285,8 @@ def invoke(
 def _run(program: pathlib.Path, *arguments: str, **keywords: typing.Any) -> Completed:
     """Run the program, up to three times.
 
-    It lists the host's addresses when it is loaded, and panics where an interface is removed then (minio's cmd/net.go).
+    It lists the host's addresses when it is loaded, and panics where an interface is removed then
+    (minio's cmd/net.go).
     """
     for pause in (0.1, 1.0):
         try:

@@ -27,7 +27,8 @@ class _Rule:
     user: str = r"[^\0-\x20]+"  # a pattern; a kind that has none takes no user in its URL
     variable: str = ""  # that juicefs reads the password from
     many: bool = False  # several hosts are one engine
-    # Parameters that name files: the authority's certificate ("": SSL_CERT_FILE names it), the client's, and its key
+    # Parameters that name files: the authority's certificate ("": SSL_CERT_FILE names it), the
+    # client's, and its key
     file_params: collections.abc.Sequence[str] = ("", "", "")
     # Parameters set beside an authority's certificate
     with_authority: collections.abc.Mapping[str, str] = dataclasses.field(
@@ -279,7 +280,8 @@ def access(
         paths["google-credentials"] = directory / "google-credentials.json"
         environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(paths["google-credentials"])
 
-    # With META_PASSWORD juicefs asks for an @; the colon of the password that is missing does no harm
+    # With META_PASSWORD juicefs asks for an @; the colon of the password that is missing does no
+    # harm
     login = ":" if environment.get("META_PASSWORD") else ""
     return Access(
         engine=engine,

@@ -2,7 +2,8 @@
 
     python3 mount_child.py MOUNTPOINT MOUNT_ID read|write [sticky]
 
-It may hang in the kernel for good, so it is a program that imports no module of ours: Python starts it at once.
+It may hang in the kernel for good, so it is a program that imports no module of ours: Python starts
+it at once.
 """
 
 import contextlib
@@ -40,7 +41,8 @@ def touch(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[
                     os.fchmod(directory, mode | stat.S_ISVTX)
                     found = {"was": mode}
         step = "look up a name"
-        # One that was never asked for: no cache knows it, so the server, or JuiceFS's engine, must answer
+        # One that was never asked for: no cache knows it, so the server, or JuiceFS's engine, must
+        # answer
         with contextlib.suppress(FileNotFoundError, PermissionError):
             os.stat(f"{PROBE_DIR}-{secrets.token_hex(8)}", dir_fd=directory)
         if write:

@@ -1,9 +1,11 @@
 """The machine's mounts, and whether they work. Nothing here waits for a filesystem that does not answer.
 
-`probe` touches a mount in a child process with a deadline. A child that hangs in the kernel cannot be killed, so it is
-left behind; while one is left behind for a mountpoint, no further child is started for it.
+`probe` touches a mount in a child process with a deadline. A child that hangs in the kernel cannot
+be killed, so it is left behind; while one is left behind for a mountpoint, no further child is
+started for it.
 
-Standard library only: a copy of this file, beside mount_child.py, serves systemd units as their helper,
+Standard library only: a copy of this file, beside mount_child.py, serves systemd units as their
+helper,
 
     python3 mounts.py reach HOST:PORT... --timeout SECONDS
     python3 mounts.py wait MOUNTPOINT --fstype T --source S --timeout SECONDS [--pid PID]
@@ -38,9 +40,11 @@ _ANSWERS_S = 2.0  # for a filesystem that has used up its deadline with a write
 _START_S = 30.0  # for a child to start, on a machine however busy
 _REAP_S = 0.5  # how long a killed child may take to die before it is left behind
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # linux/fs.h
-# Errors of a root whose server or daemon was lost; the list is the CSI driver's for a corrupted mount
+# Errors of a root whose server or daemon was lost; the list is the CSI driver's for a corrupted
+# mount
 _STALE = {errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO}
-# Of anything in it: the client ended, is just ending (fuse_abort_conn), or stays cut off by Ceph (ceph-fuse)
+# Of anything in it: the client ended, is just ending (fuse_abort_conn), or stays cut off by Ceph
+# (ceph-fuse)
 _LOST = {errno.ENOTCONN, errno.ESTALE, errno.ECONNABORTED, errno.ESHUTDOWN}
 
 PathLike = str | os.PathLike[str]
@@ -160,9 +164,10 @@ def probe(
         fstype: the expected type.
         source: the expected source, as mountinfo shows it.
         writable: also write, sync, rename, read back and remove a small file.
-        sticky: with `writable`, set the sticky bit on a root that others can write, where that is allowed: without it
-            they can rename what is another's there (rename(2)).
-        deadline: seconds until a mount that does not answer is HUNG, or SLOW where only a write does not end.
+        sticky: with `writable`, set the sticky bit on a root that others can write, where that is
+            allowed: without it they can rename what is another's there (rename(2)).
+        deadline: seconds until a mount that does not answer is HUNG, or SLOW where only a write
+            does not end.
     """
     mountpoint = os.path.normpath(mountpoint)
     here = at(mountpoint)
@@ -411,7 +416,8 @@ def _start_time(pid: int) -> int | None:
 
 
 def _umount(mountpoint: PathLike, flags: int) -> None:
-    # umount(8) first looks at the mountpoint, which hangs when the server is dead; the system call does not
+    # umount(8) first looks at the mountpoint, which hangs when the server is dead; the system call
+    # does not
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(os.path.normpath(mountpoint)), flags | _UMOUNT_NOFOLLOW) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,10 +1,12 @@
 """Which proxy a download takes: that of the Juju model, or else of the environment; and which hosts it avoids.
 
-Juju hands `juju-http-proxy`, `juju-https-proxy` and `juju-no-proxy` of a model to hooks as JUJU_CHARM_*, which
-urllib does not know, and urllib knows no networks. The entries of `juju-no-proxy` mean what they mean to Juju itself,
-whose library is Go's golang.org/x/net/http/httpproxy:
+Juju hands `juju-http-proxy`, `juju-https-proxy` and `juju-no-proxy` of a model to hooks as
+JUJU_CHARM_*, which urllib does not know, and urllib knows no networks. The entries of
+`juju-no-proxy` mean what they mean to Juju itself, whose library is Go's
+golang.org/x/net/http/httpproxy:
 
-- `host.example.com` is this name and all names below it, `.example.com` and `*.example.com` only those below;
+- `host.example.com` is this name and all names below it, `.example.com` and `*.example.com` only
+  those below;
 - `10.0.0.2` is an address, `10.0.0.0/8` a network; `fd00::/8` and `[fd00::1]` likewise;
 - each but a network may have a port, `host:8080`, and counts for that port only;
 - `*` is every host. `localhost` and addresses of the loopback need no entry.

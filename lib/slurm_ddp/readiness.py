@@ -1,13 +1,15 @@
 """What a machine must have before it takes jobs, passed between the charms on it without a relation.
 
-A charm that makes something jobs need, such as a mount, keeps one file on its machine from its first hook to its last:
+A charm that makes something jobs need, such as a mount, keeps one file on its machine from its
+first hook to its last:
 
-    /var/lib/slurm-ddp/needs/<unit with - for />.json
-    {"unit": "shared-filesystem-client/0", "boot": "<boot id>", "mountpoint": "/mnt/shared", "detail": "..."}
+    /var/lib/slurm-ddp/needs/<unit with - for />.json {"unit": "shared-filesystem-client/0", "boot":
+    "<boot id>", "mountpoint": "/mnt/shared", "detail": "..."}
 
-`boot` is the boot in which it was last seen to work, absent while it does not, so a reboot asks for another check. What
-resumes a node reads all files (`missing`) and watches the folder, since a file may change without any hook. Unknown
-keys are ignored; a file that cannot be read counts as missing. Standard library only: services use it, too.
+`boot` is the boot in which it was last seen to work, absent while it does not, so a reboot asks for
+another check. What resumes a node reads all files (`missing`) and watches the folder, since a file
+may change without any hook. Unknown keys are ignored; a file that cannot be read counts as missing.
+Standard library only: services use it, too.
 """
 
 import dataclasses

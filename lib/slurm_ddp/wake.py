@@ -1,7 +1,7 @@
 """Run a unit's update-status hook when what its status waits for is there, and Juju has no event for that.
 
-A transient unit of systemd's runs juju-exec(1), which waits for the machine's lock. No two of these units share a name:
-the hook that one of them runs asks for the next while its own is still loaded.
+A transient unit of systemd's runs juju-exec(1), which waits for the machine's lock. No two of these
+units share a name: the hook that one of them runs asks for the next while its own is still loaded.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """What the programs share that check a part of a machine from a timer: the GPU health check and the mount keeper.
 
-The system's Python runs them, apart from the charm that installed them with the modules that they import (`sources`,
-`pack`). So this module and what it imports need the standard library only.
+The system's Python runs them, apart from the charm that installed them with the modules that they
+import (`sources`, `pack`). So this module and what it imports need the standard library only.
 """
 
 import collections.abc

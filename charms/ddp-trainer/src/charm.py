@@ -65,7 +65,8 @@ class DdpTrainerCharm(ops.CharmBase):
 
     def _on_stop(self, _: ops.EventBase) -> None:
         """Remove the token's files, as the account that owns them in the workspace."""
-        # Not _desired(): the token's secret may be out of reach by now. Without valid options no workspace is known.
+        # Not _desired(): the token's secret may be out of reach by now. Without valid options no
+        # workspace is known.
         with contextlib.suppress(ParameterError):
             config = fields.parse(host.Config, self.config)
             host.account(config.submit_user)

@@ -135,8 +135,8 @@ def _is_mounted(workspace: str) -> bool:
 def hand_over(workspace: str, names: list[str], owner: pwd.struct_passwd) -> None:
     """Make folders in a workspace that belongs to root, for their owner, and `users`, in which everybody makes one.
 
-    Only root and their owner can have put the names into such a workspace, so nothing found there was planted. Other
-    files, and folders of a third account, are left alone. Raises OSError.
+    Only root and their owner can have put the names into such a workspace, so nothing found there
+    was planted. Other files, and folders of a third account, are left alone. Raises OSError.
     """
     top = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -1,7 +1,8 @@
 """Who holds this machine's lock, and who waits for it, as the agents of its units tell.
 
-A hook runs under the lock, and on a Juju that honours no `parallel` (4.0.15) each action and exec, too. An agent
-reports its own unit's part: core/machinelock/machinelock.go in juju/juju, which internal/worker/introspection serves.
+A hook runs under the lock, and on a Juju that honours no `parallel` (4.0.15) each action and exec,
+too. An agent reports its own unit's part: core/machinelock/machinelock.go in juju/juju, which
+internal/worker/introspection serves.
 """
 
 import collections.abc

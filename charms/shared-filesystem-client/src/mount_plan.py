@@ -13,7 +13,8 @@ LIB = pathlib.Path("/usr/local/lib/slurm-ddp")
 STATE = pathlib.Path("/var/lib/slurm-ddp")
 CACHE = pathlib.Path("/var/cache/slurm-ddp")
 _TEMPLATES = pathlib.Path(__file__).with_name("templates")
-# Folders of the system itself: nothing may be mounted over the first, nor anywhere inside the second
+# Folders of the system itself: nothing may be mounted over the first, nor anywhere inside the
+# second
 _SYSTEM = {"/", "/media", "/mnt", "/tmp", "/var"}  # noqa: S108 - compared, not used
 _SYSTEM_TREES = tuple(
     "/bin /boot /dev /etc /lib /lib32 /lib64 /proc /root /run /sbin /sys /usr /var/cache /var/lib /var/log".split()

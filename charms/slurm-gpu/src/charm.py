@@ -62,8 +62,8 @@ class SlurmGpuCharm(ops.CharmBase):
     def _on_removed(self, event: ops.EventBase) -> None:
         """Hand the machine back to Slurm.
 
-        Juju was seen to delete a unit right behind `relation-broken` with its principal, so everything is done there;
-        `stop` and `remove` do it again if they come.
+        Juju was seen to delete a unit right behind `relation-broken` with its principal, so
+        everything is done there; `stop` and `remove` do it again if they come.
         """
         if isinstance(event, ops.RelationBrokenEvent) and not is_principal(event.relation.app.name):
             self._note_end(event)

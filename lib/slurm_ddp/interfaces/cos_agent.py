@@ -1,8 +1,9 @@
 """`cos_agent`: a charm hands its metrics, alerts and dashboards to the collector on its machine.
 
-The wire format is that of the library cos_agent (LIBAPI 0, LIBPATCH 26) of canonical/grafana-agent-operator, which
-opentelemetry-collector reads, too: the key `config` of the provider's unit databag, one JSON object. The collector adds
-the labels juju_model, juju_model_uuid, juju_application and juju_unit to each scrape job.
+The wire format is that of the library cos_agent (LIBAPI 0, LIBPATCH 26) of
+canonical/grafana-agent-operator, which opentelemetry-collector reads, too: the key `config` of the
+provider's unit databag, one JSON object. The collector adds the labels juju_model, juju_model_uuid,
+juju_application and juju_unit to each scrape job.
 """
 
 import base64

@@ -4,15 +4,18 @@ The provider's application databag has one key, `endpoint`:
 
     SCHEME://[USER@](HOST[,HOST...])/PATH[?OPTION=VALUE[&...]]
 
-with all between the punctuation percent-encoded, but for slashes, which upstream's library keeps in users and hosts too
-(and then cannot read back). `nfs`, `cephfs` and `lustre` are on the wire exactly as charmed-hpc's filesystem-charms
-write and read them (library filesystem_info, LIBAPI 0, LIBPATCH 3); `juicefs` is ours. That library's readers
-lower-case the hosts. Credentials travel in a Juju secret, whose id the option `auth` holds; `auth-rev` changes with the
-secret's revision, to wake readers.
+with all between the punctuation percent-encoded, but for slashes, which upstream's library keeps in
+users and hosts too (and then cannot read back). `nfs`, `cephfs` and `lustre` are on the wire
+exactly as charmed-hpc's filesystem-charms write and read them (library filesystem_info, LIBAPI 0,
+LIBPATCH 3); `juicefs` is ours. That library's readers lower-case the hosts. Credentials travel in a
+Juju secret, whose id the option `auth` holds; `auth-rev` changes with the secret's revision, to
+wake readers.
 
-A requirer of ours publishes in its unit databag, under `schemes`, what it can mount. Upstream's writes nothing there.
+A requirer of ours publishes in its unit databag, under `schemes`, what it can mount. Upstream's
+writes nothing there.
 
-A URI may hold a key (`auth=plain:...`, from charms that cannot make secrets): no log, error or `repr` shows one.
+A URI may hold a key (`auth=plain:...`, from charms that cannot make secrets): no log, error or
+`repr` shows one.
 """
 
 import collections.abc
@@ -34,7 +37,8 @@ ENGINES = tuple(ENGINE_PORTS)  # metadata engines of JuiceFS that several hosts 
 
 _MONITOR_PORTS = {1: 6789, 2: 3300}  # of Ceph's monitors, by the messenger's version: IANA's
 
-# A volume's options, in the order on the wire. Each is the field of that name, `auth` is `secret_id`
+# A volume's options, in the order on the wire. Each is the field of that name, `auth` is
+# `secret_id`
 _JUICEFS_OPTIONS = tuple(
     "engine db tls params uuid storage bucket version keyless master region auth auth-rev".split()
 )
@@ -121,8 +125,9 @@ class Cephfs:
     def monitors(self) -> tuple[Monitor, ...]:
         """Parse the hosts, in every form in which Ceph and mount.ceph(8) print or take monitors.
 
-        HOST, HOST:PORT, [IPV6]:PORT, an IPv6 address alone, v2:HOST:PORT, each also with /NONCE behind it; vectors
-        `[v2:HOST:PORT/NONCE,v1:HOST:PORT/NONCE]`; and lists with slashes in between, HOST:PORT/HOST:PORT.
+        HOST, HOST:PORT, [IPV6]:PORT, an IPv6 address alone, v2:HOST:PORT, each also with /NONCE
+        behind it; vectors `[v2:HOST:PORT/NONCE,v1:HOST:PORT/NONCE]`; and lists with slashes in
+        between, HOST:PORT/HOST:PORT.
         """
         without_nonces = (re.sub(r"/[0-9]+(?=[/\]]|$)", "", host) for host in self.hosts)
         texts = (text for host in without_nonces for text in host.split("/"))
@@ -225,7 +230,8 @@ class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore", alias_gener
         """Type the content; unknown keys are ignored.
 
         Raises:
-            ValueError: a value cannot be put into a service's environment; the message names its key only.
+            ValueError: a value cannot be put into a service's environment; the message names its
+                key only.
         """
         known = {key: content[key] for key in cls.names() if content.get(key)}
         for key, text in known.items():
@@ -365,8 +371,8 @@ def _split(uri: str) -> _Parts:
     found = re.fullmatch(r"(?:([^@()]*)@)?\(([^@()]+)\)(/[^()]*)?", before)
     if not found:
         raise UriError("the list of hosts is missing")
-    # Upstream's reader lower-cases the hosts up to the first encoded character, since its URL parser takes that for an
-    # IPv6 zone. A host's case means nothing, so all of it is lowered here.
+    # Upstream's reader lower-cases the hosts up to the first encoded character, since its URL
+    # parser takes that for an IPv6 zone. A host's case means nothing, so all of it is lowered here.
     hosts = re.sub(
         r"%..|[^%]+", lambda match: match[0] if match[0][0] == "%" else match[0].lower(), found[2]
     )

@@ -1,8 +1,9 @@
 """`mount_info`: a charm asks the filesystem client on its machine for a mount.
 
-The wire format is that of the library mount_info (LIBAPI 0, LIBPATCH 1) of charmed-hpc's filesystem-charms, whose roles
-are inverted: the charm that asks *provides* the endpoint. It writes its application databag, each value as JSON; the
-client answers in its own unit databag with `mounted`, which is `true` or `false`.
+The wire format is that of the library mount_info (LIBAPI 0, LIBPATCH 1) of charmed-hpc's
+filesystem-charms, whose roles are inverted: the charm that asks *provides* the endpoint. It writes
+its application databag, each value as JSON; the client answers in its own unit databag with
+`mounted`, which is `true` or `false`.
 """
 
 import collections.abc

@@ -1,9 +1,10 @@
 """The `slurm_gres` interface: compute nodes hand their gres.conf lines to the controller.
 
-The provider is slurm-gpu on a compute node (endpoint `node-gres`), the requirer slurm-gpu on the controller (`gres`).
-Each compute unit writes its own unit databag, so a node's change wakes the controller's charm once and no other node.
-The controller's leader answers in its application databag; since that wakes every node, the answer names only nodes
-whose databag asks for it, and does not change otherwise.
+The provider is slurm-gpu on a compute node (endpoint `node-gres`), the requirer slurm-gpu on the
+controller (`gres`). Each compute unit writes its own unit databag, so a node's change wakes the
+controller's charm once and no other node. The controller's leader answers in its application
+databag; since that wakes every node, the answer names only nodes whose databag asks for it, and
+does not change otherwise.
 """
 
 import collections.abc

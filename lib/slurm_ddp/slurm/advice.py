@@ -1,7 +1,8 @@
 """What an operator types to change Slurm's configuration through upstream's charms, whose options are each one text.
 
-slurmutils, which they read an option with, refuses a setting that is in it twice, in whatever case, and then the charm
-handles no event any more. Each command keeps what the option holds, except earlier values of the same settings.
+slurmutils, which they read an option with, refuses a setting that is in it twice, in whatever case,
+and then the charm handles no event any more. Each command keeps what the option holds, except
+earlier values of the same settings.
 """
 
 import collections.abc

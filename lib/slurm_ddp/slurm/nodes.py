@@ -1,7 +1,8 @@
 """Slurm's nodes, by `scontrol`: what the controller knows of them, and what an administrator may change.
 
-Functions that ask the controller raise `ControllerSilent` when it does not answer, and `NodeError` for another failure.
-A state is as Slurm prints it: a base state (`IDLE`, `MIXED`, `DOWN`, ...) and flags (`DRAIN`, `INVALID_REG`, ...).
+Functions that ask the controller raise `ControllerSilent` when it does not answer, and `NodeError`
+for another failure. A state is as Slurm prints it: a base state (`IDLE`, `MIXED`, `DOWN`, ...) and
+flags (`DRAIN`, `INVALID_REG`, ...).
 """
 
 import collections.abc
@@ -19,7 +20,8 @@ SQUEUE = binaries.find("squeue")
 _TIMEOUT_S = 30.0  # MessageTimeout is 10 s; clients try a second controller before they give up
 _POLL_S = 0.2
 
-# What `sinfo` and older releases put behind a state: node_state_string() of src/common/slurm_protocol_defs.c.
+# What `sinfo` and older releases put behind a state: node_state_string() of
+# src/common/slurm_protocol_defs.c.
 _MARKED = "NOT_RESPONDING POWERED_DOWN POWERING_UP POWERING_DOWN POWER_DOWN MAINTENANCE REBOOT_REQUESTED REBOOT_ISSUED"
 _MARKS = dict(zip("*~#%!$@^-", [*_MARKED.split(), "PLANNED"], strict=True))
 _SHARED = frozenset({"shard", "mps"})
@@ -47,7 +49,8 @@ class _NoReservation(NodeError):
     """The controller has no reservation of this name."""
 
 
-# What clients print for each (slurm_errno.c of 24.11 and 25.11; of silence also configless clients without a slurmd)
+# What clients print for each (slurm_errno.c of 24.11 and 25.11; of silence also configless clients
+# without a slurmd)
 _PHRASES: dict[type[NodeError], tuple[str, ...]] = {
     ControllerSilent: (
         "Unable to contact slurm controller",
@@ -213,7 +216,8 @@ def remembered_jobs(name: str, gres: str) -> list[str]:
 def reservations(name: str) -> dict[str, str]:
     """Ask for the reservations that the node is part of, now or later, with the other nodes of each as a hostlist.
 
-    `delete` is refused while one is active (26.05.5 removed the node from it), and removes the node from later ones.
+    `delete` is refused while one is active (26.05.5 removed the node from it), and removes the node
+    from later ones.
     """
     found: dict[str, str] = {}
     for record in show_text.records(_scontrol("show reservations", "show", "reservations", "-o")):
@@ -231,8 +235,8 @@ def reservations(name: str) -> dict[str, str]:
 def reserve(reservation: str, name: str, seconds: int) -> None:
     """Keep new jobs off the node for this many seconds, by a reservation of this name, made or prolonged.
 
-    No change of the node's state and no restart of slurmd or slurmctld ends it (24.11.5): jobs wait with "Reserved for
-    maintenance", those of other reservations too, and `delete` is refused.
+    No change of the node's state and no restart of slurmd or slurmctld ends it (24.11.5): jobs wait
+    with "Reserved for maintenance", those of other reservations too, and `delete` is refused.
     """
     try:
         _scontrol(

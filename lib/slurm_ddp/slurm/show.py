@@ -1,11 +1,12 @@
 """Reading what `scontrol show ENTITY -o` and `scontrol show config` print, from Slurm 24.11 to 26.05.
 
-A record is one line of `Key=Value` fields. Slurm quotes nothing: a job's name, a reason or a comment may hold spaces,
-equals signs and line breaks, and each release adds fields. So a field ends where the next key begins, except that a
-field of free text ends only at a key that Slurm prints after it, and a node's Reason only behind the author and the
-time that Slurm appends to it; and of two fields with one key the first counts.
-What stands before the first free text of a record is therefore certain (a node's name, State, Gres); what stands
-after a text that users choose (JobName) can be imitated by that text and must not decide about permissions.
+A record is one line of `Key=Value` fields. Slurm quotes nothing: a job's name, a reason or a
+comment may hold spaces, equals signs and line breaks, and each release adds fields. So a field ends
+where the next key begins, except that a field of free text ends only at a key that Slurm prints
+after it, and a node's Reason only behind the author and the time that Slurm appends to it; and of
+two fields with one key the first counts. What stands before the first free text of a record is
+therefore certain (a node's name, State, Gres); what stands after a text that users choose (JobName)
+can be imitated by that text and must not decide about permissions.
 """
 
 import collections.abc
@@ -14,8 +15,9 @@ import re
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9_:/]*)=")
 _ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown"})
 
-# Fields of free text, and the keys that may follow each. From src/api/node_info.c, src/api/job_info.c and
-# src/scontrol/info_job.c of Slurm 24.11 and 25.11; a key that only some releases print does no harm here.
+# Fields of free text, and the keys that may follow each. From src/api/node_info.c,
+# src/api/job_info.c and src/scontrol/info_job.c of Slurm 24.11 and 25.11; a key that only some
+# releases print does no harm here.
 _AFTER_REASON = frozenset(
     "Comment Extra InstanceId InstanceType ReservationName TLSCertTokenSet TLSCertLastRenewal Topology "
     "Parameters".split()

@@ -1,8 +1,9 @@
 """The volume served from this machine: Redis holds the metadata, an SFTP server the data. For trials and small teams.
 
-Both run as separate instances of the distribution's packages, beside any that the machine already has. An acknowledged
-write is on the disk: Redis syncs its log before each answer, and the directory of the data makes writes synchronous (an
-attribute of ext4 and XFS that files inherit), since JuiceFS does not ask an SFTP server to sync.
+Both run as separate instances of the distribution's packages, beside any that the machine already
+has. An acknowledged write is on the disk: Redis syncs its log before each answer, and the directory
+of the data makes writes synchronous (an attribute of ext4 and XFS that files inherit), since
+JuiceFS does not ask an SFTP server to sync.
 """
 
 import collections.abc
@@ -73,7 +74,8 @@ class Usage:
     def room_gib(self, volume_bytes: int) -> int:
         """Compute what a volume of this size here may hold in all, in GiB.
 
-        Without the disk's reserve: where the volume ends, writers get ENOSPC; servers whose disk is full break.
+        Without the disk's reserve: where the volume ends, writers get ENOSPC; servers whose disk is
+        full break.
         """
         reserve = min(_RESERVE_BYTES, (self.used + self.free) // 20)
         return max(1, (volume_bytes + self.free - reserve) >> 30)
@@ -104,7 +106,8 @@ def volume(name: str, address: str, made: spec.Format) -> spec.Volume:
 
 def passwords(app: str, content: fs.JuicefsSecret | None) -> fs.JuicefsSecret:
     """Complete the credentials of an embedded volume: those in `content`; new ones, kept here, where it has none."""
-    # Letters, digits, - and _: newer JuiceFS takes percent signs and plus signs in an SFTP password for an encoding
+    # Letters, digits, - and _: newer JuiceFS takes percent signs and plus signs in an SFTP password
+    # for an encoding
     fresh = {name: secrets.token_urlsafe(32) for name in ("meta-password", "secret-key")} | {
         "access-key": ACCOUNT
     }

@@ -1,7 +1,8 @@
 """Make the volume in the unit's storage this application's, also one that another deployment left there.
 
-Juju keeps the storage of an application that is removed, and gives it to another one with `--attach-storage`. The
-volume's settings, in Redis, hold the key of the former application's SFTP server then, which nobody has any more.
+Juju keeps the storage of an application that is removed, and gives it to another one with
+`--attach-storage`. The volume's settings, in Redis, hold the key of the former application's SFTP
+server then, which nobody has any more.
 
 Each step may be repeated: a hook that is killed in between begins again with the first.
 """
@@ -52,8 +53,8 @@ def ensure(
 ) -> None:
     """Have the volume's settings hold this application's key and address; else renew them, and mount it for a trial.
 
-    `setting` is that of a volume which may be taken. `show` gets each step. Raises `StoreError`, `JuicefsError`, and
-    `CommandError`.
+    `setting` is that of a volume which may be taken. `show` gets each step. Raises `StoreError`,
+    `JuicefsError`, and `CommandError`.
     """
     name, before = volume.volume.name, owner(storage)
     key = fs.reveal(volume.credentials.secret_key)
@@ -94,8 +95,9 @@ def _back_up(volume: Target, setting: juicefs.Setting) -> None:
 def _renew(volume: Target, key: str) -> None:
     """Write the key and the address into the volume's settings.
 
-    `juicefs config` takes a key on its command line alone, where every account can read it. So the key is written as
-    JuiceFS before 1.0 kept it, in plain, and juicefs encrypts it at once; it first stores and reads an object with it.
+    `juicefs config` takes a key on its command line alone, where every account can read it. So the
+    key is written as JuiceFS before 1.0 kept it, in plain, and juicefs encrypts it at once; it
+    first stores and reads an object with it.
     """
     setting = typing.cast("dict[str, typing.Any]", json.loads(_redis(volume, "GET", _SETTING)))
     if setting.get("EncryptKey"):

@@ -29,8 +29,9 @@ def await_none(
 ) -> None:
     """Wait a moment until no client has the volume mounted; `show` takes what is waited for, as one line.
 
-    The servers are asked, the metadata server started for that if it is down: Juju's list of related units (`clients`
-    are their applications) does not change while a hook fails. Raises `RemovalRefusedError` where one still has.
+    The servers are asked, the metadata server started for that if it is down: Juju's list of
+    related units (`clients` are their applications) does not change while a hook fails. Raises
+    `RemovalRefusedError` where one still has.
     """
     end = time.monotonic() + _UNMOUNT_S
     ends = " and ".join(f"juju remove-relation {settings.app} {client}" for client in clients)

@@ -167,8 +167,9 @@ class Application:
     def _unable(self) -> Status | None:
         """Name a related application if no unit of it publishes that it can mount JuiceFS.
 
-        Upstream's filesystem-client writes nothing into its databag and fails its hook over a scheme that it does not
-        know. A client of ours that has just joined has a minute to publish; after that this unit looks again by itself.
+        Upstream's filesystem-client writes nothing into its databag and fails its hook over a
+        scheme that it does not know. A client of ours that has just joined has a minute to publish;
+        after that this unit looks again by itself.
         """
         silent: dict[int, str] = {}
         for relation in self._clients:

@@ -76,7 +76,8 @@ class Ledger:
     ) -> formatting.Known:
         """State what is known of the volume `name` in the engine at `url`; from here on, one that is made is ours.
 
-        `before` is the UUID of the volume that an application of this name left in the unit's storage.
+        `before` is the UUID of the volume that an application of this name left in the unit's
+        storage.
         """
         app, pinned = self._app.name, self.pinned
         if pinned.uuid is not None:

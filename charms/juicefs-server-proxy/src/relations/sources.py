@@ -119,9 +119,9 @@ class Sources:
     def _address(self, ledger: Ledger) -> str:
         """Find the unit's own address for clients, in figures: no machine needs to know another's name.
 
-        An address whose network is itself alone (/32), such as keepalived's, may move to another machine and can come
-        first in Juju's list; it counts only where there is no other, as on Google Cloud. The address that was published
-        stays while the machine has it.
+        An address whose network is itself alone (/32), such as keepalived's, may move to another
+        machine and can come first in Juju's list; it counts only where there is no other, as on
+        Google Cloud. The address that was published stays while the machine has it.
         """
         binding = self._model.get_binding(CLIENTS)
         assert binding is not None

@@ -1,7 +1,7 @@
 """A journal on the unit's disk of a format that began, until Juju keeps the result.
 
-Juju drops what a hook wrote when the hook is killed, as by a reboot: without the journal the volume, and the servers of
-an embedded one with their passwords, would exist without an owner.
+Juju drops what a hook wrote when the hook is killed, as by a reboot: without the journal the
+volume, and the servers of an embedded one with their passwords, would exist without an owner.
 """
 
 import json

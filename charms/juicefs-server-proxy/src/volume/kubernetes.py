@@ -1,8 +1,8 @@
 """The volume for Kubernetes: what its CSI driver (csi.juicefs.com) takes to mount the same volume there.
 
-The credentials go into the mount pods' environment (`envs`), not into the metadata engine's URL, which those pods have
-on their command line. Sources: the driver's manual, "Create and use PV", and the Kubernetes API reference (v1,
-storage/v1).
+The credentials go into the mount pods' environment (`envs`), not into the metadata engine's URL,
+which those pods have on their command line. Sources: the driver's manual, "Create and use PV", and
+the Kubernetes API reference (v1, storage/v1).
 """
 
 import json

@@ -18,7 +18,8 @@ _BUCKETS = {
     "gs": ("gs://BUCKET", r"(?i:gs)://[^/?#\s]+/*"),
     "file": ("file:///FOLDER", r"(?i:file):(//)?(/[A-Za-z0-9._+-]+)+/?"),
 }
-# Hosts that begin with the bucket's name, by the stores' own documentation; others of S3 may be of either style
+# Hosts that begin with the bucket's name, by the stores' own documentation; others of S3 may be of
+# either style
 _HOST_STYLE = re.compile(
     r"(?!s3[.-]|vpce-)[^/]+\.s3[.-][^/]*\.?"
     r"(amazonaws\.com(\.cn)?|wasabisys\.com|backblazeb2\.com|scw\.cloud|cloud\.ovh\.(net|us)|ionoscloud\.com"
@@ -91,7 +92,8 @@ def read_credentials(
 ) -> tuple[fs.JuicefsSecret, str]:
     """Read the credentials of engine and store, and the key for encryption, from the content of the user's secret.
 
-    Raises `ValueError` if the content is not possible; the message names the key and never quotes a value.
+    Raises `ValueError` if the content is not possible; the message names the key and never quotes a
+    value.
     """
     possible = (*fs.JuicefsSecret.names(), "encrypt-key")
     if unknown := sorted(set(content) - set(possible)):
@@ -121,8 +123,8 @@ def read_bucket(storage: str, bucket: str) -> str:
         )
     if not re.fullmatch(pattern, bucket):
         raise ValueError(f"write it as {example}")
-    # JuiceFS takes the first name of a path for the bucket, whatever the host, and drops the rest; MinIO's may be below
-    # /minio (pkg/object/s3.go and minio.go, 1.3)
+    # JuiceFS takes the first name of a path for the bucket, whatever the host, and drops the rest;
+    # MinIO's may be below /minio (pkg/object/s3.go and minio.go, 1.3)
     path = re.sub("^/minio(?=/[^/])", "", parts.path) if storage == "minio" else parts.path
     in_host = storage == "s3" and _HOST_STYLE.fullmatch(parts.hostname or "") is not None
     if storage in ("s3", "minio") and not re.fullmatch("/*" if in_host else "(/[^/%]+)?/*", path):

@@ -28,7 +28,8 @@ _FLAGS = {
 def check(volume: Target) -> None:
     """Mount the volume, write and read a file through it, and unmount it; remove the rest of an interrupted trial.
 
-    Where the machine has no /dev/fuse, juicefs reads the volume without a mount. Raises `JuicefsError`.
+    Where the machine has no /dev/fuse, juicefs reads the volume without a mount. Raises
+    `JuicefsError`.
     """
     if not FUSE.exists():
         juicefs.ensure_sticky(volume.program, volume.access)

@@ -1,8 +1,8 @@
 """Draws up the mount of a CephFS directory: by the kernel, or by ceph-fuse if the kernel cannot.
 
-The key lies in a file for root alone. ceph-fuse reads it there; mount.ceph(8) puts it into the kernel's keyring: it is
-in no command line and not among the mount's options.
-Helpers before Ceph 17 know the older way to name a filesystem only; the newer one checks that it is the right cluster.
+The key lies in a file for root alone. ceph-fuse reads it there; mount.ceph(8) puts it into the
+kernel's keyring: it is in no command line and not among the mount's options. Helpers before Ceph 17
+know the older way to name a filesystem only; the newer one checks that it is the right cluster.
 """
 
 import re

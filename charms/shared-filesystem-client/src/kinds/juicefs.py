@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 _FSTYPE = "fuse.juicefs"
 _DEFAULT_BUFFER_MIB = "300"
 _AUTO = "auto"
-# What of a disk the cache may fill, and what it always leaves free (JuiceFS counts blocks and inodes): the first where
-# the system lies on the same disk, the second where it does not
+# What of a disk the cache may fill, and what it always leaves free (JuiceFS counts blocks and
+# inodes): the first where the system lies on the same disk, the second where it does not
 _SHARE = (0.15, 0.75)
 _FREE = ("0.2", "0.1")
 _NO_CACHE_ON = (
@@ -80,8 +80,9 @@ def ensure_sticky_folders(
 ) -> None:
     """Keep accounts from replacing the folder that is mounted, or one above it; log what is done.
 
-    The mount shows no folder above its own, and juicefs makes those that are absent with mode 0777. It is done once for
-    each folder, before it is first mounted. Raises `juicefs.JuicefsError` and `CommandError`.
+    The mount shows no folder above its own, and juicefs makes those that are absent with mode 0777.
+    It is done once for each folder, before it is first mounted. Raises `juicefs.JuicefsError` and
+    `CommandError`.
     """
     subdir, note = _subdir(spec, volume), mount_plan.STATE / spec.app / "sticky"
     done = f"{volume.uuid} {subdir}\n"
@@ -186,7 +187,8 @@ def _cache_mib(config: mount_plan.Config, caches: tuple[pathlib.Path, ...]) -> i
         shares.append(
             stat.f_blocks * stat.f_frsize / (1 << 20) * share / sharing[place.stat().st_dev]
         )
-    # In whole GiB: a size that moved with every block of the disk would look like a change of options
+    # In whole GiB: a size that moved with every block of the disk would look like a change of
+    # options
     return max(256, int(min(shares)) // 1024 * 1024) * len(caches)
 
 

@@ -63,8 +63,8 @@ def below(path: str, subdirectory: str) -> str:
 def check(kind: Kind) -> None:
     """Raise `mount_plan.MountError` unless this machine's kernel lets us mount such a filesystem; load its module."""
     where = container()
-    # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these are not): root must
-    # be that of the machine's first one (user_namespaces(7))
+    # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these
+    # are not): root must be that of the machine's first one (user_namespaces(7))
     if where and (PROC / "self" / "uid_map").read_text().split() != ["0", "0", "4294967295"]:
         remedy = "deploy with --constraints virt-type=virtual-machine, or set security.privileged=true on it"
         raise mount_plan.MountError(

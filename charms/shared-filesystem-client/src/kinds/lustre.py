@@ -35,7 +35,8 @@ def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
         is_mounted = any(mount.fstype == kernel.LUSTRE.fstype for mount in mounts.table())
         ensure_networks(spec, identifiers, mounted=is_mounted)
     kernel.check(kernel.LUSTRE)
-    # Servers on InfiniBand alone cannot be asked over TCP: whether they answer is seen when mounting
+    # Servers on InfiniBand alone cannot be asked over TCP: whether they answer is seen when
+    # mounting
     by_tcp = all(network.startswith("tcp") for _, network in pairs)
     groups: tuple[mount_plan.Servers, ...] = ()
     if by_tcp:
@@ -60,9 +61,10 @@ def nids(texts: collections.abc.Sequence[str]) -> tuple[str, ...]:
 def servers(texts: collections.abc.Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Group a filesystem's identifiers by server; the servers after the first take over when it fails.
 
-    With a `:` in them they are in the form of mount.lustre(8): `:` between servers, `,` between the identifiers of one,
-    of which several may be rails on the same network. Else the list does not say where a server ends. One identifier on
-    each network is usual then, so a network that comes again begins the next server.
+    With a `:` in them they are in the form of mount.lustre(8): `:` between servers, `,` between the
+    identifiers of one, of which several may be rails on the same network. Else the list does not
+    say where a server ends. One identifier on each network is usual then, so a network that comes
+    again begins the next server.
     """
     written = ",".join(texts)
     if ":" in written:

@@ -33,8 +33,9 @@ _MOST_REASON = 300  # characters
 def ensure(plan: mount_plan.Plan) -> mounts.Result:
     """Mount as planned, now and at every boot; return a probe of the mount.
 
-    A mount that works and is in use stays with its users: see `pending`. Raises `juicefs.UnreachableError` where it
-    needs a server that does not answer, `mount_plan.MountError` where something is in the way, and `CommandError`.
+    A mount that works and is in use stays with its users: see `pending`. Raises
+    `juicefs.UnreachableError` where it needs a server that does not answer, `mount_plan.MountError`
+    where something is in the way, and `CommandError`.
     """
     spec = plan.spec
     apt.ensure_packages(plan.packages)

@@ -22,8 +22,8 @@ Fetch = collections.abc.Callable[[], pathlib.Path | None]  # returns the resourc
 def spec(unit: str, config: mount_plan.Config, requests: Requests) -> mount_plan.Spec:
     """Decide where and how to mount: as the charm behind `mount` asks, else as the options state.
 
-    `requests` are the names and databags of the charms that may ask. Raises `StatusError` where something is missing,
-    wrong or contradictory.
+    `requests` are the names and databags of the charms that may ask. Raises `StatusError` where
+    something is missing, wrong or contradictory.
     """
     with config_errors():
         _check(config)

@@ -3,11 +3,13 @@
 
     mount-keeper STATE_FOLDER [--patience SECONDS]
 
-A systemd timer runs it every ten seconds, with Python's standard library and the modules of slurm_ddp beside it. The
-charm writes `watch.json` to the folder, and reads each pass' result in `health.json` there. Where the option asks for
-it, the node is drained in Slurm while the mount is broken, with a reason that begins with `mount-keeper APP: `, and a
-node with such a reason is resumed once the mount works again. Other drains are left alone. A pass also keeps the
-machine's readiness files (slurm_ddp/readiness.py) true, so that jobs start after a reboot whichever hook runs when.
+A systemd timer runs it every ten seconds, with Python's standard library and the modules of
+slurm_ddp beside it. The charm writes `watch.json` to the folder, and reads each pass' result in
+`health.json` there. Where the option asks for it, the node is drained in Slurm while the mount is
+broken, with a reason that begins with `mount-keeper APP: `, and a node with such a reason is
+resumed once the mount works again. Other drains are left alone. A pass also keeps the machine's
+readiness files (slurm_ddp/readiness.py) true, so that jobs start after a reboot whichever hook runs
+when.
 """
 
 import argparse
@@ -43,18 +45,21 @@ _PROBE_S, _SILENT_PROBE_S, _SETTLE_S = 5.0, 2.0, 8.0
 _SERVER_S = 2.0
 _SYSTEMCTL_S = 10.0
 _STARTING = ("activating", "reloading")
-# What a server is sent, since a stopped process still accepts connections. Any reply will do, also a request for a
-# password. Sources: redis.io "Redis serialization protocol" (inline commands), PostgreSQL 16 "Message Formats"
-# (SSLRequest), MySQL "Protocol::Handshake" (the server speaks first)
+# What a server is sent, since a stopped process still accepts connections. Any reply will do, also
+# a request for a password. Sources: redis.io "Redis serialization protocol" (inline commands),
+# PostgreSQL 16 "Message Formats" (SSLRequest), MySQL "Protocol::Handshake" (the server speaks
+# first)
 GREETINGS = {"redis": b"PING\r\n", "postgres": bytes.fromhex("0000000804d2162f"), "mysql": b""}
 TLS = "tls"
 # A client whose servers answer (again) and that answers nothing itself is hung for good after this
 HUNG_FUSE_S, HUNG_KERNEL_S = 20.0, 60.0
 _HANGS = 3  # looks, also where a busy machine takes longer than the timer's interval for one
-# How long a mount that answers counts as working while a small write does not end: under heavy writing, or with a slow
-# object store, a minute is not unusual. After it the node is drained where that is asked for; nothing is aborted
+# How long a mount that answers counts as working while a small write does not end: under heavy
+# writing, or with a slow object store, a minute is not unusual. After it the node is drained where
+# that is asked for; nothing is aborted
 SLOW_S = 300.0
-# After an outage JuiceFS asks its engine again only by and by: 25 s and more were measured after one of a minute
+# After an outage JuiceFS asks its engine again only by and by: 25 s and more were measured after
+# one of a minute
 _COMES_BACK_S = 40.0
 
 
@@ -230,7 +235,8 @@ def _of_this_boot(old: Health) -> Health:
 def _look(watch: Watch, old: Health, now: float) -> _Seen:
     """Probe the mount; if it does not answer, ask its servers."""
     writes = watch.writable and _is_write_due(old, now)
-    # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
+    # A server that was silent is asked first: while it still is, whoever waits for our turn is not
+    # to wait long
     down = unreachable(watch.servers, watch.speaks) if old.down else ""
     deadline = _SILENT_PROBE_S if down else _PROBE_S
     look, took = _probe(watch, old, writes=writes, deadline=deadline)
@@ -387,7 +393,8 @@ def remedy(
             return Remedy.PEEL if in_use else Remedy.RESTART
         case State.WRONG if not in_use:
             return Remedy.RESTART
-        # While the server is away, waiting is right: whoever waits goes on when it is back, and loses nothing
+        # While the server is away, waiting is right: whoever waits goes on when it is back, and
+        # loses nothing
         case State.HUNG if servers_answer:
             return _remedy_for_hung(fuse=fuse, in_use=in_use, hung_s=hung_s)
         case _:
@@ -455,7 +462,8 @@ def is_outdated(unit: str, boot: str, changed_us: int, *, timeout: float = _SYST
 
 def is_fuse(fstypes: collections.abc.Iterable[str]) -> bool:
     """Report whether such a filesystem has a program here that is to blame for its silence while all servers answer."""
-    # Of CephFS only the monitors can be asked: a client that waits for its metadata server must not be killed
+    # Of CephFS only the monitors can be asked: a client that waits for its metadata server must not
+    # be killed
     return any(fstype.startswith("fuse") and fstype != "fuse.ceph-fuse" for fstype in fstypes)
 
 

@@ -1,7 +1,8 @@
 """The controller role: merge the lines that compute units publish into gres.conf, and make slurmctld hand it out.
 
-An event reads the databag of the unit that woke it, and others only as long as it finds changes there. So its cost does
-not grow with the number of nodes, and a burst of a thousand changes is one file and one reconfigure.
+An event reads the databag of the unit that woke it, and others only as long as it finds changes
+there. So its cost does not grow with the number of nodes, and a burst of a thousand changes is one
+file and one reconfigure.
 """
 
 import base64
@@ -58,7 +59,8 @@ def sync(
     """Bring gres.conf up to date with the compute units, and slurmctld up to date with gres.conf.
 
     Args:
-        units: names of all compute units that are related now; entries of others are removed with their nodes' Gres.
+        units: names of all compute units that are related now; entries of others are removed with
+            their nodes' Gres.
         first: the unit to read first, with others only while there are changes; None to read all.
         read: returns what a unit published, None for nothing yet, or raises `ValueError`.
         owner: this unit's name.
@@ -158,7 +160,8 @@ def answer(
 ) -> slurm_gres.ControllerGres:
     """Compose what to publish to the nodes of one relation, given what is published so far.
 
-    Only nodes that wait for their lines are named. What was live stays named until slurmctld has read something newer.
+    Only nodes that wait for their lines are named. What was live stays named until slurmctld has
+    read something newer.
     """
     if not now.configured or now.damaged:
         return published
@@ -185,7 +188,8 @@ def counts(conf: gres_conf.GresConf) -> tuple[int, int]:
 
 
 def _view(conf: gres_conf.GresConf, *, running: bool, silent: str | None = None) -> View:
-    # Upstream writes gres.conf only if none exists, so none may be made here before it has set the controller up.
+    # Upstream writes gres.conf only if none exists, so none may be made here before it has set the
+    # controller up.
     configured = SLURM_CONF.exists() and (gres_conf.PATH.exists() or running)
     live = running and _is_live(conf)
     clashes = [
@@ -226,9 +230,9 @@ def _left(
 ) -> dict[str, gres_conf.Entry]:
     """Return the entries of removed units whose nodes Slurm still has, with their lines as long as these are in use.
 
-    Without its lines a node with GPUs would be refused at slurmd's next start. Upstream leaves a removed unit's node in
-    Slurm, and Juju may delete a unit before it could register its node without GPUs. `is_last`: no unit is left, so
-    entries without lines go.
+    Without its lines a node with GPUs would be refused at slurmd's next start. Upstream leaves a
+    removed unit's node in Slurm, and Juju may delete a unit before it could register its node
+    without GPUs. `is_last`: no unit is left, so entries without lines go.
     """
     present = {entry.node for entry in entries.values()}
     found: dict[str, gres_conf.Entry] = {}
@@ -307,7 +311,8 @@ def _is_live(conf: gres_conf.GresConf) -> bool:
 def _is_controlled() -> bool:
     """Check whether a slurmctld elsewhere responds; if there may be one, Slurm's commands of this process reach it.
 
-    auth/slurm has no socket here without a slurmctld, so the commands bring a token of root's (auth/jwt).
+    auth/slurm has no socket here without a slurmctld, so the commands bring a token of root's
+    (auth/jwt).
     """
     if not KEY.exists():
         return False

@@ -48,7 +48,8 @@ def install(plan: Plan) -> None:
 def ensure_utils(facts: Facts) -> None:
     """Install nvidia-smi of exactly the driver's version, and nothing else, if packages brought a driver without it.
 
-    Upstream does that. Raises `AptError` if the archives lack that version, `DriverError` if apt would remove anything.
+    Upstream does that. Raises `AptError` if the archives lack that version, `DriverError` if apt
+    would remove anything.
     """
     prefix = "libnvidia-compute-"
     libraries = apt.installed(f"{prefix}*-server")

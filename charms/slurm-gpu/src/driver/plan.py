@@ -1,8 +1,8 @@
 """Which driver this machine should have: from options, cards and archives to one exact set of packages.
 
-ubuntu-drivers chooses what fits the cards, apt resolves the rest. Package names are those of the archive, components
-restricted and multiverse, as of November 2026. Where no driver is available, `DriverError` names the option and what to
-type instead.
+ubuntu-drivers chooses what fits the cards, apt resolves the rest. Package names are those of the
+archive, components restricted and multiverse, as of November 2026. Where no driver is available,
+`DriverError` names the option and what to type instead.
 """
 
 import collections.abc
@@ -20,11 +20,13 @@ _BRANCH = re.compile(r"[0-9]{3}")
 _VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){1,3}")
 _UBUNTU_DRIVERS = "/usr/bin/ubuntu-drivers"  # of the package ubuntu-drivers-common
 _LISTING_S = 300.0
-# A line of `ubuntu-drivers list --gpgpu`; the rest of it names the package with the kernel's modules
+# A line of `ubuntu-drivers list --gpgpu`; the rest of it names the package with the kernel's
+# modules
 _OFFERED = re.compile(r"^nvidia-headless-no-dkms-([0-9]{3}-server(?:-open)?)\b", re.MULTILINE)
 _MODPROBE = "nvidia-modprobe"  # which makes the device files; of any version
 _PINNED = "*nvidia* libcuda1"  # what apt takes in the driver's version, dependencies too, if it has that version
-# Packages that a change of driver may remove: the other branch's. Anything else that apt wants to remove stops it.
+# Packages that a change of driver may remove: the other branch's. Anything else that apt wants to
+# remove stops it.
 _ALSO = (
     "linux-objects-nvidia-",
     "linux-signatures-nvidia-",
@@ -238,8 +240,9 @@ def _check_archives(wanted: Spec, core: list[str], version: str, available: dict
 def _modules(facts: Facts, option: str, series: str, version: str) -> list[str]:
     """Choose the packages with modules for the running kernel and for the next one, which a reboot comes up with.
 
-    Signed modules name their driver in what they depend on, some as a lower bound only: apt would take newer user space
-    for them. Without signed ones for the next kernel, DKMS builds them for both.
+    Signed modules name their driver in what they depend on, some as a lower bound only: apt would
+    take newer user space for them. Without signed ones for the next kernel, DKMS builds them for
+    both.
     """
     kernels = dict.fromkeys((facts.kernel, facts.next_kernel))
     signed = {kernel: f"linux-modules-nvidia-{series}-{kernel}" for kernel in kernels}

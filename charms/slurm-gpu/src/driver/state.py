@@ -1,7 +1,8 @@
 """The driver of this machine, and its problems.
 
-Facts come from sysfs, procfs, files, and short commands with a deadline: a broken driver hangs whatever opens its
-devices, so nothing here does. An operation that ended half way shows in the packages' state, so no journal records it.
+Facts come from sysfs, procfs, files, and short commands with a deadline: a broken driver hangs
+whatever opens its devices, so nothing here does. An operation that ended half way shows in the
+packages' state, so no journal records it.
 """
 
 import dataclasses
@@ -19,8 +20,8 @@ _LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)")
 PACKAGES = ("nvidia-", "libnvidia-", "linux-modules-nvidia-", "libcuda1", "cuda-drivers")
 _DPKG_ROW = "${db:Status-Status} ${Package}\\n"
 _UNFINISHED = re.compile(r"^(?:half-installed|unpacked|half-configured) (\S+)$", re.MULTILINE)
-# Who signs modules that Secure Boot loads without a key enrolled at the console: the archive's own builds. DKMS signs
-# with a key of this machine, if at all (wiki.ubuntu.com/UEFI/SecureBoot, "MOK").
+# Who signs modules that Secure Boot loads without a key enrolled at the console: the archive's own
+# builds. DKMS signs with a key of this machine, if at all (wiki.ubuntu.com/UEFI/SecureBoot, "MOK").
 _TRUSTED_SIGNER = "Canonical Ltd."
 _SECURE_BOOT = (
     "firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # UEFI 2.10, 3.3
@@ -141,7 +142,8 @@ def _diagnose_loaded(facts: Facts) -> str | None:
 def explain(facts: Facts, *, answers: bool = False) -> str | None:
     """Explain what keeps jobs from this machine's GPUs and what to do; None if nothing is known to be wrong.
 
-    With `answers` a driver responded, so it is loaded whatever this machine shows of it, as in a container.
+    With `answers` a driver responded, so it is loaded whatever this machine shows of it, as in a
+    container.
     """
     problem = diagnose(facts)
     if problem is None or problem == "next-kernel" or (answers and facts.loaded is None):

@@ -1,7 +1,8 @@
 """Which NVIDIA GPUs this machine has, and how we know.
 
-Sources in order: NVML (in a child process, since a broken driver can hang its callers), the driver's own
-/proc/driver/nvidia, and the PCI bus, which shows GPUs that have no driver. Every answer names its source.
+Sources in order: NVML (in a child process, since a broken driver can hang its callers), the
+driver's own /proc/driver/nvidia, and the PCI bus, which shows GPUs that have no driver. Every
+answer names its source.
 """
 
 import collections.abc

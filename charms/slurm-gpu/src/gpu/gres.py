@@ -35,7 +35,8 @@ _CUT_SOCKET = (
     "would make them one"
 )
 
-# The cores of a machine in Slurm's order (hwloc's): socket by socket, and the kernel's CPUs of each core
+# The cores of a machine in Slurm's order (hwloc's): socket by socket, and the kernel's CPUs of each
+# core
 Topology = tuple[tuple[frozenset[int], ...], ...]
 
 
@@ -74,7 +75,8 @@ def plan(
 ) -> Plan:
     """Return the Gres and lines for the detected GPUs, one line for each card or MIG instance, in NVML's order.
 
-    `settings` is the node's `--conf`. Without a `topology` no Cores are written. `shards` is the number for each card.
+    `settings` is the node's `--conf`. Without a `topology` no Cores are written. `shards` is the
+    number for each card.
 
     Raises:
         GresError: a GPU cannot be handed out as it is.

@@ -1,8 +1,10 @@
 """Let slurmd itself read a node's gres.conf before Slurm is touched: `slurmd -G` on a separate configuration.
 
-It needs no controller and exits 0 in any case, so its output is compared. Seen on 24.11.5, 25.11.7 and 26.05.5:
+It needs no controller and exits 0 in any case, so its output is compared. Seen on 24.11.5, 25.11.7
+and 26.05.5:
 
-    slurmd-n0: Gres Name=gpu Type=h100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-55 CoreCnt=224
+    slurmd-n0: Gres Name=gpu Type=h100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-55
+    CoreCnt=224
 """
 
 import collections.abc
@@ -38,8 +40,8 @@ def difference(
 ) -> str | None:
     """Compare slurmd's devices with these lines to the plan; None when they are equal.
 
-    `settings` is the node's `--conf`, `autodetect` what gres.conf sets for all nodes. A slurmd that prints no device,
-    or does not answer, is no difference.
+    `settings` is the node's `--conf`, `autodetect` what gres.conf sets for all nodes. A slurmd that
+    prints no device, or does not answer, is no difference.
     """
     try:
         printed = _print_gres(

@@ -1,7 +1,8 @@
 """The charm's block in gres.conf: one header and the records of each node, between two marker lines.
 
-A header records which unit published its node, and a digest of what, so that an event about one node reads one databag.
-Text outside the markers never changes. slurmutils' models would drop the comments, and parse no `NodeName=` records.
+A header records which unit published its node, and a digest of what, so that an event about one
+node reads one databag. Text outside the markers never changes. slurmutils' models would drop the
+comments, and parse no `NodeName=` records.
 """
 
 import dataclasses

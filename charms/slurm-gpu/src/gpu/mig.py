@@ -3,9 +3,10 @@
 
     gpu-mig                  make every layout of /var/lib/slurm-gpu/mig.json, as at boot
 
-A layout is a list of GPU instance profiles, each with one compute instance of its whole size; an empty one means that
-the card is whole. Instances vanish with a reboot or a reset, so a unit applies them before slurmd starts. Standard
-library only: the charm packs it with its imports. All functions raise `MigError`.
+A layout is a list of GPU instance profiles, each with one compute instance of its whole size; an
+empty one means that the card is whole. Instances vanish with a reboot or a reset, so a unit applies
+them before slurmd starts. Standard library only: the charm packs it with its imports. All functions
+raise `MigError`.
 """
 
 import collections.abc

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Print the GPUs that NVML reports as JSON; a separate program, so that it can be killed if the driver hangs.
 
-`gpu.detect` runs it with the charm's Python and reads `{"driver": ..., "gpus": [...]}`, or `{"error": ..., "broken":
-...}` if NVML fails. A value that a card or a library does not support is null.
+`gpu.detect` runs it with the charm's Python and reads `{"driver": ..., "gpus": [...]}`, or
+`{"error": ..., "broken": ...}` if NVML fails. A value that a card or a library does not support is
+null.
 """
 
 import collections.abc

@@ -1,8 +1,9 @@
 """Reads the values that a judge of the cards needs from nvidia-smi's answers; nothing else in them can spoil that.
 
-The XML of `nvidia-smi -q -x` has processes' names in it as they are (`a&b<c`, control characters), drivers wrote clocks
-that close the wrong element, and warnings go around it. So the document is cut out and divided by its cards, what
-processes may have written goes, and of the rest only the elements that are asked for are parsed. Standard library only.
+The XML of `nvidia-smi -q -x` has processes' names in it as they are (`a&b<c`, control characters),
+drivers wrote clocks that close the wrong element, and warnings go around it. So the document is cut
+out and divided by its cards, what processes may have written goes, and of the rest only the
+elements that are asked for are parsed. Standard library only.
 """
 
 import csv
@@ -19,7 +20,8 @@ _DOCUMENT = re.compile(r"<nvidia_smi_log>.*</gpu>\s*</nvidia_smi_log>", re.DOTAL
 _COUNT = re.compile(r"<attached_gpus>\s*(\d+)\s*</attached_gpus>")
 _CARD = re.compile(r'(?:^[ \t]*|</(?:gpu|attached_gpus)>\s*)<gpu id="([^"<&]*)">', re.MULTILINE)
 _NAME = re.compile(r"<process_name>.*?</process_name>(?=\s*<used_memory>)", re.DOTALL)
-# To the last end of a card, since a name may close each of them (nvsmi_device_v12.dtd has them behind all values)
+# To the last end of a card, since a name may close each of them (nvsmi_device_v12.dtd has them
+# behind all values)
 _PROCESSES = re.compile(
     r"<processes>.*</processes>|<accounted_processes>.*</accounted_processes>", re.DOTALL
 )
@@ -29,7 +31,8 @@ _LINE_CHARS, _NUM_REMARKS = 120, 5
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-# nvidia-smi(1), RETURN VALUE, which are NVML's numbers; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of nvml.h.
+# nvidia-smi(1), RETURN VALUE, which are NVML's numbers; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of
+# nvml.h.
 EXITS: dict[int, tuple[str, str]] = {
     9: (DRAIN, "the driver is not loaded: reboot"),
     12: (DRAIN, "libnvidia-ml.so.1 is missing: install libnvidia-compute of the driver's version"),
@@ -86,8 +89,9 @@ class Rule(typing.NamedTuple):
 
 
 ABSENT, GOOD, BAD, ODD = "absent", "good", "bad", "odd"
-# nvidia-smi(1): "N/A" and "Not Supported" stand for what a card lacks, `--query-gpu` has the third for a field that a
-# later driver dropped. Tables have them in brackets. Words of errors ("Unknown Error", "ERR!") are no data.
+# nvidia-smi(1): "N/A" and "Not Supported" stand for what a card lacks, `--query-gpu` has the third
+# for a field that a later driver dropped. Tables have them in brackets. Words of errors ("Unknown
+# Error", "ERR!") are no data.
 NOT_REPORTED = frozenset(
     {"", "N/A", "Not Supported", "Deprecated", "Requested functionality has been deprecated"}
 )
@@ -96,7 +100,8 @@ LOST_CARDS = {"GPU is lost": "reboot", "GPU requires reset": "reset it"}
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 _YES, _ACTIVE = ("Yes",), ("Active",)
-# NVIDIA's "GPU Memory Error Management" and nvmlDeviceGpuRecoveryAction_t of nvml.h; both spellings are in use
+# NVIDIA's "GPU Memory Error Management" and nvmlDeviceGpuRecoveryAction_t of nvml.h; both spellings
+# are in use
 _RECOVERY = (
     "Reset",
     "GPU Reset",
@@ -110,8 +115,9 @@ _RECOVERY = (
 )
 # nvmlGpuFabricState_t of nvml.h
 _UNFINISHED = ("Not Started", "In Progress")
-# What registering with the fabric can fail with: the words of nvmlReturn_t (DCGM's nvml_error_strings.h), but for those
-# that say nothing of the fabric: "Unknown Error" and "Insufficient Permissions" are an answer that is an error
+# What registering with the fabric can fail with: the words of nvmlReturn_t (DCGM's
+# nvml_error_strings.h), but for those that say nothing of the fabric: "Unknown Error" and
+# "Insufficient Permissions" are an answer that is an error
 _FABRIC_ERRORS = (
     "Uninitialized",
     "Invalid Argument",
@@ -136,15 +142,22 @@ _ROWS, _FABRIC = "remapped_rows/remapped_row_", "is nvidia-fabricmanager running
 _DOUBLE = "retired_pages/double_bit_retirement/retired_count"
 _SINGLE = "retired_pages/multiple_single_bit_retirement/retired_count"
 _SRAM = "ecc_errors/aggregate/sram_threshold_exceeded"
-# Elements as in nvsmi_device_v12.dtd. Thresholds: NVIDIA's "GPU Memory Error Management" (row remapping, SRAM
-# threshold), "Dynamic Page Retirement" (a card may be returned from 60 retired pages on) and "GPU Debug Guidelines" (a
-# volatile uncorrectable error asks for a reset). Correctable errors are repaired; Azure's node checks count so many.
-# fmt: off
+# Elements as in nvsmi_device_v12.dtd. Thresholds: NVIDIA's "GPU Memory Error Management" (row
+# remapping, SRAM threshold), "Dynamic Page Retirement" (a card may be returned from 60 retired
+# pages on) and "GPU Debug Guidelines" (a volatile uncorrectable error asks for a reset).
+# Correctable errors are repaired; Azure's node checks count so many. fmt: off
 RULES = (
     Rule("recovery", "gpu_recovery_action", DRAIN, "recovery action {}", "None", _RECOVERY),
     Rule("row-remap", f"{_ROWS}failure", DRAIN, "row remapping failed: replace it", "No", _YES),
     Rule("row-remap", f"{_ROWS}pending", DRAIN, "row remapping pending: reset it", "No", _YES),
-    Rule("retired", "retired_pages/pending_retirement", DRAIN, "page retirement pending: reset it", "No", _YES),
+    Rule(
+        "retired",
+        "retired_pages/pending_retirement",
+        DRAIN,
+        "page retirement pending: reset it",
+        "No",
+        _YES,
+    ),
     Rule("retired", _DOUBLE, DRAIN, "{} pages retired for double-bit errors: replace it", 60),
     Rule("retired", _SINGLE, DRAIN, "{} pages retired for single-bit errors: replace it", 60),
     Rule("ecc", f"{_ECC}dram_correctable", WARN, "{} correctable DRAM errors", 20_000_000),
@@ -154,12 +167,37 @@ RULES = (
     Rule("ecc", f"{_ECC}sram_uncorrectable_parity", DRAIN, "{} SRAM parity errors: reset it", 0),
     Rule("ecc", f"{_ECC}sram_uncorrectable_secded", DRAIN, "{} SRAM SEC-DED errors: reset it", 0),
     Rule("sram", _SRAM, DRAIN, "SRAM error threshold: replace it", "No", _YES),
-    Rule("repair", "ecc_errors/channel_repair_pending", DRAIN, "channel repair pending: reset it", "No", _YES),
-    Rule("repair", "ecc_errors/tpc_repair_pending", DRAIN, "TPC repair pending: reset it", "No", _YES),
+    Rule(
+        "repair",
+        "ecc_errors/channel_repair_pending",
+        DRAIN,
+        "channel repair pending: reset it",
+        "No",
+        _YES,
+    ),
+    Rule(
+        "repair", "ecc_errors/tpc_repair_pending", DRAIN, "TPC repair pending: reset it", "No", _YES
+    ),
     Rule("thermal", f"{_SLOW}thermal_slowdown", WARN, "slowed down by heat", "Not Active", _ACTIVE),
-    Rule("power", f"{_SLOW}power_brake_slowdown", WARN, "slowed down by the power supply", "Not Active", _ACTIVE),
-    Rule("fabric", "fabric/state", DRAIN, f"fabric/state {{}}: {_FABRIC}", "Completed", _UNFINISHED),
-    Rule("fabric", "fabric/status", DRAIN, f"fabric/status {{}}: {_FABRIC}", "Success", _FABRIC_ERRORS),
+    Rule(
+        "power",
+        f"{_SLOW}power_brake_slowdown",
+        WARN,
+        "slowed down by the power supply",
+        "Not Active",
+        _ACTIVE,
+    ),
+    Rule(
+        "fabric", "fabric/state", DRAIN, f"fabric/state {{}}: {_FABRIC}", "Completed", _UNFINISHED
+    ),
+    Rule(
+        "fabric",
+        "fabric/status",
+        DRAIN,
+        f"fabric/status {{}}: {_FABRIC}",
+        "Success",
+        _FABRIC_ERRORS,
+    ),
 )
 # fmt: on
 # The fields of `nvidia-smi --query-gpu` by which NVML reports the same without XML
@@ -186,7 +224,8 @@ def read(printed: str) -> list[Card]:
     """Return the cards in the document of `nvidia-smi -q -x`.
 
     Raises:
-        UnreadableError: there is no document, one of the elements is no XML, or the cards cannot be distinguished.
+        UnreadableError: there is no document, one of the elements is no XML, or the cards cannot be
+            distinguished.
     """
     found = _DOCUMENT.search(printed)
     if found is None:
@@ -206,7 +245,8 @@ def read(printed: str) -> list[Card]:
 def remarks(printed: str) -> list[str]:
     """Return the lines that nvidia-smi printed around the document, such as "WARNING: infoROM is corrupted at gpu ...".
 
-    It exits with 0 all the same. Long lines are cut; of many lines the first come, then their number.
+    It exits with 0 all the same. Long lines are cut; of many lines the first come, then their
+    number.
     """
     around = _PROLOGUE.sub("", _DOCUMENT.sub("\n", printed, count=1))
     lines = [" ".join(line.split()) for line in around.splitlines()]

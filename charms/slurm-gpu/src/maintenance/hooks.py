@@ -1,7 +1,8 @@
 """Maintenance of a node's GPUs (drivers, resets, MIG layouts), as one hook sees it.
 
-A hook calls `prepare`, registers the node if that allows it, and passes how far that came to `complete`. Each step may
-be interrupted: the journal of `node.kept` and the state of the packages show what remains.
+A hook calls `prepare`, registers the node if that allows it, and passes how far that came to
+`complete`. Each step may be interrupted: the journal of `node.kept` and the state of the packages
+show what remains.
 """
 
 import collections.abc
@@ -24,7 +25,8 @@ from slurm_ddp.slurm import nodes
 logger = logging.getLogger(__name__)
 
 Options = collections.abc.Mapping[str, object]
-# Stages of a node that has its GPUs in Slurm; KEPT may wait for a mount, which does not concern the cards.
+# Stages of a node that has its GPUs in Slurm; KEPT may wait for a mount, which does not concern the
+# cards.
 _REGISTERED = frozenset({registration.Stage.REGISTERED, registration.Stage.KEPT})
 
 

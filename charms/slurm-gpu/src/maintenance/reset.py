@@ -1,7 +1,8 @@
 """Reset a card on a node free of jobs; `maintenance.hooks` registers the node and restores its state afterwards.
 
-`known`, `check_smi` and `free` serve MIG layouts as well: the card that is asked for, and a node free of jobs.
-What cannot be done raises `ActionError`, a node that cannot be held `NodeError` or `KeptError`.
+`known`, `check_smi` and `free` serve MIG layouts as well: the card that is asked for, and a node
+free of jobs. What cannot be done raises `ActionError`, a node that cannot be held `NodeError` or
+`KeptError`.
 """
 
 import time
@@ -16,8 +17,8 @@ from slurm_ddp.commands import CommandError, run
 from slurm_ddp.slurm import nodes
 
 _RESET_S = 180.0
-# NVSwitches of the first generation for which one GPU cannot be reset alone (nvidia-smi(1), "-r": GPUs connected by
-# NVLink are reset together; from the H100 on, each by itself).
+# NVSwitches of the first generation for which one GPU cannot be reset alone (nvidia-smi(1), "-r":
+# GPUs connected by NVLink are reset together; from the H100 on, each by itself).
 _FIRST_SWITCH = 0x1AF1
 _POLL_S = 10.0
 

@@ -16,8 +16,8 @@ PERSISTENCED_PROGRAM = pathlib.Path("/usr/bin/nvidia-persistenced")
 STOPPED = pathlib.Path("/var/lib/slurm-gpu/stopped-units")  # by this charm, and to be started again
 _DROPIN = "10-slurm-gpu.conf"
 _STOP_S, _START_S = 120.0, 300.0  # a fabric manager takes minutes
-# In the order in which they are stopped; DCGM comes as a package, or as a snap with upstream's slurmd charm.
-# `node.health_timer` starts the health check's timer again.
+# In the order in which they are stopped; DCGM comes as a package, or as a snap with upstream's
+# slurmd charm. `node.health_timer` starts the health check's timer again.
 HOLDERS = (
     "gpu-health.timer",
     "gpu-health.service",

@@ -1,7 +1,8 @@
 """Install a driver: on a node free of jobs for `upgrade-driver`, and on a machine without any for the option `driver`.
 
-No journal records an upgrade: a node that is held for it stays drained until its GPUs are registered again, and what
-was left half done shows in the packages' state (`driver.state`). Running `upgrade-driver` again finishes it.
+No journal records an upgrade: a node that is held for it stays drained until its GPUs are
+registered again, and what was left half done shows in the packages' state (`driver.state`). Running
+`upgrade-driver` again finishes it.
 """
 
 import logging

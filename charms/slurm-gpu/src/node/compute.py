@@ -68,8 +68,9 @@ _NO_CONTROLLER = Status(
 def offer(machine: Machine) -> slurm_gres.NodeGres | None:
     """Compose the data to publish; None while nothing is certain.
 
-    While the node is registered with another Gres, the lines suit that one, too: slurmd must not report less. Lines of
-    lost cards are left out: slurmd does not start with a line for a missing device file.
+    While the node is registered with another Gres, the lines suit that one, too: slurmd must not
+    report less. Lines of lost cards are left out: slurmd does not start with a line for a missing
+    device file.
     """
     node = machine.node
     if node is None:

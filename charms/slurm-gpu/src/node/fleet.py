@@ -1,8 +1,8 @@
 """Drain at most a third of the nodes for one reason; the others only warn.
 
-When all nodes of an application (those of the same partitions) begin to report the same, that is a driver's release,
-not broken cards. Who was first is read from the nodes' reasons in Slurm, which every node's health check sees. Standard
-library only.
+When all nodes of an application (those of the same partitions) begin to report the same, that is a
+driver's release, not broken cards. Who was first is read from the nodes' reasons in Slurm, which
+every node's health check sees. Standard library only.
 """
 
 import collections
@@ -31,7 +31,8 @@ def shared(
     """Return the kinds of a reason that other nodes were drained for just before, if with this one they are too many.
 
     Args:
-        reason: what the node is, or is to be, drained for; it begins with the health check's prefix.
+        reason: what the node is, or is to be, drained for; it begins with the health check's
+            prefix.
         name: the node's name.
         listed: all nodes of the cluster.
         now: in seconds since 1970.

@@ -3,12 +3,14 @@
 
     gpu-health [--act] [--node NAME] [--xids "+109 -74"]
 
-It prints one JSON object, and exits 0 without a finding, 2 with warnings only, 1 when jobs must stay away. --act drains
-the node with a reason that begins with `gpu-health: `, and resumes a node with such a reason after two passes without a
-finding to drain for; what holds more than a third of the nodes within minutes is a warning on the rest (node/fleet.py).
---xids names Xids to drain for (+) besides those of the table, and Xids to ignore (-). A value that a card does not
-support is no fault; what cannot be read or is not known (a word, an Xid, a line beside the answer) is a warning with
-its text; a query that fails or hangs is a fault. Standard library only: the charm packs it with its imports.
+It prints one JSON object, and exits 0 without a finding, 2 with warnings only, 1 when jobs must
+stay away. --act drains the node with a reason that begins with `gpu-health: `, and resumes a node
+with such a reason after two passes without a finding to drain for; what holds more than a third of
+the nodes within minutes is a warning on the rest (node/fleet.py). --xids names Xids to drain for
+(+) besides those of the table, and Xids to ignore (-). A value that a card does not support is no
+fault; what cannot be read or is not known (a word, an Xid, a line beside the answer) is a warning
+with its text; a query that fails or hangs is a fault. Standard library only: the charm packs it
+with its imports.
 """
 
 import argparse
@@ -35,8 +37,8 @@ STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
 KIND = kept.HEALTH
 REASON = f"{KIND}: "
 _SPARED = "not drained, since it holds too many nodes: see sinfo -R"
-# The whole ends before the 60 s of its unit: each query gets at most its own limit, and no more than what is left of
-# the whole, less what the last order to Slurm takes.
+# The whole ends before the 60 s of its unit: each query gets at most its own limit, and no more
+# than what is left of the whole, less what the last order to Slurm takes.
 _WHOLE_S = 53.0
 _SMI_S, _LOG_S = 30.0, 8.0
 _LEAST_S = 0.1
@@ -95,8 +97,8 @@ def check(name: str | None, levels: dict[int, str], *, acts: bool = False) -> An
     state = State.load()
     node, silent = _node(name)
     if state.drained and node is not None and not watchdog.is_drained_by(REASON, node):
-        # An administrator ended the drain; but upstream's slurmd ends drains too, right after it restarted its daemon,
-        # and then the hold is still there.
+        # An administrator ended the drain; but upstream's slurmd ends drains too, right after it
+        # restarted its daemon, and then the hold is still there.
         was_ended = _began(node) == state.began or not kept.is_held(KIND)
         if acts and was_ended:
             kept.end(KIND)
@@ -295,11 +297,12 @@ def _counts(cards: list[smi.Card], on_bus: list[str], num_gpus: int) -> list[Fin
 def _ask_driver() -> tuple[list[smi.Card], list[Finding]]:
     """Query all cards; return the driver's report, and the warnings of the queries.
 
-    What cannot be read is a warning, and asked for in another way; no card if that cannot be read either.
+    What cannot be read is a warning, and asked for in another way; no card if that cannot be read
+    either.
 
     Raises:
-        CommandError: the driver, or a card, does not answer, or a killed query of before, beside which another would
-            hang, does not end.
+        CommandError: the driver, or a card, does not answer, or a killed query of before, beside
+            which another would hang, does not end.
     """
     if stuck := _killed(pathlib.Path(NVIDIA_SMI).name):
         raise CommandError(

@@ -1,6 +1,7 @@
 """The journals of this machine's node: JSON objects in STATE_DIR, written before the first step that they cover.
 
-They survive a reboot in the middle of what they describe. What cannot be read counts as not written.
+They survive a reboot in the middle of what they describe. What cannot be read counts as not
+written.
 """
 
 import collections.abc
@@ -18,7 +19,8 @@ STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
 KEPT, REGISTRATION, ORDER = "kept.json", "registration.json", "order.json"
 CARDS, SERVED = "cards.json", "served.json"
 _LOCK = "kept.lock"
-# What KEPT replaced. Releases before it left a file for each ground, one for the reservation, and one for maintenance.
+# What KEPT replaced. Releases before it left a file for each ground, one for the reservation, and
+# one for maintenance.
 _FORMER_HOLDS, _FORMER_RESERVATION, _FORMER_MAINTENANCE = "holds", "holds/reserved", "hold.json"
 
 Record = dict[str, typing.Any]

@@ -1,15 +1,17 @@
 """Keep this machine's node free of jobs, and know why: the one owner of every hold.
 
-A hold is a drain with its reason, a reservation for maintenance, and a ground in the journal (`journals.Kept`).
-Upstream's charm ends drains: it sets `state=idle` on its node if `scontrol show node` fails
-(slurmd/src/charm.py:208-215) and after set-node-config (charm.py:309-315), right after it restarted slurmd. No change
-of the node's state touches the reservation, which ends by itself, and `node.watch` drains and reserves the node again
-within seconds. A drain that ended while slurmd had been running for longer was ended by an administrator, who is
-obeyed. Upstream deletes its node, which Slurm refuses in a reservation: whoever ends that alone has ten minutes, in
-which the drain stays.
+A hold is a drain with its reason, a reservation for maintenance, and a ground in the journal
+(`journals.Kept`). Upstream's charm ends drains: it sets `state=idle` on its node if `scontrol show
+node` fails (slurmd/src/charm.py:208-215) and after set-node-config (charm.py:309-315), right after
+it restarted slurmd. No change of the node's state touches the reservation, which ends by itself,
+and `node.watch` drains and reserves the node again within seconds. A drain that ended while slurmd
+had been running for longer was ended by an administrator, who is obeyed. Upstream deletes its node,
+which Slurm refuses in a reservation: whoever ends that alone has ten minutes, in which the drain
+stays.
 
-For maintenance of its GPUs (`take`), the journal also has the state before, so that any later hook can restore it.
-`KeptError` is raised if something else keeps the node, `NodeError` if the controller did not do as asked.
+For maintenance of its GPUs (`take`), the journal also has the state before, so that any later hook
+can restore it. `KeptError` is raised if something else keeps the node, `NodeError` if the
+controller did not do as asked.
 """
 
 import collections.abc

@@ -12,8 +12,8 @@ from slurm_ddp.slurm import nodes
 PREFIX = "slurm-gpu:"  # of this charm's reasons
 _RESTORED = "put back by slurm-gpu"  # of a state that had no reason
 
-# Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and src/interfaces/gres.c. The
-# drain they come with stays after the cause is fixed.
+# Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and
+# src/interfaces/gres.c. The drain they come with stays after the cause is fixed.
 _GRES_REASONS = re.compile(
     r"gres/(?:gpu|shard|mps)(:\S+)? count (reported lower than configured|too low|changed and jobs are using them)"
     r"|gres/gpu type \(\S*\) reported but not configured"
@@ -32,7 +32,8 @@ def is_ours(reason: str | None) -> bool:
 def is_anothers(node: nodes.Node, known: str | None) -> bool:
     """Whether another party keeps jobs away, for another reason than `known`.
 
-    Neither this charm, which may have restored that half, nor Slurm, for a missing GPU or a slurmd that was away.
+    Neither this charm, which may have restored that half, nor Slurm, for a missing GPU or a slurmd
+    that was away.
     """
     not_anothers = {None, known, _RESTORED, resume.REBOOTED, resume.NOT_RESPONDING}
     return is_kept_away(node) and node.reason not in not_anothers and not is_ours(node.reason)
@@ -75,8 +76,8 @@ def noted(name: str) -> NodeSnapshot | None:
 def as_found(node: nodes.Node) -> NodeSnapshot:
     """Record the state to restore: an administrator's or upstream's, not one of this charm or of a missing GPU.
 
-    Slurm's reason for a missing GPU replaces all others. A node that is DOWN with it, and was not before, came back
-    from a reboot: jobs wait for the checks that follow one.
+    Slurm's reason for a missing GPU replaces all others. A node that is DOWN with it, and was not
+    before, came back from a reboot: jobs wait for the checks that follow one.
     """
     if is_ours(node.reason):
         order = noted(node.name)

@@ -1,9 +1,10 @@
 """Register a node's GPUs in Slurm without ending a job or an administrator's drain.
 
-A dynamic node's Gres cannot change while its record exists. So: drain the node, wait until it is free (over later
-events, never inside a hook), edit `--conf`, delete the record, restart slurmd, check what it registered, and restore
-the state of before, which is in a journal (`journals`): the machine may reboot between any two steps. `scontrol
-delete` comes before the restart, since on Slurm 25 a node authenticates through its own running slurmd.
+A dynamic node's Gres cannot change while its record exists. So: drain the node, wait until it is
+free (over later events, never inside a hook), edit `--conf`, delete the record, restart slurmd,
+check what it registered, and restore the state of before, which is in a journal (`journals`): the
+machine may reboot between any two steps. `scontrol delete` comes before the restart, since on Slurm
+25 a node authenticates through its own running slurmd.
 """
 
 import dataclasses
@@ -25,12 +26,14 @@ logger = logging.getLogger(__name__)
 REASON = "slurm-gpu: registering GPUs"
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
-# At a restart or `scontrol reconfigure`, slurmctld answers for a while after it saved the state that its successor
-# begins with (_slurmctld_background() to _attempt_reconfig() in controller.c of 24.11 and 25.11). Orders of that
-# moment are lost: the former record comes back, to which slurmd registers. Lines of other nodes reconfigure it, too.
+# At a restart or `scontrol reconfigure`, slurmctld answers for a while after it saved the state
+# that its successor begins with (_slurmctld_background() to _attempt_reconfig() in controller.c of
+# 24.11 and 25.11). Orders of that moment are lost: the former record comes back, to which slurmd
+# registers. Lines of other nodes reconfigure it, too.
 _HANDOVER_S, _FRESH_S = 1.0, 60.0
 
-# How many GPUs the record of a refused node has, of which Slurm shows only how many slurmd reported.
+# How many GPUs the record of a refused node has, of which Slurm shows only how many slurmd
+# reported.
 _RECORDED = re.compile(
     r"gres/(?P<name>\w+)\S* count reported lower than configured \(\d+ < (?P<count>\d+)\)"
     rf"|{orders.PREFIX} \d+ of (?P<had>\d+) GPUs found"
@@ -124,7 +127,8 @@ def refresh_drained_start() -> None:
 def drain_for_loss(name: str, loss: str) -> Progress:
     """Drain a node that lost GPUs, with the loss as the reason, unless another reason keeps jobs away.
 
-    After a reboot it is DOWN as well, with Slurm's reason. `advance` ends this drain once the GPUs are back.
+    After a reboot it is DOWN as well, with Slurm's reason. `advance` ends this drain once the GPUs
+    are back.
     """
     reason = f"{orders.PREFIX} {loss}"[: kept.MOST_REASON]
     try:
@@ -159,7 +163,8 @@ def inspect(name: str, gres: str | None, config: settings.Config | None = None) 
 def leave(target: Target) -> None:
     """Register the node with the Gres if that is possible at once; otherwise leave it: no later event ends a drain.
 
-    slurmd's options change only together with the controller's record: a slurmd that reports less is refused for good.
+    slurmd's options change only together with the controller's record: a slurmd that reports less
+    is refused for good.
     """
     try:
         _leave(target)

@@ -1,7 +1,8 @@
 """Resume a node that is down for no other reason than that it is new, or was rebooted.
 
-Slurm marks a node down that was rebooted without its order, and leaves it so (ReturnToService=0, which upstream keeps);
-upstream's slurmd charm registers a new node down. Both wait for someone who knows that the machine is fit.
+Slurm marks a node down that was rebooted without its order, and leaves it so (ReturnToService=0,
+which upstream keeps); upstream's slurmd charm registers a new node down. Both wait for someone who
+knows that the machine is fit.
 """
 
 import dataclasses
@@ -17,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 UPTIME = pathlib.Path("/proc/uptime")
 
-# src/slurmctld/node_mgr.c and ping_nodes.c of 24.11 and 25.11. A machine that takes longer than SlurmdTimeout (300 s)
-# to boot gets the second first, and keeps it.
+# src/slurmctld/node_mgr.c and ping_nodes.c of 24.11 and 25.11. A machine that takes longer than
+# SlurmdTimeout (300 s) to boot gets the second first, and keeps it.
 REBOOTED = "Node unexpectedly rebooted"
 NOT_RESPONDING = "Not responding"
-# Upstream's slurmd charm with default-node-state=down and no default-node-reason, quotes included: config.py:48 and
-# slurm_ops/slurmd.py:246 of 25.11.
+# Upstream's slurmd charm with default-node-state=down and no default-node-reason, quotes included:
+# config.py:48 and slurm_ops/slurmd.py:246 of 25.11.
 NEW = "'n/a'"
 _TIMEOUT_S = 900.0  # between a node's last response and the reason for it: SlurmdTimeout, pings, clocks that differ
 _CLOCKS_S = 60.0
@@ -88,7 +89,8 @@ def is_stale(node: nodes.Node | None) -> bool:
 def _is_new(node: nodes.Node) -> bool:
     """Whether upstream's slurmd set the reason, as it does right after it started slurmd, and not `set-node-state`.
 
-    Both write the same reason. A later start of slurmd leaves only the record of the node's service to go by.
+    Both write the same reason. A later start of slurmd leaves only the record of the node's service
+    to go by.
     """
     since = node.slurmd_start_time
     if since is None or node.reason_time is None or node.reason_time < since:

@@ -1,7 +1,8 @@
 """SLURMD_OPTIONS in /etc/default/slurmd: read it, and change only `gres=` inside `--conf '...'`, no other byte.
 
-Upstream's slurmd charm writes `SLURMD_OPTIONS=--conf 'cpus=... gres=... features=...' -Z -N compute-0 ...` without
-quotes around the whole value, and reads it back later. A file that it would not read raises `OptionsError`.
+Upstream's slurmd charm writes `SLURMD_OPTIONS=--conf 'cpus=... gres=... features=...' -Z -N
+compute-0 ...` without quotes around the whole value, and reads it back later. A file that it would
+not read raises `OptionsError`.
 """
 
 import dataclasses
@@ -63,8 +64,9 @@ def parse(text: str) -> Options | None:
 def ensure_gres(gres: str | None) -> bool:
     """Write the Gres into `--conf` of the file; return whether it changed.
 
-    Upstream's hooks edit the file, too, beside a parallel action and without a lock: it is replaced only if it is as it
-    was read. If upstream restores the former Gres, the next hook registers the node again.
+    Upstream's hooks edit the file, too, beside a parallel action and without a lock: it is replaced
+    only if it is as it was read. If upstream restores the former Gres, the next hook registers the
+    node again.
     """
     aside = PATH.with_name(f".{PATH.name}.slurm-gpu")
     for _ in range(_TRIES):

@@ -9,7 +9,8 @@ from slurm_ddp import files, systemd
 SLURMD = "slurmd.service"
 DROPIN = "20-gpu.conf"
 PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
-# The drop-in names it behind /etc/default/slurmd. On disk, since the machine may reboot while its node is deleted.
+# The drop-in names it behind /etc/default/slurmd. On disk, since the machine may reboot while its
+# node is deleted.
 DRAINED_ENV = journals.STATE_DIR / "held-options"
 _DEVICE_WAIT_S = 60
 
@@ -17,9 +18,10 @@ _DEVICE_WAIT_S = 60
 def ensure_dropin(device_files: tuple[pathlib.Path, ...]) -> bool:
     """Make slurmd wait for its device files at start, without restarting it; return whether the drop-in changed.
 
-    A slurmd that waits reads the list again, so it starts as soon as a missing card is known to be lost. Each start
-    ends former slurmds: a restart during `scontrol reconfigure` stops the process that hands over, and, with the unit's
-    KillMode=process, not the one that takes over and keeps the port. Seen on 24.11.5.
+    A slurmd that waits reads the list again, so it starts as soon as a missing card is known to be
+    lost. Each start ends former slurmds: a restart during `scontrol reconfigure` stops the process
+    that hands over, and, with the unit's KillMode=process, not the one that takes over and keeps
+    the port. Seen on 24.11.5.
     """
     changed = files.ensure_file(_devices(), "".join(f"{file}\n" for file in device_files))
     text = template.fill(

@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 """Work on a compute node that cannot wait for Juju's next event; a systemd service runs it until it is done.
 
-If anyone but an administrator ends a hold, the node is drained and reserved again (`node.kept`). A node that is down
-only for a reboot, or for being new, takes jobs as soon as its mounts, its cards and their health allow it
-(`node.resume`). The service starts at boot, with each change of a readiness file (a path unit), and with a hold. It
-ends when nothing is left to do. It runs from the charm's own folder, with Python's standard library only.
+If anyone but an administrator ends a hold, the node is drained and reserved again (`node.kept`). A
+node that is down only for a reboot, or for being new, takes jobs as soon as its mounts, its cards
+and their health allow it (`node.resume`). The service starts at boot, with each change of a
+readiness file (a path unit), and with a hold. It ends when nothing is left to do. It runs from the
+charm's own folder, with Python's standard library only.
 """
 
 import dataclasses
