@@ -27,18 +27,16 @@ _HEAD = """\
 <!-- Written by scripts/actions.py from lib/ddp: change that one. -->
 # ddp
 
-How to use it: [submit, follow and stop a job](../howto/submit.md). In `submit`, `sweep` and
-`render` options go before the script: what follows its name is the script's. `ddp COMMAND --help`
-shows the same as this page.
+How to use it: [submit, follow and stop a job](../howto/submit.md). In `submit`, `sweep` and `render` options go before
+the script: what follows its name is the script's. `ddp COMMAND --help` shows the same as this page.
 
-Exit status: 0 done; 1 failed, with one line on standard error; 2 usage: an option, an argument or a
-configuration file is wrong.
+Exit status: 0 done; 1 failed, with one line on standard error; 2 usage: an option, an argument or a configuration file
+is wrong.
 
-Standard output carries the thing asked for; progress and headers go to standard error. With
-`--json` standard output is one object: `"schema": 1`, the results with numbers as numbers, times as
-ISO 8601 and tables as lists of objects, and `"error"` with one line if it failed. `ddp watch
---json` writes one object on each change. A later release may add keys; the schema's number grows
-when a key goes or changes its meaning.
+Standard output carries the thing asked for; progress and headers go to standard error. With `--json` standard output is
+one object: `"schema": 1`, the results with numbers as numbers, times as ISO 8601 and tables as lists of objects, and
+`"error"` with one line if it failed. `ddp watch --json` writes one object on each change. A later release may add keys;
+the schema's number grows when a key goes or changes its meaning.
 """
 
 

@@ -11,14 +11,13 @@ PAGE = ROOT / "docs" / "reference" / "programs.md"
 HEAD = """<!-- Written by scripts/programs.py from tests/programs: change rows.yaml, or run its tests. -->
 # Programs of others
 
-The commands of common trainers, with `ddp submit` before them. What ddp does not understand it
-passes on.
+The commands of common trainers, with `ddp submit` before them. What ddp does not understand it passes on.
 
 ## Tried on two nodes
 
-Each program ran on two nodes with a tiny model. It was requeued, lost a rank, and reached its time
-limit, and continued from its own checkpoint each time. The seconds are from the submission to the
-first loss in `ddp list`, on two shared cores that had other work.
+Each program ran on two nodes with a tiny model. It was requeued, lost a rank, and reached its time limit,
+and continued from its own checkpoint each time. The seconds are from the submission to the first loss in
+`ddp list`, on two shared cores that had other work.
 
 """
 DRY = """
