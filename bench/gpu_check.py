@@ -17,7 +17,7 @@ import tempfile
 import typing
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-READER = ROOT / "charms" / "slurm-gpu" / "src" / "scripts" / "nvml.py"
+READER = ROOT / "charms" / "slurm-gpu" / "src" / "gpu" / "nvml.py"
 FIELDS = ("pci.bus_id", "uuid", "name", "driver_version", "mig.mode.current")
 
 
@@ -41,6 +41,8 @@ def bus_id(text: str) -> str:
 def cards() -> tuple[list[dict[str, typing.Any]], list[str]]:
     """Return the cards that slurm-gpu lists, and how they differ from nvidia-smi's."""
     found = json.loads(output(sys.executable, str(READER)))
+    if "error" in found:
+        raise SystemExit(f"gpu_check: NVML: {found['error']}; run this on a machine with a GPU")
     listed = output(
         "nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"
     )

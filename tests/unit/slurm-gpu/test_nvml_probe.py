@@ -3,6 +3,9 @@
 import collections.abc
 import ctypes
 import json
+import pathlib
+import subprocess
+import sys
 import types
 import typing
 
@@ -113,3 +116,18 @@ def test_mig_instances_are_listed_in_order_whatever_gaps_there_are(probe: Probe)
         {"profile": "1g.20gb", "gpu_instance": 1, "compute_instance": 0},
         {"profile": "2g.20gb", "gpu_instance": 2, "compute_instance": 0},
     ]
+
+
+def test_the_check_for_a_machine_with_a_gpu_says_in_one_line_that_there_is_none():
+    check = pathlib.Path(__file__).resolve().parents[3] / "bench" / "gpu_check.py"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        done = subprocess.run(
+            (sys.executable, str(check)), capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("gpu_check: NVML: ")
+        assert done.stderr.count("\n") == 1
+    else:
+        pytest.skip("this machine has a driver of NVIDIA")
