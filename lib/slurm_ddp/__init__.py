@@ -1,1 +1,1 @@
-"""What the charms of slurm-ddp and the sandbox must agree on: commands, files, units and interface schemas."""
+"""What the charms and the sandbox must agree on: commands, files, units, interface schemas."""

@@ -83,7 +83,10 @@ def installed(*patterns: str) -> dict[str, str]:
 
 
 def candidates(names: collections.abc.Iterable[str], pins: _Pins = None) -> dict[str, str]:
-    """List the version of each package that apt would install; packages that no archive has are omitted."""
+    """Return the version of each package that apt would install.
+
+    Packages that no archive has are omitted.
+    """
     with _preferences(pins) as options:
         policy = run(
             "/usr/bin/apt-cache", *options, "policy", *sorted(set(names)), check=False
@@ -93,7 +96,10 @@ def candidates(names: collections.abc.Iterable[str], pins: _Pins = None) -> dict
 
 
 def depends(names: collections.abc.Iterable[str]) -> dict[str, str]:
-    """List the field Depends of each package's candidate; packages that no archive has are omitted."""
+    """Return the field Depends of each package's candidate.
+
+    Packages that no archive has are omitted.
+    """
     shown = run(
         "/usr/bin/apt-cache", "--no-all-versions", "show", *sorted(set(names)), check=False
     ).stdout
@@ -107,7 +113,9 @@ def depends(names: collections.abc.Iterable[str]) -> dict[str, str]:
 
 
 def simulate(packages: collections.abc.Iterable[str], pins: _Pins = None) -> Changes:
-    """Simulate the installation of packages (`name` or `name=version`). Raises `AptError` if they do not go together.
+    """Simulate the installation of packages (`name` or `name=version`).
+
+    Raises `AptError` if they do not go together.
 
     The pins apply to dependencies too.
     """
@@ -122,7 +130,10 @@ def simulate(packages: collections.abc.Iterable[str], pins: _Pins = None) -> Cha
 
 
 def install_exact(packages: collections.abc.Mapping[str, str]) -> None:
-    """Install exactly these versions, held or not, older or newer, in one transaction. Raises `CommandError`."""
+    """Install exactly these versions in one transaction, held or not, older or newer.
+
+    Raises `CommandError`.
+    """
     _change(*_EXACT, *assigned(packages), timeout_s=2 * _CHANGE_S)
 
 
@@ -180,7 +191,10 @@ def _change(*words: str, timeout_s: float = _CHANGE_S) -> None:
 
 @contextlib.contextmanager
 def _preferences(pins: _Pins) -> collections.abc.Generator[tuple[str, ...]]:
-    """Write these pins in place of /etc/apt/preferences (preferences.d still counts); yield apt's options for them."""
+    """Yield apt's options that make these pins count instead of /etc/apt/preferences.
+
+    The files in preferences.d still count.
+    """
     if not pins:
         yield ()
         return

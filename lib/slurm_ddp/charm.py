@@ -1,4 +1,4 @@
-"""Shared by all charms: a status of level and text, a table of actions, and errors that name an option or parameter.
+"""What all charms share: statuses, a table of actions, and errors that name an option.
 
 No ops is imported: charm.py passes in what ops gives, and makes ops' status with
 `ops.StatusBase.from_name`.
@@ -24,7 +24,7 @@ S = typing.TypeVar("S")
 
 
 class Level(str, enum.Enum):  # noqa: UP042 - enum.StrEnum came with Python 3.11
-    """The level of a status: it works, it is being set up, it waits for something, the operator must act."""
+    """The level of a status: active, maintenance, waiting, or blocked until the operator acts."""
 
     ACTIVE = "active"
     MAINTENANCE = "maintenance"
@@ -41,7 +41,10 @@ class Status:
 
 
 def shown(status: Status, before: str = "") -> str:
-    """Cut a status's text to what `juju status` shows; log all of it, unless the unit's last message is the same."""
+    """Cut a status's text to what `juju status` shows.
+
+    All of it is logged, unless the unit's last message is the same.
+    """
     if len(status.text) <= MESSAGE_LIMIT:
         return status.text
     cut = f"{status.text[: MESSAGE_LIMIT - 3]}..."
@@ -64,21 +67,27 @@ class ActionError(Exception):
 
 
 class Parameters(pydantic.BaseModel, frozen=True, extra="forbid"):
-    """An action's parameters; the base of all such models. Juju's `big-file-size` is the field `big_file_size`."""
+    """The base of all models of an action's parameters.
+
+    Juju's `big-file-size` is the field `big_file_size`.
+    """
 
     model_config = pydantic.ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
 
     @pydantic.model_validator(mode="before")
     @classmethod
     def _as_texts(cls, given: dict[str, object]) -> dict[str, object]:
-        """Write integers as texts: Juju passes `branch=580` as one. A field that is a number reads its text."""
+        """Turn integers into texts: Juju passes `branch=580` as a number.
+
+        A field that is a number reads its text.
+        """
         integers = {name: str(value) for name, value in given.items() if type(value) is int}
         return given | integers
 
 
 @dataclasses.dataclass(frozen=True)
 class Action(typing.Generic[S]):
-    """An action: its parameters, and the function that runs it on the charm's subject (its volume, its mount)."""
+    """An action: its parameters, and the function that runs it on the volume or the mount."""
 
     parameters: type[pydantic.BaseModel]
     run: collections.abc.Callable[[S, typing.Any, Log], Results]
@@ -94,7 +103,9 @@ class ActionEvent(typing.Protocol):
 
 
 def is_principal(app: str) -> bool:
-    """Report whether this subordinate unit accompanies the application; Juju before 3 names none, so any counts.
+    """Report whether this subordinate unit accompanies the application.
+
+    Juju before 3 names none, so any counts.
 
     Juju 4 shows a subordinate the container-scoped relations of other machines' principals, too.
     """
@@ -114,7 +125,7 @@ def run_action(
     within: contextlib.AbstractContextManager[object] | None = None,
     failures: tuple[type[Exception], ...] = (),
 ) -> None:
-    """Parse the parameters, run the action on the subject, and set its results or fail it with one line.
+    """Run the action on the subject; set its results, or fail it with one line.
 
     `within` is entered around subject and action, and may convert what they raise to `StatusError`.
     `failures` fail the action besides `StatusError`, `ActionError` and `ValueError`.
@@ -129,7 +140,10 @@ def run_action(
 
 @contextlib.contextmanager
 def config_errors() -> collections.abc.Generator[None]:
-    """Raise a blocked `StatusError` that names the option for a `pydantic.ValidationError` or `ValueError` inside."""
+    """Turn an error inside into a blocked `StatusError` that names the option.
+
+    The errors are `pydantic.ValidationError` and `ValueError`.
+    """
     try:
         yield
     except ValueError as e:  # pydantic's errors are among them
@@ -146,7 +160,7 @@ def naming(option: str) -> collections.abc.Generator[None]:
 
 
 def problem(error: Exception) -> str:
-    """Write an error as one line; pydantic's first one begins with the name of the option or parameter."""
+    """Write an error as one line; pydantic's begins with the name of the option or parameter."""
     if not isinstance(error, pydantic.ValidationError):
         return str(error)
     first = error.errors()[0]

@@ -26,7 +26,10 @@ _REAP_S = 2.0  # how long a killed child may take to die; one in uninterruptible
 
 
 class CommandError(Exception):
-    """A command failed. `str()` is one line without secrets: the command's name, what happened, its last words."""
+    """A command failed.
+
+    `str()` is one line without secrets: the command's name, what happened, its last words.
+    """
 
     def __init__(
         self, message: str, *, returncode: int | None = None, stdout: str = "", stderr: str = ""
@@ -51,7 +54,10 @@ class Completed:
 
 
 def clean_env(extra: collections.abc.Mapping[str, str] | None = None) -> dict[str, str]:
-    """Make a child's environment: this account's home, proxies, Slurm's own and `extra`, no JUJU_* of the hook's."""
+    """Build a child's environment: home, proxies, Slurm's own and `extra`.
+
+    It has no JUJU_* of the hook.
+    """
     home = "/"
     with contextlib.suppress(KeyError):
         home = pwd.getpwuid(os.geteuid()).pw_dir

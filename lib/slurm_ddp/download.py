@@ -19,7 +19,10 @@ class TooLargeError(DownloadError):
 
 
 def fetch(url: str, *, most_bytes: int, timeout: float) -> bytes:
-    """Download `url`. Raises `DownloadError`; `TooLargeError` beyond `most_bytes` or `timeout` seconds."""
+    """Download `url`.
+
+    Raises `DownloadError`; `TooLargeError` beyond `most_bytes` or `timeout` seconds.
+    """
     host = urllib.parse.urlsplit(url).hostname
     content, end = bytearray(), time.monotonic() + timeout
     try:

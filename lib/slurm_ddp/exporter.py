@@ -1,4 +1,4 @@
-"""A unit's metrics for Prometheus: a service on the loopback, which runs while a collector is related to the unit.
+"""A unit's metrics for Prometheus, served on the loopback while a collector is related.
 
 A charm's metrics.py is the service's program: it calls `serve` with its sources. Each source is
 read in a thread of its own, so that a scrape ends in time whatever hangs; one that fails makes its
@@ -49,7 +49,7 @@ class Source:
 def follow(
     charm: typing.Any, serve: collections.abc.Callable[[str, cos_agent.Topology], dict[str, str]]
 ) -> None:
-    """Serve the unit's metrics and publish them while a collector is related; else remove the service.
+    """Serve and publish the unit's metrics while a collector is related; else remove the service.
 
     Args:
         charm: an ops.CharmBase.
@@ -132,7 +132,10 @@ def counter(name: str, text: str, samples: Samples) -> core.Metric:
 def serve(
     sources: collections.abc.Callable[[dict[str, typing.Any]], collections.abc.Sequence[Source]],
 ) -> typing.NoReturn:
-    """Run the service: read the settings file named on the command line, and answer on its port until killed."""
+    """Run the service until it is killed.
+
+    The command line names its settings file, which has the port.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     settings: dict[str, typing.Any] = json.loads(pathlib.Path(sys.argv[1]).read_text())
     collected = registry.CollectorRegistry(auto_describe=False)
@@ -196,7 +199,7 @@ class _Reader:
     def result(
         self, future: "concurrent.futures.Future[list[core.Metric]]"
     ) -> list[core.Metric] | None:
-        """Return the metrics; of a read under way those of the last one, while they are fresh; else None."""
+        """Return the metrics, or the last fresh ones while a read is under way; else None."""
         if future.done():
             return None if future.exception() else future.result()
         at, found = self._last
@@ -217,7 +220,7 @@ def _settings(unit: str) -> pathlib.Path:
 
 
 def _port(path: pathlib.Path) -> int:
-    """Return the port in the file, or else the first one that is free and that no other unit has."""
+    """Return the port in the file, or else the first free one that no other unit has."""
     known: dict[pathlib.Path, int] = {}
     for file in STATE.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -9,7 +9,7 @@ import tempfile
 def ensure_file(
     path: pathlib.Path | str, content: str | bytes, *, mode: int = 0o644, owner: str | None = None
 ) -> bool:
-    """Make `path` hold exactly `content` with `mode` and `owner`; return whether anything had to change.
+    """Make `path` hold exactly `content` with `mode` and `owner`; return whether it changed.
 
     The file is replaced atomically and at no time readable by more than `mode` allows. Missing
     parents are made (0755).
@@ -50,7 +50,10 @@ def ensure_absent(path: pathlib.Path | str) -> bool:
 
 
 def read(path: pathlib.Path) -> str:
-    """Read a text without white space around it; "" if it cannot be read, as may happen in /proc and /sys."""
+    """Return a text without white space around it; "" if it cannot be read.
+
+    Files of /proc and /sys may disappear.
+    """
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The program `juicefs`: where it comes from, what each version of it can do, and what its output means."""
+"""The program `juicefs`: where it comes from, what each version can do, what its output means."""
 
 import collections.abc
 import contextlib
@@ -102,7 +102,9 @@ class Setting:
 
 
 def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
-    """Install `resource`, a program or a release's tarball, else the pinned release, as `target`: whether it changed.
+    """Install `resource`, or else the pinned release, as `target`; return whether it changed.
+
+    A resource is a program or a release's tarball.
 
     Raises:
         DownloadError: there is no resource, and the release could not be fetched or is not what it
@@ -135,7 +137,10 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
 
 
 def version(program: pathlib.Path) -> Version:
-    """Ask the program for its version. Raises `CommandError` if it does not run, `OldProgramError` before `OLDEST`."""
+    """Return the version of the program.
+
+    Raises `CommandError` if it does not run, `OldProgramError` before `OLDEST`.
+    """
     printed = _run(program, "--version", timeout=20).stdout
     found = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", printed)
     if found is None:
@@ -165,7 +170,9 @@ def flags(wanted: collections.abc.Mapping[str, str | bool]) -> list[str]:
 def check_reachable(
     addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0
 ) -> None:
-    """Raise `UnreachableError` unless one of the addresses takes a TCP connection. `timeout` (s) is for each of them.
+    """Raise `UnreachableError` unless one of the addresses takes a TCP connection.
+
+    Each address gets `timeout` seconds.
 
     juicefs itself waits up to minutes for an engine that is down.
     """
@@ -196,7 +203,9 @@ def inspect(
 
 
 def ensure_sticky(program: pathlib.Path, access: juicefs_access.Access, folder: str = "/") -> str:
-    """Set the sticky bit on a folder of a volume that others can write to, or make it: what was done, "" for nothing.
+    """Make a volume's folder, or set its sticky bit if others can write to it.
+
+    Returns what was done, "" for nothing.
 
     After format a volume's root has mode 0777, as has what mount makes for --subdir (1.3.1): any
     account can rename what is another's. It needs no mount: sync copies mode and owner of the first
@@ -234,7 +243,10 @@ def _change_mode(
     folder: str,
     choose: collections.abc.Callable[[int], int],
 ) -> tuple[int, int]:
-    """Give a folder the mode that is chosen for its present one; return both. One that is absent has _UNREAD."""
+    """Give a folder the mode chosen for its present one, and return both.
+
+    An absent folder has _UNREAD.
+    """
     inside = f"jfs://VOLUME{folder.rstrip('/')}/"
     with tempfile.TemporaryDirectory(prefix="juicefs-mode-") as scratch:  # 0700
         copy = pathlib.Path(scratch, "copy")
@@ -319,7 +331,10 @@ def reason(log: str) -> str:
 
 
 def without_place(line: str) -> str:
-    """Cut the place in the source off a line of the log: [main.go:31], or [main@main.go:31] of 1.3."""
+    """Return a line of the log without its place in the source.
+
+    That is [main.go:31], or [main@main.go:31] of 1.3.
+    """
     return re.sub(r" \[(?:\w+@)?\w+\.go:\d+\]$", "", line)
 
 
@@ -363,7 +378,10 @@ def _read_status(printed: str) -> Setting:
 
 
 def _live(sessions: list[dict[str, typing.Any]]) -> tuple[str, ...]:
-    """List the clients whose session, renewed every 12 s to a minute, has not expired; a killed one's stays listed."""
+    """Return the clients whose session has not expired; a killed one stays listed until then.
+
+    A session is renewed every 12 s to a minute.
+    """
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - Python 3.10
     live = (
         session for session in sessions if datetime.datetime.fromisoformat(session["Expire"]) > now

@@ -1,4 +1,4 @@
-"""How the program `juicefs` reaches a volume: the metadata engine's URL, without a password, its environment and files.
+"""How the program `juicefs` reaches a volume: the engine's URL, its environment, its files.
 
 What differs between engines and stores is in juicefs.yaml.
 """
@@ -85,7 +85,10 @@ class Engine:
         login: str = "",
         params: collections.abc.Mapping[str, str] | None = None,
     ) -> str:
-        """Build the engine's URL, without a password; `login` follows the user. The engine's parameters win."""
+        """Return the engine's URL without a password; `login` follows the user.
+
+        The engine's parameters win.
+        """
         query = urllib.parse.urlencode(dict(params or {}) | self.query, safe="/:,")
         before = f"{urllib.parse.quote(user, safe='')}{login}@" if user else ""
         scheme = "rediss" if self.kind == "redis" and self.tls else self.kind
@@ -126,7 +129,10 @@ class Access:
 
 
 def parse(url: str) -> tuple[Engine, str | None]:
-    """Read the engine and user of a URL without password. Raises `ValueError`, which never quotes the URL."""
+    """Read the engine and the user from a URL without a password.
+
+    Raises `ValueError`, which never quotes the URL.
+    """
     scheme, rest = _split_scheme(url)
     kind = _SCHEMES[scheme]
     rule = _RULES[kind]
@@ -162,14 +168,20 @@ def _split_scheme(url: str) -> tuple[str, str]:
 
 
 def _addresses(hosts: list[str], port: int | None) -> tuple[str, ...]:
-    """Write each server as HOST:PORT; Sentinels (`port` None) share the last one's. Raises `fs.UriError`."""
+    """Return each server as HOST:PORT; Sentinels (`port` None) share the last one's port.
+
+    Raises `fs.UriError`.
+    """
     pairs = [fs.split_address(host) for host in hosts]
     default = port or pairs[-1][1] or _SENTINEL_PORT
     return tuple(fs.join_address(host.lower(), found or default) for host, found in pairs)
 
 
 def _no_scheme(scheme: str) -> str:
-    """Say how a URL begins and why this scheme is wrong; text that does not look like a scheme is not quoted."""
+    """Say how a URL begins and why this scheme is wrong.
+
+    Text that does not look like a scheme is not quoted.
+    """
     schemes = ", ".join(f"{name}://" for name in _RULES)
     hint = f"begin with {schemes} (docs/howto/storage.md)"
     if not re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme):
@@ -179,7 +191,7 @@ def _no_scheme(scheme: str) -> str:
 
 
 def _read_hosts(kind: str, place: str) -> tuple[str, list[str]]:
-    """Split the servers, behind the name of the master that Sentinels watch: ("", hosts) without one."""
+    """Split off the master's name in front of Sentinels; "" without one."""
     if kind == "mysql" and place.startswith("(") and place.endswith(")"):
         place = place[1:-1]
     hosts = place.split(",")

@@ -1,4 +1,4 @@
-"""The child of a probe (mounts.py): touch one mounted filesystem, and print what came of that as JSON.
+"""The child of a probe (mounts.py): touch one mounted filesystem, and print the result as JSON.
 
     python3 mount_child.py MOUNTPOINT MOUNT_ID read|write [sticky]
 
@@ -22,7 +22,10 @@ _LEFTOVER_S = 3600.0  # a probe's file older than this was left by a probe that 
 
 
 def touch(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[str, typing.Any]:
-    """Touch the filesystem, which may hang; return the step that failed and its errno, or modes as `mounts.Result`."""
+    """Touch the filesystem, which may hang, and return what happened.
+
+    That is the step that failed and its errno, or modes as in `mounts.Result`.
+    """
     print(flush=True)  # the deadline starts now
     step, found = "open", dict[str, typing.Any]()
     try:
@@ -74,7 +77,10 @@ def touch(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[
 
 
 def _remove(path: pathlib.Path) -> None:
-    """Remove a probe's file for good, also .trash/HOUR/PARENT-INODE-NAME of JuiceFS (pkg/meta/base.go, 1.3.1)."""
+    """Remove a probe's file for good.
+
+    JuiceFS keeps it as .trash/HOUR/PARENT-INODE-NAME (pkg/meta/base.go, 1.3.1).
+    """
     kept = f"{path.parent.stat().st_ino}-{path.stat().st_ino}-{path.name}"
     began = time.time()
     path.unlink()

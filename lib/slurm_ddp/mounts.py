@@ -1,4 +1,4 @@
-"""The machine's mounts, and whether they work. Nothing here waits for a filesystem that does not answer.
+"""This machine's mounts, and whether they work. Nothing here waits for a hung filesystem.
 
 `probe` touches a mount in a child process with a deadline. A child that hangs in the kernel cannot
 be killed, so it is left behind; while one is left behind for a mountpoint, no further child is
@@ -105,7 +105,10 @@ class MountError(Exception):
 
 
 def table(text: str | None = None) -> list[Mount]:
-    """Read the mounts, in mount order, from `text` (this process's mountinfo by default), without those by autofs."""
+    """Return the mounts in mount order, without those of autofs.
+
+    `text` is in the format of mountinfo; the default is this process's own.
+    """
     if text is None:
         text = MOUNTINFO.read_bytes().decode("utf-8", "surrogateescape")
     mounts: list[Mount] = []
@@ -212,7 +215,10 @@ def _unexpected(
 def wait(
     mountpoint: PathLike, *, fstype: Names, source: Names, timeout: float, pid: int | None = None
 ) -> Result:
-    """Wait `timeout` seconds until `mountpoint` is right, or until process `pid` ends; return the last probe."""
+    """Return the last probe of `mountpoint` after waiting until it is right.
+
+    The wait ends after `timeout` seconds, or when process `pid` ends.
+    """
     end = time.monotonic() + timeout
     while True:
         left = max(0.5, min(5.0, end - time.monotonic()))
@@ -232,7 +238,9 @@ def unreachable(
     timeout: float = 2,
     replies: collections.abc.Callable[[socket.socket], bool] = lambda _: True,
 ) -> str:
-    """Try each address, for `timeout` seconds each, until one takes a TCP connection that `replies` holds of.
+    """Return the first address that takes a TCP connection that `replies` accepts.
+
+    Each address gets `timeout` seconds.
 
     Return the last problem, "" if one did.
     """
@@ -250,7 +258,10 @@ def unreachable(
 
 
 def reach(addresses: collections.abc.Sequence[tuple[str, int]], *, timeout: float) -> None:
-    """Wait until an address takes a TCP connection. Raises `MountError` if none did within `timeout` seconds."""
+    """Wait until an address takes a TCP connection.
+
+    Raises `MountError` if none did within `timeout` seconds.
+    """
     end = time.monotonic() + timeout
     while problem := unreachable(addresses):
         if time.monotonic() + 0.5 >= end:
@@ -273,7 +284,10 @@ def clear(mountpoint: PathLike, *, fstype: str, source: str) -> int:
 
 
 def detach(mountpoint: PathLike) -> None:
-    """Detach the topmost mount at `mountpoint`, even one in use. Raises `MountError` if the kernel refuses."""
+    """Detach the topmost mount at `mountpoint`, even one in use.
+
+    Raises `MountError` if the kernel refuses.
+    """
     try:
         _umount(mountpoint, _MNT_DETACH)
     except OSError as e:
@@ -281,7 +295,9 @@ def detach(mountpoint: PathLike) -> None:
 
 
 def unmount(mountpoint: PathLike, *, fstype: str, source: str, patience: float) -> None:
-    """Unmount `source` from `mountpoint`; detach it if it is stale, or still in use after `patience` seconds.
+    """Unmount `source` from `mountpoint`.
+
+    A mount that is stale, or still in use after `patience` seconds, is detached.
 
     Raises:
         MountError: something else is mounted there, which is kept; or the kernel refuses.
@@ -338,7 +354,10 @@ def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
 def _ask(
     mount: Mount, kind: str, deadline: float, *, sticky: bool = False
 ) -> tuple[dict[str, typing.Any] | None, str]:
-    """Run a child that reads or writes, unless an earlier one still hangs: its answer, or None and what it did not."""
+    """Return the answer of a child that reads or writes, or None and why there is none.
+
+    No child starts while an earlier one still hangs.
+    """
     verb = "answer" if kind == "read" else "end"
     since = _abandoned_since(mount.mountpoint, kind)
     if since is not None:
@@ -407,7 +426,10 @@ def _note(mountpoint: str, kind: str) -> pathlib.Path:
 
 
 def _start_time(pid: int) -> int | None:
-    """Read when a live process started, in clock ticks since boot: with its id that is unique (proc(5))."""
+    """Return when a live process started, in clock ticks since boot.
+
+    With its id that is unique (proc(5)).
+    """
     try:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

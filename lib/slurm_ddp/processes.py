@@ -7,7 +7,9 @@ import pathlib
 
 
 def users(folder: str | os.PathLike[str]) -> list[tuple[int, str]]:
-    """List id and name of each process that has something open below a folder; for root of all accounts.
+    """Return id and name of each process that has something open below a folder.
+
+    Root sees those of all accounts.
 
     Read /proc only, which knows paths without asking the filesystem.
     """

@@ -1,4 +1,4 @@
-"""Which proxy a download takes: that of the Juju model, or else of the environment; and which hosts it avoids.
+"""Which proxy a download takes: that of the Juju model, or that of the environment.
 
 Juju hands `juju-http-proxy`, `juju-https-proxy` and `juju-no-proxy` of a model to hooks as
 JUJU_CHARM_*, which urllib does not know, and urllib knows no networks. The entries of
@@ -26,7 +26,10 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class ModelProxies(urllib.request.ProxyHandler):
-    """Sends urllib's requests, those of a redirection too, by the proxies of the model unless they avoid the host."""
+    """Sends urllib's requests, redirected ones too, through the model's proxies.
+
+    Hosts that the model excludes are reached directly.
+    """
 
     def __init__(self, environment: collections.abc.Mapping[str, str] | None = None) -> None:
         found = os.environ if environment is None else environment

@@ -1,4 +1,4 @@
-"""What a machine must have before it takes jobs, passed between the charms on it without a relation.
+"""What a machine must have before it takes jobs, told between its charms without a relation.
 
 A charm that makes something jobs need, such as a mount, keeps one file on its machine from its
 first hook to its last:
@@ -24,7 +24,10 @@ BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """A unit's contribution to jobs. Any field may be absent: the other charm may be older or newer."""
+    """A unit's contribution to jobs.
+
+    Any field may be absent: the other charm may be older or newer.
+    """
 
     unit: str | None = None
     boot: str | None = None  # the boot in which it was seen to work; None while it does not
@@ -50,7 +53,7 @@ def withdraw(unit: str) -> bool:
 
 
 def missing() -> list[str]:
-    """List the contributions that jobs on this machine would lack, one line for each unit, sorted."""
+    """Return what jobs on this machine would lack, one line for each unit, sorted."""
     boot = boot_id()
     lines: list[str] = []
     for file in sorted(DIRECTORY.glob("*.json")):

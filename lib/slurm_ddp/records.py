@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JSON files, for charms and for programs that have Python's standard library only."""
+"""Frozen dataclasses as JSON files, with the standard library only."""
 
 import dataclasses
 import json
@@ -15,7 +15,10 @@ Record = typing.TypeVar("Record", bound=_Dataclass)
 
 
 def read(kind: type[Record], path: pathlib.Path) -> Record:
-    """Read a record without keys that it has no field for, arrays as tuples. Raises `OSError`, `ValueError`."""
+    """Read a record; unknown keys are ignored, and arrays become tuples.
+
+    Raises `OSError` and `ValueError`.
+    """
     raw: object = json.loads(path.read_text())
     if not isinstance(raw, dict):
         raise ValueError(f"{path.name} holds no JSON object")
@@ -23,7 +26,10 @@ def read(kind: type[Record], path: pathlib.Path) -> Record:
 
 
 def parse(kind: type[Record], given: dict[str, object], name: str) -> Record:
-    """Make a record of an object's values. Raises `ValueError`, which begins with the file's name."""
+    """Make a record of an object's values.
+
+    Raises `ValueError`, which begins with the file's name.
+    """
     hints = typing.get_type_hints(kind)
     values = {
         field.name: _tuples(given[field.name])
@@ -59,7 +65,10 @@ def _tuples(value: object) -> object:
 
 
 def _fits(value: object, hint: typing.Any) -> bool:
-    """Report whether a value has the type of its field; what is in a tuple or a mapping is not checked."""
+    """Report whether a value has the type of its field.
+
+    The items of a tuple or a mapping are not checked.
+    """
     kinds = (typing.get_origin(hint) or hint,)
     if isinstance(hint, types.UnionType):
         kinds = typing.get_args(hint)

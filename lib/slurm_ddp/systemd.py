@@ -1,4 +1,7 @@
-"""systemd units as desired state. Every function is idempotent; `ensure_*` return whether they changed something."""
+"""systemd units as desired state.
+
+Every function is idempotent; `ensure_*` return whether they changed something.
+"""
 
 import collections.abc
 import pathlib
@@ -16,7 +19,10 @@ def ensure_unit(name: str, text: str) -> bool:
 
 
 def ensure_units(texts: collections.abc.Mapping[str, str]) -> set[str]:
-    """Write unit files, which every user can read; reload systemd once if any changed; return the changed ones."""
+    """Write unit files that every user can read, and return those that changed.
+
+    systemd is reloaded once if there are any.
+    """
     changed = {name for name, text in texts.items() if files.ensure_file(UNIT_DIR / name, text)}
     if changed:
         daemon_reload()

@@ -1,4 +1,6 @@
-"""Run a unit's update-status hook when what its status waits for is there, and Juju has no event for that.
+"""Run a unit's update-status hook once the thing that its status waits for is there.
+
+Juju has no event for that.
 
 A transient unit of systemd's runs juju-exec(1), which waits for the machine's lock. No two of these
 units share a name: the hook that one of them runs asks for the next while its own is still loaded.
@@ -17,7 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def command(unit: str, charm: pathlib.Path) -> list[str]:
-    """Build the command that wakes `unit`, whose charm lies in `charm`; empty on a machine without Juju."""
+    """Build the command that wakes `unit`, whose charm lies in `charm`.
+
+    Empty on a machine without Juju.
+    """
     if not JUJU_EXEC.exists():
         return []
     hook = f"JUJU_DISPATCH_PATH=hooks/update-status {charm}/dispatch"

@@ -1,4 +1,4 @@
-"""What the programs share that check a part of a machine from a timer: the GPU health check and the mount keeper.
+"""What the GPU health check and the mount keeper share: both check a machine from a timer.
 
 The system's Python runs them, apart from the charm that installed them with the modules that they
 import (`sources`, `pack`). So this module and what it imports need the standard library only.
@@ -72,7 +72,10 @@ def write(path: pathlib.Path, text: str, mode: int = 0o600) -> None:
 
 @functools.cache
 def sources(main: pathlib.Path) -> dict[str, bytes]:
-    """Read a script, as `__main__.py`, and the modules that it imports from its charm or from lib, by their paths."""
+    """Return a script, as `__main__.py`, and the modules that it imports, by path.
+
+    Only modules of its charm and of lib count.
+    """
     finder = modulefinder.ModuleFinder(
         [str(main.parents[1]), str(pathlib.Path(__file__).parents[1])]
     )
@@ -86,7 +89,10 @@ def sources(main: pathlib.Path) -> dict[str, bytes]:
 
 
 def pack(main: pathlib.Path) -> bytes:
-    """Pack a script and the modules that it imports into a zip application. The same sources make the same bytes."""
+    """Pack a script and the modules that it imports into a zip application.
+
+    The same sources make the same bytes.
+    """
     packed = io.BytesIO(b"#!/usr/bin/python3 -I\n")
     packed.seek(0, io.SEEK_END)
     with zipfile.ZipFile(packed, "w") as archive:

@@ -50,7 +50,7 @@ class Job:
 def dump(
     topology: Topology, jobs: collections.abc.Iterable[Job], folder: pathlib.Path
 ) -> dict[str, str]:
-    """Return the unit databag: the jobs, the rules in `folder`/alerts, the dashboards in `folder`/dashboards."""
+    """Return the unit databag: the jobs, the rules in `folder`/alerts, and the dashboards."""
     config: Json = {
         "metrics_alert_rules": {
             "groups": [_group(topology, group) for group in _groups(folder / "alerts")]

@@ -104,7 +104,10 @@ class Monitor:
 
 @dataclasses.dataclass(frozen=True)
 class Cephfs:
-    """A directory of a Ceph filesystem. One of `secret_id` and `key` is set; a secret's content is `{"key": ...}`."""
+    """A directory of a Ceph filesystem.
+
+    One of `secret_id` and `key` is set; a secret's content is `{"key": ...}`.
+    """
 
     hosts: tuple[str, ...]  # monitors, as the provider writes them: see `monitors`
     user: str
@@ -139,7 +142,7 @@ class Cephfs:
 
 @dataclasses.dataclass(frozen=True)
 class Lustre:
-    """A Lustre filesystem: the network identifiers of its management server, `ADDRESS@NETWORK`, and its name."""
+    """A Lustre filesystem: its name, and its management server's identifiers ADDRESS@NETWORK."""
 
     nids: tuple[str, ...]
     fs_name: str
@@ -185,7 +188,10 @@ class Juicefs:
         return tuple((host, port or ENGINE_PORTS[self.engine]) for host, port in pairs)
 
     def uri(self) -> str:
-        """Write the URI that `parse` reads, without options of an empty value, which readers drop or refuse."""
+        """Return the URI that `parse` reads.
+
+        Options of an empty value are left out: readers drop or refuse them.
+        """
         if not self.hosts or any(not host or "," in host for host in self.hosts):
             raise UriError("a host is missing, empty or has a comma in it")
         options: dict[str, object] = {}
@@ -203,7 +209,9 @@ Filesystem = Nfs | Cephfs | Lustre | Juicefs
 
 
 class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore", alias_generator=_hyphens):
-    """The content of the secret behind a `juicefs` URI, and of juicefs-server-proxy's option `credentials`.
+    """The content of the secret behind a `juicefs` URI.
+
+    The option `credentials` of juicefs-server-proxy names the same.
 
     A key is absent if the engine or store needs none.
     """
@@ -259,7 +267,10 @@ def reveal(value: pydantic.SecretStr | str | None) -> str:
 
 
 def parse(uri: str) -> Filesystem:
-    """Read the filesystem that a provider offers. Raises `UriError`, also for an option that is unknown here."""
+    """Read the filesystem that a provider offers.
+
+    Raises `UriError`, also for an option that is unknown here.
+    """
     parts = _split(uri)
     readers = {"nfs": _nfs, "cephfs": _cephfs, "lustre": _lustre, "juicefs": _juicefs}
     if parts.scheme not in readers:

@@ -23,7 +23,10 @@ class MountRequest(pydantic.BaseModel, frozen=True, extra="ignore"):
 
 
 def load(databag: collections.abc.Mapping[str, str]) -> MountRequest | None:
-    """Read the request in the asking application's databag; None when it has none. Raises `ValueError` of one line."""
+    """Return the request in the asking application's databag, or None.
+
+    Raises `ValueError` of one line.
+    """
     values: dict[str, object] = {}
     for field in MountRequest.model_fields:
         try:

@@ -26,7 +26,10 @@ def is_node_name(text: str) -> bool:
 
 
 def check_line(line: str) -> str:
-    """Return the line. Raises `ValueError` unless it is one gres.conf record of known keys, and nothing else."""
+    """Return the line.
+
+    Raises `ValueError` unless it is one gres.conf record of known keys.
+    """
     pairs = [word.partition("=") for word in line.split(" ")]
     keys = [key for key, _, _ in pairs]
     are_known = all(key in _KEYS and _VALUE.fullmatch(text) for key, _, text in pairs)
@@ -58,7 +61,10 @@ class NodeGres(pydantic.BaseModel, frozen=True):
 
 
 class ControllerGres(pydantic.BaseModel, frozen=True):
-    """Application databag of the controller. Any field may be absent: the peer may be older or newer."""
+    """The controller's application databag.
+
+    Any field may be absent: the peer may be older or newer.
+    """
 
     autodetect: str | None = (
         None  # what gres.conf makes nodes without lines do: "nvidia", "nvml", ... or "off"

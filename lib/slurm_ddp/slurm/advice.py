@@ -1,4 +1,6 @@
-"""What an operator types to change Slurm's configuration through upstream's charms, whose options are each one text.
+"""What an operator types to change Slurm's configuration through upstream's charms.
+
+Each of their options is one text.
 
 slurmutils, which they read an option with, refuses a setting that is in it twice, in whatever case,
 and then the charm handles no event any more. Each command keeps what the option holds, except
@@ -18,7 +20,10 @@ def slurm_conf(settings: collections.abc.Mapping[str, str]) -> str:
 
 
 def partition_config(partition: str, name: str, value: str) -> str:
-    """Write the command that sets this in a partition's one line, which slurmd's application gives its name."""
+    """Write the command that sets this in a partition's one line.
+
+    The partition has the name of slurmd's application.
+    """
     option = f"juju config {shlex.quote(partition)} partition-config"
     earlier = f"(^|[[:space:]]+){name}=[^[:space:]]*"
     return (

@@ -1,4 +1,4 @@
-"""Where Slurm's commands are: /usr/bin, or where administrators built Slurm themselves, a folder of PATH."""
+"""Where Slurm's commands are: in /usr/bin, or in a folder of PATH after a build from source."""
 
 import os
 import pathlib
@@ -14,6 +14,9 @@ def find(name: str) -> str:
 
 
 def variables(command: str) -> dict[str, str]:
-    """Make what a command from another folder needs in its environment: jobs inherit its PATH, and call srun."""
+    """Build the environment of a command from another folder.
+
+    Jobs inherit its PATH, and call srun.
+    """
     folder = str(pathlib.Path(command).parent)
     return {} if folder in PATH.split(":") else {"PATH": f"{folder}:{PATH}"}

@@ -1,4 +1,4 @@
-"""Slurm's nodes, by `scontrol`: what the controller knows of them, and what an administrator may change.
+"""Slurm's nodes through `scontrol`: what the controller knows, and what may be changed.
 
 Functions that ask the controller raise `ControllerSilent` when it does not answer, and `NodeError`
 for another failure. A state is as Slurm prints it: a base state (`IDLE`, `MIXED`, `DOWN`, ...) and
@@ -121,7 +121,7 @@ class Node:
 
     @property
     def address(self) -> str | None:
-        """Where the node is reached: an address that slurmctld took from its registration, or what was set for it."""
+        """Where the node is reached: the address that it registered from, or the one set for it."""
         return show_text.value(self.fields, "NodeAddr")
 
     @property
@@ -179,7 +179,10 @@ def resume(name: str) -> None:
 
 
 def update(name: str, state: str, reason: str | None = None) -> None:
-    """Set the node's state. Jobs end where it is `down`: ask `Node.is_busy` first; after `undrain` it stays down."""
+    """Set the node's state.
+
+    `down` ends its jobs: ask `Node.is_busy` first. After `undrain` it stays down.
+    """
     because = () if reason is None else (f"reason={reason}",)
     _scontrol(
         f"set node {name} to {state}", "update", f"nodename={name}", f"state={state}", *because
@@ -187,7 +190,10 @@ def update(name: str, state: str, reason: str | None = None) -> None:
 
 
 def delete(name: str) -> None:
-    """Delete a dynamic node, if it is there. Raises `NodeBusy` if it has jobs or is part of a reservation."""
+    """Delete a dynamic node if it is there.
+
+    Raises `NodeBusy` if it has jobs or is part of a reservation.
+    """
     with contextlib.suppress(NodeUnknown):
         _scontrol(f"delete node {name}", "delete", f"nodename={name}")
 
@@ -204,7 +210,10 @@ def job_ids(name: str) -> list[str]:
 
 
 def remembered_jobs(name: str, gres: str) -> list[str]:
-    """Ask for the ids of the node's jobs that asked for this Gres, of finished ones until MinJobAge is over; sorted."""
+    """Return the ids of the node's jobs that asked for this Gres, sorted.
+
+    Finished jobs are listed until MinJobAge is over.
+    """
     fields = ",".join(
         ("jobarrayid:40", *(f"tres-per-{what}:400" for what in ("job", "node", "socket", "task")))
     )
@@ -214,7 +223,9 @@ def remembered_jobs(name: str, gres: str) -> list[str]:
 
 
 def reservations(name: str) -> dict[str, str]:
-    """Ask for the reservations that the node is part of, now or later, with the other nodes of each as a hostlist.
+    """Return the reservations that the node is part of, now or later.
+
+    Each comes with its other nodes as a hostlist.
 
     `delete` is refused while one is active (26.05.5 removed the node from it), and removes the node
     from later ones.
@@ -233,7 +244,9 @@ def reservations(name: str) -> dict[str, str]:
 
 
 def reserve(reservation: str, name: str, seconds: int) -> None:
-    """Keep new jobs off the node for this many seconds, by a reservation of this name, made or prolonged.
+    """Reserve the node for this many seconds, so that no new job starts on it.
+
+    A reservation of this name is made or prolonged.
 
     No change of the node's state and no restart of slurmd or slurmctld ends it (24.11.5): jobs wait
     with "Reserved for maintenance", those of other reservations too, and `delete` is refused.
@@ -260,7 +273,10 @@ def unreserve(reservation: str) -> None:
 def wait(
     name: str, until: collections.abc.Callable[[Node | None], bool], *, timeout: float
 ) -> Node | None:
-    """Wait until `until` holds of the node, at most `timeout` seconds; return it. `ControllerSilent` is raised last."""
+    """Return the node once `until` is true of it, or after `timeout` seconds.
+
+    Raises `ControllerSilent` if the controller does not answer the last time.
+    """
     deadline = time.monotonic() + timeout
     while True:
         late = time.monotonic() >= deadline
@@ -297,12 +313,12 @@ def count_gres(text: str | None, name: str) -> int:
 
 
 def plain_gres(text: str | None) -> str | None:
-    """Cut off the socket hints `(S:0-1)` that `scontrol` adds to a Gres string; None for an absent one."""
+    """Return a Gres string without the socket hints `(S:0-1)` of `scontrol`; None for None."""
     return re.sub(r"\([^()]*\)", "", text or "").strip(", ") or None
 
 
 def gres_items(text: str | None) -> dict[tuple[str, str], int]:
-    """Count the Gres in a Gres string by their names and types; one without a type has an empty one."""
+    """Count the Gres of a Gres string by name and type; the type may be empty."""
     items: dict[tuple[str, str], int] = {}
     for item in filter(None, (word.strip() for word in (plain_gres(text) or "").split(","))):
         name, *kind = item.split(":")  # job requests are compared with capitals and all
@@ -338,7 +354,10 @@ def _state(text: str) -> tuple[str, frozenset[str]]:
 
 
 def _reason(text: str | None) -> tuple[str | None, float | None]:
-    """Split a reason into its text and when it was set; who set it stands behind the first line of the text."""
+    """Split a reason into its text and the time when it was set.
+
+    Who set it stands behind the first line of the text.
+    """
     match = _REASON.match(text or "")
     if match is None:
         return text, None
@@ -355,7 +374,10 @@ def _time(text: str | None) -> float | None:
 
 
 def _ask(what: str, *argv: str, timeout: float = _TIMEOUT_S, check: bool = True) -> Completed:
-    """Run a command of Slurm's. Without `check` only a controller that does not answer is an error."""
+    """Run one of Slurm's commands.
+
+    Without `check` only a controller that does not answer is an error.
+    """
     try:
         answer = run(*argv, timeout=timeout, check=False)
     except CommandError as e:

@@ -1,4 +1,4 @@
-"""Reading what `scontrol show ENTITY -o` and `scontrol show config` print, from Slurm 24.11 to 26.05.
+"""Read what `scontrol show` prints, from Slurm 24.11 to 26.05.
 
 A record is one line of `Key=Value` fields. Slurm quotes nothing: a job's name, a reason or a
 comment may hold spaces, equals signs and line breaks, and each release adds fields. So a field ends
@@ -43,7 +43,9 @@ _STAMP = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\](?=\s|$)")
 
 
 def records(text: str) -> list[dict[str, str]]:
-    """Split the output of `scontrol show ENTITY -o` into each record's fields; `value()` recognizes an absent one.
+    """Split the output of `scontrol show ENTITY -o` into the fields of each record.
+
+    `value()` recognizes an absent one.
 
     Lines that hold no record (`No nodes in the system`) are ignored.
     """
@@ -60,7 +62,10 @@ def records(text: str) -> list[dict[str, str]]:
 
 
 def config(text: str) -> dict[str, str]:
-    """Read the output of `scontrol show config`, the settings of plugins included; of two with one name the first."""
+    """Read the output of `scontrol show config`, with the settings of plugins.
+
+    Of two settings with one name the first counts.
+    """
     pairs = [line.partition("=")[::2] for line in text.splitlines() if "=" in line]
     return {key.strip(): value.strip() for key, value in reversed(pairs)}
 

@@ -6,7 +6,7 @@ NO_LIMIT = ("UNLIMITED", "INFINITE")  # slurm.conf(5), MaxTime
 
 
 def parse_time(text: str) -> int | None:
-    """Return the seconds that a time in Slurm's notation means, or None where it means none (sbatch(1), --time)."""
+    """Return the seconds of a time in Slurm's notation, None for no limit (sbatch(1), --time)."""
     if not re.fullmatch(r"\d{1,6}(-\d{1,6}){0,1}(:\d{1,6}){0,2}", text):
         return None
     days, dash, rest = text.rpartition("-")
