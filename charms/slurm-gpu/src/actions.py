@@ -34,7 +34,10 @@ class Unit:
     reconcile: collections.abc.Callable[[], registration.Progress | None]
 
     def node(self) -> str | None:
-        """Return the name of this machine's node. Raises `ActionError`: the unit is not on a compute node."""
+        """Return the name of this machine's node.
+
+        Raises `ActionError`: the unit is not on a compute node.
+        """
         if not self.is_compute:
             raise ActionError(
                 "this unit has no node's GPUs: run it on a unit that is integrated with slurmd"

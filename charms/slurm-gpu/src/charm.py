@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Registers GPUs in Slurm. One charm, two roles: on compute nodes (slurmd) and on the controller (slurmctld)."""
+"""Registers GPUs in Slurm, on compute nodes (slurmd) and on the controller (slurmctld)."""
 
 import logging
 
@@ -138,7 +138,10 @@ class SlurmGpuCharm(ops.CharmBase):
         endpoints.save_answers(self.model, self.app, units, self._view)
 
     def _look(self) -> None:
-        """Find the status of each role; look again soon if Juju has no event for the end of a wait."""
+        """Report the status of each role.
+
+        The unit looks again soon if Juju has no event for the end of a wait.
+        """
         if self._left:  # setting the status of a deleted unit is an error
             self._statuses = []
             return

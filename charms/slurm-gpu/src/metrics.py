@@ -1,4 +1,7 @@
-"""The metrics of a node's GPUs, and of the controller's gres.conf. The cards' own figures are DCGM's exporter's."""
+"""The metrics of a node's GPUs and of the controller's gres.conf.
+
+The cards' own figures are DCGM's exporter's.
+"""
 
 import collections
 import collections.abc
@@ -32,7 +35,10 @@ _REASONS = {
 def ensure(
     unit: str, topology: cos_agent.Topology, roles: dict[str, bool], xids: str
 ) -> dict[str, str]:
-    """Serve the metrics of the unit's roles; return its databag of the relation. Raises CommandError."""
+    """Serve the metrics of the unit's roles; return its databag of the relation.
+
+    Raises CommandError.
+    """
     program = pathlib.Path(__file__).resolve()
     port = exporter.ensure(unit, program, {**roles, "xids": xids})
     return cos_agent.dump(
@@ -50,7 +56,7 @@ def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
 
 
 def cards() -> collections.abc.Iterator[core.Metric]:
-    """Compare the GPUs that the node registers with those that are there; read the last health check."""
+    """Return how the registered GPUs compare with those here, and the last health check."""
     options = slurmd_options.read()
     items = nodes.gres_items(options.gres if options else None).items()
     expected = {kind or name: count for (name, kind), count in items if name == "gpu"}
@@ -80,7 +86,7 @@ def cards() -> collections.abc.Iterator[core.Metric]:
 
 
 def xids(option: str) -> collections.abc.Iterator[core.Metric]:
-    """Count the Xids that the kernel logged since the machine's boot, by their level under the option health-xids."""
+    """Count the Xids of this boot by their level under the option health-xids."""
     levels: dict[int, str] = {}
     with contextlib.suppress(ValueError):  # the unit's status names an option that cannot be read
         levels = gpu_xids.parse(option)

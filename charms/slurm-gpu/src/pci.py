@@ -1,4 +1,7 @@
-"""The PCI bus as sysfs lists it: NVIDIA's GPUs and NVSwitches. Standard library only: the health check uses it."""
+"""The PCI bus as sysfs lists it: NVIDIA's GPUs and NVSwitches.
+
+Standard library only: the health check uses it.
+"""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""The options about what a compute node registers and when it takes jobs, for the charm and for `node.watch`.
+"""The options about what a compute node registers and when it takes jobs.
 
 The driver's options are in `driver.plan`. Standard library only.
 """
@@ -23,7 +23,7 @@ class Config:
 
     @property
     def problem(self) -> str | None:
-        """The first option without a valid value, in one line that begins with its name; None if all are valid."""
+        """One line about the first option with an invalid value; None if all are valid."""
         if self.health_check not in _HEALTH:
             return f"health-check: {self.health_check!r:.60} is none of {', '.join(_HEALTH)}"
         if not 0 <= self.shards_per_gpu <= _MOST_SHARDS:

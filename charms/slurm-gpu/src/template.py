@@ -1,4 +1,7 @@
-"""The files that the charm writes, as templates. Standard library only: the watching service uses them."""
+"""The files that the charm writes, as templates.
+
+Standard library only: the watching service uses them.
+"""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""The controller role: merge the lines that compute units publish into gres.conf, and make slurmctld hand it out.
+"""The controller role: merge what compute units publish into gres.conf, for slurmctld to hand out.
 
 An event reads the databag of the unit that woke it, and others only as long as it finds changes
 there. So its cost does not grow with the number of nodes, and a burst of a thousand changes is one
@@ -82,7 +82,10 @@ def sync(
 
 
 def release(*, owner: str, last: bool) -> None:
-    """Leave gres.conf, where this unit writes it, to the application's other units; the last removes the block."""
+    """Leave gres.conf to the application's other units.
+
+    The last one that writes it removes the block.
+    """
     if files.read(OWNER) != owner:
         return
     if last:
@@ -134,7 +137,10 @@ def status(now: View | None, *, related: bool) -> Status:
 
 
 def rotating(units: collections.abc.Collection[str]) -> str | None:
-    """Return the unit to read first when none woke this hook: all of a few, and a window that moves over many."""
+    """Return the unit to read first when no unit woke this hook.
+
+    With few units all are read, with many a window that moves.
+    """
     if len(units) <= _ALL_AT_ONCE:
         return None
     ordered = sorted(units, key=gres_conf.unit_key)
@@ -228,11 +234,12 @@ def _left(
     running: bool,
     is_last: bool,
 ) -> dict[str, gres_conf.Entry]:
-    """Return the entries of removed units whose nodes Slurm still has, with their lines as long as these are in use.
+    """Return the entries of removed units whose nodes Slurm still has.
 
-    Without its lines a node with GPUs would be refused at slurmd's next start. Upstream leaves a
-    removed unit's node in Slurm, and Juju may delete a unit before it could register its node
-    without GPUs. `is_last`: no unit is left, so entries without lines go.
+    Their lines stay as long as they are in use: without its lines a node with GPUs would be refused
+    at slurmd's next start. Upstream leaves a removed unit's node in Slurm, and Juju may delete a
+    unit before it could register its node without GPUs. `is_last`: no unit is left, so entries
+    without lines go.
     """
     present = {entry.node for entry in entries.values()}
     found: dict[str, gres_conf.Entry] = {}
@@ -249,7 +256,7 @@ def _left(
 
 
 def _used_lines(entry: gres_conf.Entry) -> tuple[str, ...] | None:
-    """Return the entry's lines if its node has GPUs by them, none if it has not, None if Slurm has no such node."""
+    """Return the entry's lines if its node has the GPUs, () if it has none, None without a node."""
     try:
         node = nodes.show(entry.node)
     except nodes.NodeError:
@@ -262,7 +269,10 @@ def _used_lines(entry: gres_conf.Entry) -> tuple[str, ...] | None:
 
 
 def _end_reservation(node: str) -> None:
-    """End the reservation that a removed unit may have left: upstream cannot delete a node that is in one."""
+    """End the reservation that a removed unit may have left.
+
+    Upstream cannot delete a node that is in one.
+    """
     try:
         nodes.unreserve(kept.reservation(node))
     except nodes.NodeError as e:
@@ -291,7 +301,7 @@ def _entry(unit: str, read: Read) -> gres_conf.Entry | None:
 
 
 def _reload(conf: gres_conf.GresConf) -> str | None:
-    """Make slurmctld read the file if its block is another than it read last; return why that did not work."""
+    """Make slurmctld read the file if its block changed; return why that did not work."""
     if _is_live(conf):
         return None
     try:
@@ -309,7 +319,9 @@ def _is_live(conf: gres_conf.GresConf) -> bool:
 
 
 def _is_controlled() -> bool:
-    """Check whether a slurmctld elsewhere responds; if there may be one, Slurm's commands of this process reach it.
+    """Return whether a slurmctld elsewhere responds.
+
+    If there may be one, this process's Slurm commands go to it.
 
     auth/slurm has no socket here without a slurmctld, so the commands bring a token of root's
     (auth/jwt).

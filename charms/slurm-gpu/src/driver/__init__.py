@@ -1,1 +1,1 @@
-"""NVIDIA's driver: which one this machine should have, which it has, its installation and upgrade."""
+"""NVIDIA's driver: which one this machine should have, which it has, installation, upgrade."""

@@ -36,7 +36,10 @@ def is_installed(plan: Plan) -> bool:
 
 
 def install(plan: Plan) -> None:
-    """Install the set in one transaction, without nouveau from the next boot on. Raises `CommandError`."""
+    """Install the set in one transaction; nouveau is off from the next boot on.
+
+    Raises `CommandError`.
+    """
     if not is_installed(plan):
         apt.install_exact(plan.packages)
     if files.ensure_file(NOUVEAU, template.fill("nouveau.conf")) and UPDATE_INITRAMFS.exists():
@@ -46,7 +49,7 @@ def install(plan: Plan) -> None:
 
 
 def ensure_utils(facts: Facts) -> None:
-    """Install nvidia-smi of exactly the driver's version, and nothing else, if packages brought a driver without it.
+    """Install nvidia-smi of exactly the driver's version if a driver's packages came without it.
 
     Upstream does that. Raises `AptError` if the archives lack that version, `DriverError` if apt
     would remove anything.
@@ -64,7 +67,9 @@ def ensure_utils(facts: Facts) -> None:
 
 
 def ensure_hold(*, on: bool) -> None:
-    """Hold the driver's packages from apt and unattended-upgrades, or release them. Fails while another dpkg runs.
+    """Hold the driver's packages from apt and unattended-upgrades, or release them.
+
+    Fails while another dpkg runs.
 
     What an administrator or an image held before stays held.
     """
@@ -80,7 +85,10 @@ def ensure_hold(*, on: bool) -> None:
 
 
 def load(version: str, facts: Facts) -> bool:
-    """Load this version of the driver; return False if only a reboot can. Nothing may use the cards."""
+    """Load this version of the driver; return False if only a reboot can.
+
+    Nothing may use the cards.
+    """
     if facts.nouveau or facts.loaded == version:
         return not facts.nouveau
     try:

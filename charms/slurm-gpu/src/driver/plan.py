@@ -1,4 +1,6 @@
-"""Which driver this machine should have: from options, cards and archives to one exact set of packages.
+"""Which driver this machine should have: one exact set of packages.
+
+Options, cards and archives decide.
 
 ubuntu-drivers chooses what fits the cards, apt resolves the rest. Package names are those of the
 archive, components restricted and multiverse, as of November 2026. Where no driver is available,
@@ -87,7 +89,10 @@ def spec(options: collections.abc.Mapping[str, object]) -> Spec:
 
 
 def narrowed(wanted: Spec, branch: str | None, version: str | None, present: str = "") -> Spec:
-    """Return the specification with the parameters of `upgrade-driver`; `present` is the branch of the driver here."""
+    """Return the specification with the parameters of `upgrade-driver`.
+
+    `present` is the branch of the driver here.
+    """
     _check_parameters(wanted, branch, version)
     of_version = (version or "").partition(".")[0]
     of_option = "" if wanted.keeps else wanted.driver
@@ -238,7 +243,7 @@ def _check_archives(wanted: Spec, core: list[str], version: str, available: dict
 
 
 def _modules(facts: Facts, option: str, series: str, version: str) -> list[str]:
-    """Choose the packages with modules for the running kernel and for the next one, which a reboot comes up with.
+    """Choose the packages with modules for the running kernel and for the next one.
 
     Signed modules name their driver in what they depend on, some as a lower bound only: apt would
     take newer user space for them. Without signed ones for the next kernel, DKMS builds them for

@@ -56,7 +56,10 @@ PROBLEMS = {  # what can be wrong, as the status reports it; formatted with the 
 
 
 class DriverError(Exception):
-    """A driver cannot be chosen or installed. `str()` is one line: which option or step, why, what to do."""
+    """A driver cannot be chosen or installed.
+
+    `str()` is one line: which option or step, why, what to do.
+    """
 
 
 class Module(typing.NamedTuple):
@@ -103,7 +106,7 @@ class Facts:
 
 
 def diagnose(facts: Facts) -> str | None:
-    """Name the worst problem, of those in PROBLEMS; None when the driver works as far as can be determined."""
+    """Return the worst of PROBLEMS; None when the driver works as far as can be determined."""
     if facts.unfinished:
         return "unfinished"
     if facts.loaded is not None:
@@ -140,7 +143,7 @@ def _diagnose_loaded(facts: Facts) -> str | None:
 
 
 def explain(facts: Facts, *, answers: bool = False) -> str | None:
-    """Explain what keeps jobs from this machine's GPUs and what to do; None if nothing is known to be wrong.
+    """Explain what keeps jobs from this machine's GPUs and what to do; None if nothing does.
 
     With `answers` a driver responded, so it is loaded whatever this machine shows of it, as in a
     container.
@@ -152,7 +155,10 @@ def explain(facts: Facts, *, answers: bool = False) -> str | None:
 
 
 def look() -> Facts:
-    """Return the machine's state. Takes well under a second unless something hangs, and never much over a minute."""
+    """Return the machine's state.
+
+    Takes well under a second unless something hangs, and hardly ever more than a minute.
+    """
     kernel = files.read(pci.PROC / "sys/kernel/osrelease")
     fields = dict(
         re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', files.read(OS_RELEASE), re.MULTILINE)

@@ -1,1 +1,1 @@
-"""This machine's GPUs: which there are (detect), and the Gres and gres.conf lines that describe them."""
+"""This machine's GPUs: what is there (detect), and the Gres and gres.conf lines for it."""

@@ -130,7 +130,7 @@ def run_probe() -> NvmlAnswer:
 
 
 def ensure_device_files(devices: collections.abc.Iterable[pathlib.Path]) -> list[pathlib.Path]:
-    """Let the driver make its device files if its helper is installed; return those still missing."""
+    """Let the driver make its device files if its helper is installed; return the missing ones."""
     devices = tuple(devices)
     if all(file.exists() for file in devices):
         return []
@@ -153,7 +153,10 @@ def ensure_device_files(devices: collections.abc.Iterable[pathlib.Path]) -> list
 
 
 def _mig_minors() -> dict[str, int]:
-    """Return the minors of the driver's capability files: {"gpu0/gi1/access": 12, "gpu0/gi1/ci0/access": 13}."""
+    """Return the minors of the driver's capability files by name.
+
+    Such as {"gpu0/gi1/access": 12, "gpu0/gi1/ci0/access": 13}.
+    """
     text = files.read(gpu_pci.PROC / "driver/nvidia-caps/mig-minors")
     return {
         name: int(number)

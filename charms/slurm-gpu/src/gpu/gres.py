@@ -1,4 +1,4 @@
-"""Make a node's Gres and its gres.conf lines from its GPUs, equal to what Slurm's own nvml detection yields.
+"""Make a node's Gres and gres.conf lines, equal to what Slurm's own nvml detection yields.
 
 The charm's README has the rules and their evidence ("How lines are made").
 """
@@ -41,7 +41,10 @@ Topology = tuple[tuple[frozenset[int], ...], ...]
 
 
 class GresError(ValueError):
-    """These GPUs cannot be given to jobs as they are. `str()` is one line: what is wrong, what to do."""
+    """These GPUs cannot be given to jobs as they are.
+
+    `str()` is one line: what is wrong, what to do.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,9 @@ def plan(
     *,
     shards: int = 0,
 ) -> Plan:
-    """Return the Gres and lines for the detected GPUs, one line for each card or MIG instance, in NVML's order.
+    """Return the Gres and the lines of the detected GPUs.
+
+    Each card or MIG instance has a line, in NVML's order.
 
     `settings` is the node's `--conf`. Without a `topology` no Cores are written. `shards` is the
     number for each card.
@@ -139,7 +144,10 @@ def device_files(line: str) -> list[str]:
 
 
 def slurm_type(name: str) -> str:
-    """Return the Type of a model: Slurm's spelling, and underscores for what a Gres string cannot hold."""
+    """Return the Type of a model in Slurm's spelling.
+
+    What a Gres string cannot hold becomes an underscore.
+    """
     return _NOT_IN_TYPES.sub("_", _as_slurm_detects(name))
 
 
@@ -183,7 +191,10 @@ def _check(gpu: detect.Gpu, source: str, shards: int) -> None:
 
 
 def _as_slurm_detects(name: str) -> str:
-    """Spell a model as gpu_common_underscorify_tolower() of src/plugins/gpu/common/gpu_common.c does."""
+    """Spell a model as gpu_common_underscorify_tolower() does.
+
+    Source: src/plugins/gpu/common/gpu_common.c.
+    """
     return name.strip().lower().replace(" ", "_")
 
 
@@ -211,7 +222,7 @@ def _cores(
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
 ) -> tuple[list[str] | None, list[str], bool]:
-    """Return the Cores of each GPU, or None and the reason why no line gets any; and whether one's cut a socket."""
+    """Return the Cores of each GPU, or None and why, and whether they cut a socket."""
     if topology is None or any(not gpu.cpus for gpu in gpus):
         return None, [], False
     shape = [len(socket) for socket in topology]

@@ -1,4 +1,4 @@
-"""Let slurmd itself read a node's gres.conf before Slurm is touched: `slurmd -G` on a separate configuration.
+"""Let slurmd itself read a node's gres.conf before Slurm is touched: `slurmd -G`.
 
 It needs no controller and exits 0 in any case, so its output is compared. Seen on 24.11.5, 25.11.7
 and 26.05.5:

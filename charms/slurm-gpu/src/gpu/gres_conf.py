@@ -1,4 +1,4 @@
-"""The charm's block in gres.conf: one header and the records of each node, between two marker lines.
+"""The charm's block in gres.conf: a header and each node's records between two marker lines.
 
 A header records which unit published its node, and a digest of what, so that an event about one
 node reads one databag. Text outside the markers never changes. slurmutils' models would drop the
@@ -69,7 +69,7 @@ class GresConf:
 
     @property
     def autodetect(self) -> str:
-        """The detection of nodes without lines, by the part of the file outside the block: "nvidia", ... or "off"."""
+        """The detection of nodes without lines, as the rest of the file sets it: "nvidia" or "off"."""
         values = [
             match["value"].lower() for match in _AUTODETECT.finditer(f"{self.before}\n{self.after}")
         ]
@@ -97,14 +97,20 @@ class GresConf:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A fingerprint of what slurmctld reads of the block, which is that of an empty one when there is none."""
+        """A fingerprint of what slurmctld reads of the block.
+
+        No block has that of an empty one.
+        """
         return hashlib.sha256(
             "\n".join(row for row in self._rows if not row.startswith("#")).encode()
         ).hexdigest()
 
     @functools.cached_property
     def _rows(self) -> list[str]:
-        """The block's lines. A node that two units claim gets none: either may be the wrong machine."""
+        """The block's lines.
+
+        A node that two units claim gets none: either may be the wrong machine.
+        """
         rows: list[str] = []
         for entry in sorted(self.entries.values(), key=lambda entry: unit_key(entry.unit)):
             clash = entry.node in self.clashes
@@ -117,7 +123,10 @@ class GresConf:
 
 
 def read(path: pathlib.Path | None = None) -> GresConf:
-    """Return the file, an empty one if it does not exist. Raises `GresConfError`: its markers do not pair up."""
+    """Return the file, an empty one if it does not exist.
+
+    Raises `GresConfError`: its markers do not pair up.
+    """
     path = path or PATH
     try:
         return parse(path.read_text())
@@ -128,7 +137,10 @@ def read(path: pathlib.Path | None = None) -> GresConf:
 
 
 def parse(text: str) -> GresConf:
-    """Return the file with this text. Of a block that was edited the entries that are as they were written count."""
+    """Return the file with this text.
+
+    Of an edited block only the entries count that are as they were written.
+    """
     begins, ends = list(_BEGIN.finditer(text)), list(_END.finditer(text))
     if not begins and not ends:
         return GresConf(text)
@@ -142,7 +154,10 @@ def parse(text: str) -> GresConf:
 
 
 def write(conf: GresConf) -> bool:
-    """Write the file, with the owner and mode it has, or slurm's own; make no empty one; return whether it changed."""
+    """Write the file, and return whether it changed; an empty one is not made.
+
+    It keeps its owner and mode, or gets slurm's.
+    """
     path = PATH.resolve()
     owner, mode = _OWNER, 0o644
     if path.exists():
@@ -169,7 +184,10 @@ def _entries(rows: list[str]) -> dict[str, Entry]:
 
 
 def _entry(header: re.Match[str], rows: list[str]) -> Entry | None:
-    """Return the entry, or None when its records are not those that were written: its unit is then read again."""
+    """Return the entry, or None when its records were edited.
+
+    Its unit is then read again.
+    """
     unit, node, digest, marks = (
         header["unit"],
         header["node"],

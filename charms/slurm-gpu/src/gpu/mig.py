@@ -56,7 +56,10 @@ class Card:
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """Return the layout in `text`: profiles with commas, `x7` behind one for seven of it, "none" for a whole card."""
+    """Return the layout in `text`: profiles with commas, or "none" for a whole card.
+
+    `x7` behind a profile means seven of it.
+    """
     if text.strip() == "none":
         return ()
     layout: list[str] = []
@@ -124,7 +127,10 @@ def apply(card: Card, layout: collections.abc.Sequence[str]) -> None:
 
 
 def load() -> dict[str, tuple[str, ...]]:
-    """Return the layouts that the cards should have, by bus id; an empty one for a card to be whole."""
+    """Return the layouts that the cards should have, by bus id.
+
+    An empty one means a whole card.
+    """
     try:
         layouts = typing.cast("dict[str, list[str]]", json.loads(LAYOUTS.read_text()))
         found: dict[str, tuple[str, ...]] = {}
@@ -166,7 +172,10 @@ def main() -> int:
 
 
 def _switch(card: Card, *, on: bool) -> None:
-    """Switch the mode. The driver resets the card for that if nothing uses it; an A100 may need the command."""
+    """Switch the mode.
+
+    The driver resets the card for that if nothing uses it; an A100 may need the command.
+    """
     _smi("-i", card.bus_id, "-mig", "1" if on else "0")
     if card_at(card.bus_id).enabled is on:
         return

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Print the GPUs that NVML reports as JSON; a separate program, so that it can be killed if the driver hangs.
+"""Print the GPUs that NVML reports as JSON.
+
+As a separate program it can be killed if the driver hangs.
 
 `gpu.detect` runs it with the charm's Python and reads `{"driver": ..., "gpus": [...]}`, or
 `{"error": ..., "broken": ...}` if NVML fails. A value that a card or a library does not support is
@@ -47,7 +49,10 @@ def main() -> int:
 
 
 def probe() -> dict[str, typing.Any]:
-    """List the driver's version and its cards in the order of their bus ids. Raises `pynvml.NVMLError`."""
+    """Return the driver's version and its cards in the order of their bus ids.
+
+    Raises `pynvml.NVMLError`.
+    """
     gpus = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
     return {"driver": _ask(pynvml.nvmlSystemGetDriverVersion), "gpus": gpus}
 
@@ -90,7 +95,10 @@ def _instances(device: object) -> collections.abc.Iterator[dict[str, typing.Any]
 
 
 def _ask(call: _Call, *arguments: object) -> typing.Any:
-    """Return the answer, None if this card or library has none. Raises `pynvml.NVMLError` for any other failure."""
+    """Return the answer, None if this card or library has none.
+
+    Raises `pynvml.NVMLError` for any other failure.
+    """
     try:
         return call(*arguments)
     except pynvml.NVMLError as e:

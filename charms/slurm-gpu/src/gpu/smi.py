@@ -1,4 +1,6 @@
-"""Reads the values that a judge of the cards needs from nvidia-smi's answers; nothing else in them can spoil that.
+"""Read from nvidia-smi's answers what a judge of the cards needs.
+
+Nothing else in them can spoil that.
 
 The XML of `nvidia-smi -q -x` has processes' names in it as they are (`a&b<c`, control characters),
 drivers wrote clocks that close the wrong element, and warnings go around it. So the document is cut
@@ -243,7 +245,9 @@ def read(printed: str) -> list[Card]:
 
 
 def remarks(printed: str) -> list[str]:
-    """Return the lines that nvidia-smi printed around the document, such as "WARNING: infoROM is corrupted at gpu ...".
+    """Return the lines that nvidia-smi printed around the document.
+
+    One is "WARNING: infoROM is corrupted at gpu ...".
 
     It exits with 0 all the same. Long lines are cut; of many lines the first come, then their
     number.
@@ -277,7 +281,10 @@ def _card(bus_id: str, text: str) -> Card:
 
 
 def _value(gpu: ET.Element, path: str) -> str:
-    """Return an element's text; that of its parent if it has a word in place of elements, such as `N/A`."""
+    """Return an element's text.
+
+    Its parent's, if that has a word in place of elements, such as `N/A`.
+    """
     at = gpu
     for name in path.split("/"):
         below = at.find(name)

@@ -1,4 +1,7 @@
-"""NVIDIA's Xids, the driver's errors in the kernel's log: what each asks for. Standard library only."""
+"""NVIDIA's Xids, the driver's errors in the kernel's log, and what each asks for.
+
+Standard library only.
+"""
 
 import collections.abc
 import re
@@ -82,7 +85,7 @@ def parse(text: str) -> dict[int, str]:
 
 
 def logged(output: str, *, timeout: float) -> list[str]:
-    """Read the lines about Xids that the kernel logged in this boot, in an output format of journalctl.
+    """Return the Xids that the kernel logged in this boot.
 
     Raises:
         CommandError: the log cannot be read.
@@ -109,7 +112,7 @@ def judge(line: str, levels: collections.abc.Mapping[int, str] | None = None) ->
 
 
 def _asked(code: int, rest: str, levels: collections.abc.Mapping[int, str]) -> tuple[str, str]:
-    """Look up the level and text of an Xid, by the rest of its line; ("", "") if it asks for nothing."""
+    """Return the level and text of an Xid by the rest of its line; "" if it asks for nothing."""
     if code in levels:
         return levels[code], TABLE.get(code, ("", ""))[1] or "to drain for by option"
     if code in _BY_TEXT:

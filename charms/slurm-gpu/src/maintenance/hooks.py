@@ -31,7 +31,7 @@ _REGISTERED = frozenset({registration.Stage.REGISTERED, registration.Stage.KEPT}
 
 
 def prepare(options: Options) -> bool:
-    """Continue interrupted maintenance, or install the option's driver; return whether to register the node now."""
+    """Continue maintenance or install the option's driver; return whether to register the node."""
     with contextlib.suppress(CommandError):  # the next hook tries again
         kept.renew()
     held = kept.maintenance()
@@ -78,7 +78,7 @@ def release() -> None:
 
 
 def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -> Status:
-    """Return the node's status: the operator's task, maintenance in progress, or else the status of `otherwise`."""
+    """Return the status: the operator's task, maintenance in progress, or that of `otherwise`."""
     held = kept.maintenance()
     if held is not None and held.boot_id == readiness.boot_id():
         return Status(Level.BLOCKED, f"{held.node} is drained for {held.kind}: reboot this machine")
@@ -98,7 +98,10 @@ def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -
 
 
 def _is_given_up(held: journals.Maintenance) -> bool:
-    """End the hold of a node that waits for a reboot if another changed its state; return whether that is so."""
+    """End the hold of a node that waits for a reboot if another changed its state.
+
+    Returns whether that is so.
+    """
     with contextlib.suppress(nodes.NodeError):
         node = nodes.show(held.node)
         if node is not None and not kept.is_taken(node, held.kind):

@@ -1,4 +1,7 @@
-"""MIG layouts on a node free of jobs, and the program that makes them again at boot. Raises the errors of `reset`."""
+"""MIG layouts on a node free of jobs, and the program that makes them again at boot.
+
+Raises the errors of `reset`.
+"""
 
 import contextlib
 import json
@@ -16,7 +19,10 @@ SERVICE = "slurm-gpu-mig.service"
 
 
 def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Log) -> Results:
-    """Give one card, or with "all" each, a MIG layout, which lasts. The node is still held afterwards."""
+    """Give one card, or with "all" each, a MIG layout, which lasts.
+
+    The node is still held afterwards.
+    """
     reset.check_smi()
     try:
         layout = mig.parse(profiles)
@@ -77,7 +83,10 @@ def ensure_no_layouts() -> None:
 
 
 def _ensure_layouts(layouts: dict[str, tuple[str, ...]], *, whole: bool = True) -> None:
-    """Record the layouts and restore them at boot; with `whole`, also the empty ones of whole cards."""
+    """Record the layouts and restore them at boot.
+
+    With `whole`, also the empty ones of whole cards.
+    """
     layouts = {bus_id: layout for bus_id, layout in layouts.items() if layout or whole}
     if not layouts:
         ensure_no_layouts()

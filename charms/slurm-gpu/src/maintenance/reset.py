@@ -1,4 +1,6 @@
-"""Reset a card on a node free of jobs; `maintenance.hooks` registers the node and restores its state afterwards.
+"""Reset a card on a node free of jobs.
+
+Afterwards `maintenance.hooks` registers the node and restores its state.
 
 `known`, `check_smi` and `free` serve MIG layouts as well: the card that is asked for, and a node
 free of jobs. What cannot be done raises `ActionError`, a node that cannot be held `NodeError` or
@@ -66,7 +68,10 @@ def check_smi() -> None:
 def free(
     kind: str, node: str | None, why: str, wait_s: float, log: Log, *, drain: bool = True
 ) -> None:
-    """Hold the node and wait until it is free of jobs; release it if they stay. Without `drain` none may run."""
+    """Hold the node and wait until it is free of jobs; release it if they stay.
+
+    Without `drain` none may run.
+    """
     if node is None:
         return
     if not drain and (jobs := kept.jobs_on(nodes.show(node))) is not None:

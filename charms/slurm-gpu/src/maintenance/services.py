@@ -1,4 +1,4 @@
-"""The services that hold the cards open: they stop while something is done to the cards, and run again afterwards."""
+"""The services that hold the cards open: they stop for work on the cards, and start again."""
 
 import logging
 import pathlib
@@ -31,7 +31,10 @@ HOLDERS = (
 
 
 def stop_holders() -> None:
-    """Stop what keeps the driver's devices open. Jobs are not among it: check first. Raises `DriverError`."""
+    """Stop what keeps the driver's devices open.
+
+    Jobs are not part of that: check first. Raises `DriverError`.
+    """
     active = [unit for unit in HOLDERS if systemd.is_active(unit)]
     # First: they run again whatever happens
     recorded = sorted({*active, *files.read(STOPPED).split()})
@@ -44,7 +47,10 @@ def stop_holders() -> None:
 
 
 def ensure_running() -> None:
-    """Start what `stop_holders` stopped and what came with the driver; the status shows one that does not start."""
+    """Start what `stop_holders` stopped and what came with the driver.
+
+    The status shows one that does not start.
+    """
     stopped = set(files.read(STOPPED).split())
     programs = {PERSISTENCED: PERSISTENCED_PROGRAM, FABRIC: state.FABRIC_PROGRAM}
     for unit in reversed(HOLDERS):  # DCGM's engine before what queries it
@@ -55,7 +61,10 @@ def ensure_running() -> None:
 
 
 def ensure_persistence(*, on: bool) -> None:
-    """Keep the driver's state on idle cards: Ubuntu's unit stops when nothing needs it, and without that mode."""
+    """Keep the driver's state on idle cards.
+
+    Ubuntu's unit stops when nothing needs it, and lacks that mode.
+    """
     if on and PERSISTENCED_PROGRAM.exists():
         changed = systemd.ensure_dropin(
             PERSISTENCED,

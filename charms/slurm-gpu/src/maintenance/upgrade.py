@@ -1,4 +1,4 @@
-"""Install a driver: on a node free of jobs for `upgrade-driver`, and on a machine without any for the option `driver`.
+"""Install a driver: for the action `upgrade-driver`, and for the option `driver`.
 
 No journal records an upgrade: a node that is held for it stays drained until its GPUs are
 registered again, and what was left half done shows in the packages' state (`driver.state`). Running
@@ -79,7 +79,7 @@ def ensure_wanted(wanted: Spec) -> None:
 
 
 def ensure_settings(wanted: Spec) -> None:
-    """Keep a driver that works as it is: initialised, with nvidia-smi, and held from apt and unattended-upgrades."""
+    """Keep a working driver: initialised, with nvidia-smi, and held from apt's upgrades."""
     here = state.look()
     if not here.cards or here.loaded is None or here.runfile:
         return
@@ -98,7 +98,7 @@ def ensure_settings(wanted: Spec) -> None:
 
 
 def note(wanted: Spec) -> str | None:
-    """Return a note to the operator about a driver, even one that works; None if there is nothing to say."""
+    """Return a note to the operator about a driver, even one that works; None without one."""
     here = state.look()
     if not here.cards:
         return None
@@ -128,7 +128,10 @@ def release() -> None:
 
 
 def _install(packages: Plan) -> bool:
-    """Install and load the driver; return False if only a reboot can load it. Raises `DriverError`, `CommandError`."""
+    """Install and load the driver; return False if only a reboot can load it.
+
+    Raises `DriverError`, `CommandError`.
+    """
     install.install(packages)
     after = state.look()
     if after.next_module is None or after.next_module.version != packages.version:

@@ -1,1 +1,1 @@
-"""This machine's Slurm node: its registration with its GPUs, what keeps it from jobs, and when it resumes."""
+"""This machine's Slurm node: its registration with its GPUs, what keeps it, when it resumes."""

@@ -1,4 +1,4 @@
-"""The compute role: publish this machine's gres.conf lines, register its GPUs, report how far that is."""
+"""The compute role: publish this machine's gres.conf lines, register its GPUs, report progress."""
 
 import contextlib
 import logging
@@ -99,7 +99,10 @@ def _published_lines(machine: Machine) -> tuple[str, ...]:
 
 
 def _lines_of_both(machine: Machine, before: tuple[str, ...]) -> tuple[str, ...]:
-    """Join the lines for the Gres of now and of before; a line of now replaces one for the same devices."""
+    """Return the lines for the former Gres and the present one.
+
+    A present line replaces one for the same devices.
+    """
     wanted = machine.lines
     if not wanted and machine.plan is not None:  # all: one line ends the detection
         wanted = machine.plan.lines
@@ -132,7 +135,10 @@ def accept(machine: Machine) -> None:
 
 
 def lines_live(machine: Machine) -> bool:
-    """Whether slurmd will find the devices if it registers now: the controller has the lines offered, or none."""
+    """Whether slurmd will find the devices if it registers now.
+
+    The controller then has the lines that were offered, or none.
+    """
     if machine.plan is None:
         return True
     offered = offer(machine)
@@ -148,7 +154,10 @@ def lines_live(machine: Machine) -> bool:
 
 
 def ensure(machine: Machine, *, owner: str) -> Progress | None:
-    """Register the GPUs as far as possible now, once `offer` is published; return None if there are none."""
+    """Register the GPUs as far as possible now; return None if there are none.
+
+    `offer` is published before.
+    """
     registration.refresh_drained_start()
     ensure_health_check(machine)
     loss, node, plan = lost(machine), machine.node, machine.plan
@@ -177,7 +186,7 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
 
 
 def release(*, owner: str, config: settings.Config | None = None) -> None:
-    """Hand the machine back to Slurm, which goes on without this charm and without lines on the controller.
+    """Hand the machine back to Slurm, which goes on without this charm and its lines.
 
     Where slurmd finds the GPUs by itself they stay registered. May be called again.
     """
@@ -245,7 +254,10 @@ def summary(machine: Machine) -> dict[str, str]:
 
 
 def _as_registered(name: str, problem: str) -> dict[str, str]:
-    """Return the node as the controller has it; a silent controller is a problem, unless there is another one."""
+    """Return the node as the controller has it.
+
+    A silent controller is a problem, unless there is another one.
+    """
     try:
         node = nodes.show(name)
     except nodes.NodeError as e:
@@ -256,7 +268,10 @@ def _as_registered(name: str, problem: str) -> dict[str, str]:
 
 
 def status(machine: Machine, *, related: bool, progress: Progress | None) -> Status:
-    """Return the status of the node, asking the controller again unless this hook's `progress` is an obstacle."""
+    """Return the status of the node.
+
+    The controller is asked again, unless `progress` of this hook is an obstacle.
+    """
     if machine.problem:
         return Status(Level.BLOCKED, machine.problem)
     loss = lost(machine)
@@ -344,7 +359,10 @@ def _key(line: str) -> tuple[object, ...]:
 
 
 def ensure_health_check(machine: Machine) -> None:
-    """Set up the health check's timer, or remove it without a node, a GPU, or if the option says never."""
+    """Set up the health check's timer, or remove it if there is nothing to check.
+
+    That is without a node or a GPU, or if the option says never.
+    """
     config = machine.config
     if config.problem:
         return  # the status reports it
@@ -356,7 +374,10 @@ def ensure_health_check(machine: Machine) -> None:
 
 
 def _leave_registration(machine: Machine) -> None:
-    """Register the node without GPUs where slurmd will not find them without lines; end a registration in progress."""
+    """Register the node without GPUs if slurmd cannot find them without lines.
+
+    A registration in progress ends.
+    """
     if machine.options is None or machine.node is None:
         return
     lines_go = machine.registers_gpus and machine.autodetect == "off"

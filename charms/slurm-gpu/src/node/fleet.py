@@ -17,7 +17,10 @@ _COUNT = re.compile(r"(?<!Xid )(?<!exited )\b\d+\b")
 
 
 def kinds(reason: str) -> frozenset[str]:
-    """Return the complaints in a drain's reason, without the cards and counts, which differ between nodes."""
+    """Return the complaints in a drain's reason.
+
+    Cards and counts are left out: they differ between nodes.
+    """
     found: set[str] = set()
     for complaint in reason.partition(": ")[2].split("; "):
         text = _COUNT.sub("N", _BUS_ID.sub("", complaint))
@@ -28,7 +31,7 @@ def kinds(reason: str) -> frozenset[str]:
 def shared(
     reason: str, name: str, listed: collections.abc.Collection[nodes.Node], now: float
 ) -> frozenset[str]:
-    """Return the kinds of a reason that other nodes were drained for just before, if with this one they are too many.
+    """Return the kinds of a reason for which too many nodes would be drained with this one.
 
     Args:
         reason: what the node is, or is to be, drained for; it begins with the health check's
@@ -50,7 +53,7 @@ def shared(
 def _counts_before(
     own: nodes.Node, peers: list[nodes.Node], prefix: str, now: float
 ) -> collections.Counter[str]:
-    """Count the complaints that other nodes were drained for in the window, before this node's turn."""
+    """Count what other nodes were drained for in the window, before this node's turn."""
     turn = (now + WINDOW_S, own.name)
     if _is_drained(own, prefix):
         turn = (own.reason_time or now, own.name)
@@ -63,7 +66,10 @@ def _counts_before(
 
 
 def _is_between(node: nodes.Node, since: float, turn: tuple[float, str]) -> bool:
-    """Whether the node's reason was set in the window and before our turn; names decide in the same second."""
+    """Whether the node's reason was set in the window and before our turn.
+
+    Names decide within the same second.
+    """
     at = node.reason_time or 0.0
     return since <= at and (at, node.name) < turn
 

@@ -91,7 +91,10 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
 
 
 def check(name: str | None, levels: dict[int, str], *, acts: bool = False) -> Answer:
-    """Check once, with the levels of Xids that an option sets; drain or resume the node of this name if it `acts`."""
+    """Check once, and drain or resume the node of this name if it `acts`.
+
+    `levels` are those that an option gives to Xids.
+    """
     _Deadline.end = time.monotonic() + _WHOLE_S
     started = time.time()
     state = State.load()
@@ -154,7 +157,10 @@ def examine(node: nodes.Node | None, levels: dict[int, str], state: State) -> li
 
 
 def judge(card: smi.Card) -> list[Finding]:
-    """Apply the rules to one card. Words that nobody documents, errors among them, are one warning for each word."""
+    """Apply the rules to one card.
+
+    Each word without documentation, errors among them, is one warning.
+    """
     findings: list[Finding] = []
     odd: dict[str, list[str]] = {}  # paths by their value
     is_joining = (
@@ -231,7 +237,7 @@ def _order(name: str, node: nodes.Node, reason: str, state: State) -> tuple[str,
 
 
 def _drain(name: str, node: nodes.Node, reason: str, state: State) -> tuple[str, State]:
-    """Drain the node, unless it turns out that others did so for the same reason at the same time."""
+    """Drain the node, unless others were just drained for the same reason."""
     watchdog.drain(name, reason, timeout=_left(watchdog.SCONTROL_S))
     late = _shared(reason, node)
     if late:
@@ -261,7 +267,10 @@ def _demoted(findings: list[Finding], spared: collections.abc.Collection[str]) -
 
 
 def _shared(reason: str, node: nodes.Node) -> frozenset[str]:
-    """Return the kinds of a reason that too many nodes are drained for; none if Slurm does not list its nodes."""
+    """Return the kinds of a reason for which too many nodes are drained.
+
+    None count if Slurm does not list its nodes.
+    """
     if not reason or "Partitions" not in node.fields:  # no job can come to it
         return frozenset()
     with contextlib.suppress(CommandError):
@@ -323,7 +332,7 @@ def _ask_driver() -> tuple[list[smi.Card], list[Finding]]:
 
 
 def _query(*options: str, unknown: str = DRAIN) -> tuple[str, list[Finding]]:
-    """Run nvidia-smi; return what it printed, and what its exit status warns of. `unknown` is the level of any other.
+    """Return what nvidia-smi printed, and what its exit status warns of.
 
     Raises:
         CommandError: it failed.
@@ -345,7 +354,10 @@ def _remarks(printed: str) -> list[Finding]:
 
 
 def _killed(name: str) -> list[str]:
-    """List the processes of this name that were killed and cannot end: SIGKILL is pending (proc(5), SigPnd)."""
+    """Return the processes of this name that cannot end although SIGKILL is pending.
+
+    Source: proc(5), SigPnd.
+    """
     found: list[str] = []
     for path in pci.PROC.glob("[0-9]*/status"):
         fields = dict(re.findall(r"^(Name|SigPnd):\s*(\S+)$", files.read(path), re.MULTILINE))
@@ -355,7 +367,10 @@ def _killed(name: str) -> list[str]:
 
 
 def _xids(levels: dict[int, str], state: State) -> list[Finding]:
-    """Judge what the kernel logged in this boot and after `state.since`, once for each card and Xid."""
+    """Judge what the kernel logged after `state.since`, once for each card and Xid.
+
+    Only this boot's log counts.
+    """
     try:
         lines = xids.logged("short-unix", timeout=_left(_LOG_S, spare=watchdog.SCONTROL_S))
     except CommandError as e:
@@ -398,7 +413,10 @@ class _Deadline:
 
 
 def _left(limit: float, spare: float = 0.0) -> float:
-    """Return `limit`, or less where less is left of the whole; `spare` is kept for what comes last."""
+    """Return `limit`, or what is left of the whole if that is less.
+
+    `spare` is kept for what comes last.
+    """
     return max(_LEAST_S, min(limit, _Deadline.end - time.monotonic() - spare))
 
 

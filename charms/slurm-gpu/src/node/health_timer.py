@@ -46,7 +46,10 @@ def ensure_absent() -> None:
 
 
 def note_reset(gpus: collections.abc.Iterable[str]) -> None:
-    """Make the health check ignore the Xids from before the reset of these cards, which the log still holds."""
+    """Make the health check ignore the Xids from before the reset of these cards.
+
+    The kernel's log still holds them.
+    """
     state = health.State.load()
     dataclasses.replace(state, resets=state.resets | dict.fromkeys(gpus, time.time())).save()
 

@@ -1,4 +1,4 @@
-"""The journals of this machine's node: JSON objects in STATE_DIR, written before the first step that they cover.
+"""The journals of this machine's node: JSON files that are written before what they cover.
 
 They survive a reboot in the middle of what they describe. What cannot be read counts as not
 written.
@@ -102,7 +102,10 @@ def read_kept() -> Kept:
 
 
 def write_kept(kept: Kept) -> bool:
-    """Replace the journal of why the node is kept, within `locked`; return whether that changed it."""
+    """Replace the journal of why the node is kept; return whether it changed.
+
+    The caller is within `locked`.
+    """
     before = read_kept()
     if kept == Kept():
         clear(KEPT)
@@ -120,7 +123,10 @@ def has_former() -> bool:
 
 @contextlib.contextmanager
 def locked() -> collections.abc.Generator[None]:
-    """Lock the journal of why the node is kept: hooks, the health check and the service change it."""
+    """Lock the journal of why the node is kept.
+
+    Hooks, the health check and the service change it.
+    """
     STATE_DIR.mkdir(parents=True, exist_ok=True)
     with (STATE_DIR / _LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -152,7 +158,7 @@ def clear(journal: str) -> None:
 
 
 def remove_folder() -> None:
-    """Remove STATE_DIR unless something is in it: another role's files, or what could not be undone."""
+    """Remove STATE_DIR unless another role's files, or what could not be undone, are in it."""
     clear(_LOCK)
     with contextlib.suppress(OSError):
         STATE_DIR.rmdir()
@@ -168,7 +174,10 @@ def _part(kind: type[_Part], raw: object) -> _Part | None:
 
 
 def _with_former(kept: Kept) -> Kept:
-    """Add what an earlier release left: its programs may still write it until the charm's first hook is over."""
+    """Add what an earlier release left.
+
+    Its programs may write it until the charm's first hook is over.
+    """
     if not has_former():
         return kept
     known = {ground.kind for ground in kept.grounds}

@@ -47,7 +47,10 @@ class KeptError(Exception):
 
 
 def hold(kind: str, node: str, reason: str) -> None:
-    """Hold the node, which the caller has drained with this reason. Holding it again changes the reason."""
+    """Hold the node, which the caller has drained with this reason.
+
+    Holding it again changes the reason.
+    """
     if not note(kind, node, reason):
         return
     with journals.locked():
@@ -106,7 +109,10 @@ def end_all() -> None:
 
 
 def keep() -> tuple[Ground, ...]:
-    """Drain and reserve the node again unless an administrator ended that; return the grounds. Raises `NodeError`."""
+    """Drain and reserve the node again unless an administrator ended that; return the grounds.
+
+    Raises `NodeError`.
+    """
     if journals.read_kept() == journals.Kept():
         return ()
     with journals.locked():
@@ -119,7 +125,10 @@ def keep() -> tuple[Ground, ...]:
 
 @contextlib.contextmanager
 def lifted(node: str) -> collections.abc.Generator[None]:
-    """End the node's reservation meanwhile, since Slurm deletes no node that is in one; `keep` makes it again."""
+    """End the node's reservation for now: Slurm deletes no node that is in one.
+
+    `keep` makes it again.
+    """
     if journals.read_kept() == journals.Kept():
         yield
         return
@@ -161,12 +170,14 @@ def is_administrators() -> bool:
 
 
 def maintenance() -> Maintenance | None:
-    """Read the maintenance that the node was taken for, with its former state; None if it was not taken."""
+    """Return the maintenance that the node was taken for, with its former state, or None."""
     return journals.read_kept().maintenance
 
 
 def take(kind: str, name: str, why: str) -> nodes.Node | None:
-    """Keep new jobs away from the node; return it, or None when the controller does not know it, so no job can use it.
+    """Drain the node and return it.
+
+    None if the controller does not know it: then no job can use it.
 
     Taking it again changes nothing but the reason's text.
     """
@@ -200,7 +211,10 @@ def _note_taken(kind: str, node: nodes.Node, taken: Maintenance | None) -> None:
 
 
 def is_taken(node: nodes.Node, kind: str) -> bool:
-    """Whether the node is still drained for this: an administrator may have resumed it or drained it again."""
+    """Whether the node is still drained for this.
+
+    An administrator may have resumed it or drained it again.
+    """
     if not node.is_drained and any(ground.kind == kind for ground in keep()):
         node = nodes.show(node.name) or node
     return node.is_drained and (node.reason or "").startswith(f"{kind}:")
@@ -284,7 +298,10 @@ def _keep_reserved(node: nodes.Node) -> None:
 
 
 def _is_reserved(node: nodes.Node) -> bool:
-    """Whether the node is in this charm's reservation; the flag alone comes and goes some seconds late."""
+    """Whether the node is in this charm's reservation.
+
+    The flag alone comes and goes some seconds late.
+    """
     return "MAINTENANCE" in node.flags or reservation(node.name) in nodes.reservations(node.name)
 
 

@@ -1,4 +1,4 @@
-"""This machine as a compute node: its GPUs, slurmd's options, and the Gres and gres.conf lines that follow."""
+"""This machine as a compute node: its GPUs, slurmd's options, its Gres and gres.conf lines."""
 
 import dataclasses
 import logging
@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def wanted(self) -> str | None:
-        """The Gres to register: this machine's GPUs, and what else an administrator put into `--conf`."""
+        """The Gres to register: this machine's GPUs, and what an administrator added to `--conf`."""
         return slurmd_options.merged_gres(self.configured, self.plan.gres if self.plan else None)
 
     @property
@@ -58,7 +58,7 @@ def look(
     answer: slurm_gres.ControllerGres | None = None,
     before: slurm_gres.NodeGres | None = None,
 ) -> Machine:
-    """Return this machine under these options, under what the controller published, and what this unit did."""
+    """Return this machine under these options and what the controller and this unit published."""
     config = config or settings.Config()
     machine = Machine(detect.detect(), config, _autodetect(answer), answer, before)
     try:
@@ -72,7 +72,7 @@ def look(
 
 
 def lost(machine: Machine) -> str | None:
-    """List the node's cards that are missing or without a working driver, None when all that it had are there."""
+    """Return the cards that are missing or without a driver, None when all are there."""
     had = journals.cards()
     cards = [gpu.bus_id for gpu in machine.detection.gpus]
     if not had:
@@ -105,7 +105,10 @@ def _with_node(machine: Machine) -> Machine:
 
 
 def _plan(machine: Machine) -> gres.Plan:
-    """Return the Gres and lines of this machine's GPUs. Raises `ValueError` where jobs cannot have them."""
+    """Return the Gres and lines of this machine's GPUs.
+
+    Raises `ValueError` where jobs cannot have them.
+    """
     conf = machine.options.settings if machine.options else {}
     shards = machine.config.shards_per_gpu
     plan = gres.plan(machine.detection, conf, gres.read_topology(), pci.DEV, shards=shards)
@@ -119,7 +122,10 @@ def _plan(machine: Machine) -> gres.Plan:
 
 
 def _with_lines(machine: Machine) -> Machine:
-    """Return the machine with the lines that slurmd needs to find the devices as planned: none if it detects them."""
+    """Return the machine with the lines that slurmd needs to find its devices.
+
+    There are none if it detects them.
+    """
     plan, node = machine.plan, machine.node
     assert plan is not None
     conf = machine.options.settings if machine.options else {}
@@ -145,7 +151,10 @@ def _can_detect(machine: Machine) -> bool:
 
 
 def _check_gres_types(wanted: dict[str, str]) -> None:
-    """Raise `ValueError`, after the option's name, if slurm.conf lacks one of these: it costs a node all its Gres."""
+    """Raise `ValueError` if slurm.conf lacks one of these, which costs a node all its Gres.
+
+    The option's name comes first.
+    """
     try:
         types = set((nodes.setting("GresTypes") or "").split(",")) - {""}
     except nodes.NodeError:
@@ -159,7 +168,10 @@ def _check_gres_types(wanted: dict[str, str]) -> None:
 
 
 def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
-    """Read what the controller's gres.conf makes nodes do; while that is unknown, what upstream writes there."""
+    """Read what the controller's gres.conf makes nodes do.
+
+    While that is unknown, it is what upstream writes there.
+    """
     if answer and answer.autodetect:
         return answer.autodetect
     try:

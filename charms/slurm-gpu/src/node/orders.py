@@ -1,4 +1,4 @@
-"""Who keeps jobs off a node, by its state and reason, and the way back to the state in which it was found.
+"""Who keeps jobs off a node, by its state and reason, and how its former state is restored.
 
 It is this charm, Slurm for missing GPUs, or others, whose orders stay.
 """
@@ -23,7 +23,7 @@ _GRES_REASONS = re.compile(
 
 
 def is_ours(reason: str | None) -> bool:
-    """Whether this charm drained with this reason, or Slurm did for GPUs that disagree with Gres."""
+    """Whether this charm gave this reason, or Slurm did over GPUs that disagree with Gres."""
     if reason is None:
         return False
     return reason.startswith(PREFIX) or _GRES_REASONS.match(reason) is not None
@@ -74,10 +74,11 @@ def noted(name: str) -> NodeSnapshot | None:
 
 
 def as_found(node: nodes.Node) -> NodeSnapshot:
-    """Record the state to restore: an administrator's or upstream's, not one of this charm or of a missing GPU.
+    """Record the state to restore: the one that an administrator or upstream set.
 
-    Slurm's reason for a missing GPU replaces all others. A node that is DOWN with it, and was not
-    before, came back from a reboot: jobs wait for the checks that follow one.
+    One set by this charm, or for a missing GPU, does not count. Slurm's reason for a missing GPU
+    replaces all others. A node that is DOWN with it, and was not before, came back from a reboot:
+    jobs wait for the checks that follow one.
     """
     if is_ours(node.reason):
         order = noted(node.name)
@@ -92,7 +93,10 @@ def as_found(node: nodes.Node) -> NodeSnapshot:
 
 
 def restore(node: nodes.Node, snapshot: NodeSnapshot) -> bool:
-    """Restore the node's former state and reason; return False while jobs run, which marking it down would end."""
+    """Restore the node's former state and reason; return False while jobs run.
+
+    Marking the node down would end them.
+    """
     reason = snapshot.reason or _RESTORED
     if "down" in snapshot.states:
         if node.is_busy:

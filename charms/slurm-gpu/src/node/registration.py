@@ -82,7 +82,10 @@ class Target:
 
 
 def advance(target: Target) -> Progress:
-    """Move the node towards its registration as far as it goes within a minute, ending no job; return where it is."""
+    """Register the node as far as possible within a minute, and return where it is.
+
+    No job is ended.
+    """
     kept.end(kept.LOSS)
     try:
         return _advance_twice(target)
@@ -91,7 +94,10 @@ def advance(target: Target) -> Progress:
 
 
 def _advance_twice(target: Target) -> Progress:
-    """Move the node on, and again if slurmd has just started: the first orders may be lost in a handover."""
+    """Move the node on, and again if slurmd has just started.
+
+    The first orders may be lost in a handover.
+    """
     try:
         progress = _advance(target)
         if progress.stage is Stage.REGISTERED and _slurmd_started_recently():
@@ -112,7 +118,7 @@ def _slurmd_started_recently() -> bool:
 
 
 def refresh_drained_start() -> None:
-    """Update the options of a node that must come back drained, which an interrupted hook left, from slurmd's own."""
+    """Complete what an interrupted hook began: new options for a node that must return drained."""
     if not slurmd_unit.DRAINED_ENV.exists():
         return
     try:
@@ -125,7 +131,7 @@ def refresh_drained_start() -> None:
 
 
 def drain_for_loss(name: str, loss: str) -> Progress:
-    """Drain a node that lost GPUs, with the loss as the reason, unless another reason keeps jobs away.
+    """Drain a node that lost GPUs, unless another reason keeps jobs away; the loss is the reason.
 
     After a reboot it is DOWN as well, with Slurm's reason. `advance` ends this drain once the GPUs
     are back.
@@ -161,7 +167,9 @@ def inspect(name: str, gres: str | None, config: settings.Config | None = None) 
 
 
 def leave(target: Target) -> None:
-    """Register the node with the Gres if that is possible at once; otherwise leave it: no later event ends a drain.
+    """Register the node with the Gres if that is possible at once.
+
+    Otherwise it is left as it is: no later event ends a drain.
 
     slurmd's options change only together with the controller's record: a slurmd that reports less
     is refused for good.
@@ -263,7 +271,7 @@ def _snapshot(name: str, node: nodes.Node | None) -> NodeSnapshot | None:
 
 
 def _register_again(target: Target, node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress:
-    """Delete the record of a node that has another Gres, as soon as the node is free, and register it."""
+    """Delete the record of a node with another Gres once the node is free, and register it."""
     name = node.name
     if snapshot is None:
         snapshot = orders.as_found(node)
@@ -316,7 +324,7 @@ def _register(target: Target, snapshot: NodeSnapshot | None) -> Progress:
 def _settle(
     target: Target, node: nodes.Node, snapshot: NodeSnapshot | None, *, is_fresh: bool = False
 ) -> Progress:
-    """Check a node whose Gres is right, clear what Slurm's GPU check or this charm did to its state, restore the rest.
+    """Check a node whose Gres is right, clear what the check or this charm did, restore the rest.
 
     `is_fresh`: its record was made just now.
     """
@@ -336,7 +344,7 @@ def _settle(
 
 
 def _retry(target: Target, node: nodes.Node, snapshot: NodeSnapshot | None) -> nodes.Node:
-    """Make a free node that Slurm refused for its GPUs register once more; return it as it is then."""
+    """Register a free node again that Slurm refused for its GPUs, and return its new state."""
     is_for_gpus = orders.is_ours(node.reason) or snapshot is not None
     if not is_for_gpus or not target.lines_live or node.is_busy:
         return node
@@ -358,7 +366,10 @@ def _refused(
 
 
 def _shard_jobs(node: nodes.Node, gres: str | None) -> list[str]:
-    """List jobs over which slurmctld (24.11.5), while it knows shards, would crash if the node lost its own."""
+    """Return jobs for which slurmctld (24.11.5) would crash if the node lost its shards.
+
+    That happens while Slurm knows shards.
+    """
     loses_shards = nodes.count_gres(node.gres, SHARD) and not nodes.count_gres(gres, SHARD)
     if not loses_shards or SHARD not in (nodes.setting("GresTypes") or "").split(","):
         return []
@@ -366,18 +377,21 @@ def _shard_jobs(node: nodes.Node, gres: str | None) -> list[str]:
 
 
 def _has_gres(node: nodes.Node, gres: str | None) -> bool:
-    """Whether the node's record has the Gres, even if slurmd reported fewer of it when it registered last."""
+    """Whether the node's record has the Gres.
+
+    slurmd may have reported fewer when it registered last.
+    """
     return nodes.same_gres(node.gres, gres) or _reports_less(node, gres)
 
 
 def _is_stale(node: nodes.Node, gres: str | None) -> bool:
-    """Whether the controller refuses a node for a Gres of its record that is not the one it should have now."""
+    """Whether the controller refuses a node for a Gres of its record that is out of date."""
     count = _recorded(node)
     return count is not None and count[1] != nodes.count_gres(gres, count[0])
 
 
 def _reports_less(node: nodes.Node, gres: str | None) -> bool:
-    """Whether the record has the Gres, and slurmd reported fewer of it when it registered last."""
+    """Whether the record has the Gres, and slurmd reported fewer when it registered last."""
     count = _recorded(node)
     one_each = (
         re.sub(r":\d+(?=,|$)", ":1", nodes.plain_gres(text) or "") for text in (node.gres, gres)
@@ -406,7 +420,9 @@ def _awaits_jobs(name: str) -> Progress:
 
 
 def _reserved(node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress | None:
-    """Report a reservation that holds the node, after restoring its state: jobs may run until that ends.
+    """Report a reservation that holds the node, and restore the node's state.
+
+    Jobs may run until it ends.
 
     Deleting the node would silently take it out of a later reservation.
     """

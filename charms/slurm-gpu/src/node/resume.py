@@ -59,7 +59,10 @@ def held(node: nodes.Node | None, config: settings.Config) -> Held | None:
 
 
 def ensure(name: str, config: settings.Config, found: Held) -> Held | None:
-    """Resume a node for which all checks passed since `found`; return why it is still down. Raises `NodeError`."""
+    """Resume a node for which all checks passed since `found`; return why it is still down.
+
+    Raises `NodeError`.
+    """
     node = nodes.show(name)  # its state may have changed during the checks
     now = held(node, config)
     if node is None or now != found:
@@ -73,7 +76,10 @@ def ensure(name: str, config: settings.Config, found: Held) -> Held | None:
 
 
 def note_service(node: nodes.Node | None) -> None:
-    """Record that the node has been in service: from then on it is down because someone ordered that."""
+    """Record that the node has been in service.
+
+    From then on it is down because someone ordered that.
+    """
     if node is not None and node.state in {"IDLE", "MIXED", "ALLOCATED"} and not node.is_drained:
         journals.write(journals.SERVED, {"node": node.name})
 
@@ -87,7 +93,7 @@ def is_stale(node: nodes.Node | None) -> bool:
 
 
 def _is_new(node: nodes.Node) -> bool:
-    """Whether upstream's slurmd set the reason, as it does right after it started slurmd, and not `set-node-state`.
+    """Whether upstream's slurmd set the reason, as it does right after it started slurmd.
 
     Both write the same reason. A later start of slurmd leaves only the record of the node's service
     to go by.

@@ -1,4 +1,4 @@
-"""SLURMD_OPTIONS in /etc/default/slurmd: read it, and change only `gres=` inside `--conf '...'`, no other byte.
+"""SLURMD_OPTIONS in /etc/default/slurmd: only `gres=` inside `--conf '...'` is changed.
 
 Upstream's slurmd charm writes `SLURMD_OPTIONS=--conf 'cpus=... gres=... features=...' -Z -N
 compute-0 ...` without quotes around the whole value, and reads it back later. A file that it would
@@ -97,7 +97,7 @@ def with_gres(text: str, gres: str | None) -> str:
 
 
 def drained(text: str) -> str:
-    """Return an environment file that starts slurmd with the options of `text`, its node registering drained."""
+    """Return the environment file of a slurmd with the options of `text`, which starts drained."""
     words = _words(text)
     at = _conf_index(words)
     values = [value for _, value in words]
@@ -135,7 +135,10 @@ def _read_text() -> str | None:
 
 
 def _words(text: str) -> list[tuple[tuple[int, int], str]]:
-    """Split the last SLURMD_OPTIONS as `shlex.split` does; return the span of each word in the text, and its value."""
+    """Split the last SLURMD_OPTIONS as `shlex.split` does.
+
+    Returns the span of each word in the text, and its value.
+    """
     matches = list(_LINE.finditer(text))
     if not matches:
         return []
@@ -161,7 +164,7 @@ def _conf_index(words: list[tuple[tuple[int, int], str]]) -> int:
 
 
 def _argument(words: list[str], flag: str) -> str | None:
-    """Find what follows the flag, as upstream's parser takes it: nothing that starts with a dash."""
+    """Return what follows the flag; as in upstream's parser, nothing that starts with a dash."""
     if flag not in words:
         return None
     following = [*words[words.index(flag) + 1 :], "-"][0]

@@ -1,4 +1,4 @@
-"""slurmd as a systemd unit on this machine: its drop-in, a start with the node drained, its version."""
+"""slurmd as a systemd unit of this machine: its drop-in, a drained start, its version."""
 
 import pathlib
 
@@ -16,7 +16,9 @@ _DEVICE_WAIT_S = 60
 
 
 def ensure_dropin(device_files: tuple[pathlib.Path, ...]) -> bool:
-    """Make slurmd wait for its device files at start, without restarting it; return whether the drop-in changed.
+    """Make slurmd wait for its device files at start; return whether the drop-in changed.
+
+    slurmd is not restarted for that.
 
     A slurmd that waits reads the list again, so it starts as soon as a missing card is known to be
     lost. Each start ends former slurmds: a restart during `scontrol reconfigure` stops the process

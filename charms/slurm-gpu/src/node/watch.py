@@ -1,5 +1,7 @@
 #!/usr/bin/python3
-"""Work on a compute node that cannot wait for Juju's next event; a systemd service runs it until it is done.
+"""Work on a compute node that cannot wait for Juju's next event.
+
+A systemd service runs it until it is done.
 
 If anyone but an administrator ends a hold, the node is drained and reserved again (`node.kept`). A
 node that is down only for a reboot, or for being new, takes jobs as soon as its mounts, its cards

@@ -24,7 +24,7 @@ def events(on: ops.CharmEvents) -> list[ops.BoundEvent]:
 
 
 def relations(model: ops.Model, endpoint: str) -> list[ops.Relation]:
-    """Return the relations that are not being removed, without those of other machines' principals."""
+    """Return the relations to stay, without those of other machines' principals."""
     found = [relation for relation in model.relations[endpoint] if relation.active]
     return [
         relation
@@ -34,7 +34,10 @@ def relations(model: ops.Model, endpoint: str) -> list[ops.Relation]:
 
 
 def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
-    """Whether this unit leaves its compute node, when the controller may have dropped its lines already."""
+    """Whether this unit leaves its compute node.
+
+    The controller may have dropped its lines already.
+    """
     if not isinstance(event, ops.RelationDepartedEvent):
         return False
     if event.relation.name == COMPUTE:
@@ -43,7 +46,10 @@ def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
 
 
 def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
-    """Read the data that a compute unit published, None before it did. Raises `ValueError` for other data."""
+    """Return what a compute unit published, None before it did.
+
+    Raises `ValueError` for other data.
+    """
     return relation.load(slurm_gres.NodeGres, unit) if relation.data[unit].get("node") else None
 
 
