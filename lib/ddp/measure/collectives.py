@@ -5,8 +5,8 @@ import re
 import typing
 
 from ddp.environment import store
-from ddp.measure import baseline
 from ddp.options import fields, models
+from ddp.prediction import baseline
 from ddp.problem import Command, Results
 from ddp.results.progress import Log
 from ddp.run import logs, untrusted

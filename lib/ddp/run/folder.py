@@ -408,7 +408,9 @@ def measured_rates(runs: pathlib.Path) -> list[Json]:
 def _measured_rate(path: pathlib.Path) -> Json:
     config = small_files.read_object(path / "config.json")
     summary = small_files.read_object(path / "summary.json")
-    names = ("model", "seq_len", "batch", "grad_accum", "precision")
+    if any(config.get(name) for name in ("layers", "heads", "width", "model_local_dir")):
+        raise ValueError("the model is not of the size that it is named after")
+    names = ("model", "seq_len", "batch", "grad_accum", "precision", "sync_every")
     rate: Json = {name: config.get(name) for name in names}
     rate["nodes"] = summary.get("nodes")
     rate["run"] = path.name

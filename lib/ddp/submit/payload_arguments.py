@@ -93,6 +93,13 @@ def changes(payload: pathlib.Path, folder: str, args: Words) -> list[str]:
     return found
 
 
+def settings(payload: pathlib.Path, folder: str, args: Words) -> dict[str, object]:
+    """Return the settings of a gpt run that `args`, which were checked, give; None for others."""
+    line = [*_COMMANDS["gpt"][1], *args]
+    found: dict[str, object] = json.loads(_ask(payload, "gpt", folder=folder, settings=line))
+    return found
+
+
 def help_of(payload: pathlib.Path, kind: str, args: Words) -> str | None:
     """Return the help of a built-in workload if `args` ask for it, else None."""
     is_asked = kind in _COMMANDS and not {"-h", "--help"}.isdisjoint(args)

@@ -21,6 +21,7 @@ from ddp.run import catalog
 from ddp.settings import Settings
 from ddp.submit import (
     finetuning,
+    links,
     payload_arguments,
     preparation,
     program_source,
@@ -237,9 +238,23 @@ class Gpt(Payload):
             f"dataset: {self.dataset} {'is prepared first' if self.prepares else 'exists'}"
         )
         super().check(case, run)
+        folder = str(self.workspace.runs / run.name)
+        words = self.params.words
         if run.is_again:
-            folder = str(self.workspace.runs / run.name)
-            case.notes.remark(*payload_arguments.changes(self.payload, folder, self.params.words))
+            case.notes.remark(*payload_arguments.changes(self.payload, folder, words))
+        link = None if case.choices else links.measured(self.workspace, case.request)
+        if link is not None:
+            chosen = payload_arguments.settings(self.payload, folder, words)
+            dataset = None if self.prepares else self.dataset
+            remark = links.recommend(
+                self.workspace,
+                self.payload,
+                case.request,
+                link=link,
+                chosen=chosen,
+                dataset=dataset,
+            )
+            case.notes.remark(remark)
 
     def _check_profile(self, request: resources.Request) -> None:
         _check_profile_options(self.params)

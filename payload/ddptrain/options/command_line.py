@@ -54,10 +54,16 @@ def changes(words: collections.abc.Sequence[str]) -> list[str]:
     return [str(change) for change in recipe.announced(pathlib.Path(), asked)]
 
 
+def settings_of(words: collections.abc.Sequence[str]) -> recipe.Record:
+    """Return the settings that a training's command line gives; null where it gives none."""
+    return config.as_record(config.check(parser_of("train", "train").parse_args(words)))
+
+
 def main() -> None:
     """Answer a request on standard input.
 
-    The answer is an error or null for each command line, the changes of a resumed run, or the help.
+    The answer is an error or null for each command line, the changes of a resumed run, the settings of a command line,
+    or the help.
     """
     request = json.load(sys.stdin)
     command = request["command"]
@@ -70,6 +76,9 @@ def main() -> None:
         os.chdir(request["folder"])
     if "continues" in request:
         print(json.dumps(changes(request["continues"])))
+        return
+    if "settings" in request:
+        print(json.dumps(settings_of(request["settings"])))
         return
     print(json.dumps([check(command, prog, words) for words in request["lines"]]))
 

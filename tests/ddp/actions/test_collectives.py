@@ -8,7 +8,7 @@ from cluster import Cluster, Job
 from harness import Trainer
 from left_by_jobs import write_result
 
-from ddp.measure import baseline, plan, workload
+from ddp.prediction import baseline, step, workload
 
 Json = dict[str, typing.Any]
 TABLE = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 4(factor) warmup iters: 2 iters: 10 agg iters: 1 validation: 1 graph: 0
@@ -165,7 +165,7 @@ def test_communication_hides_behind_the_backward_pass_but_for_the_last_bucket():
         (comm / 2, 1.0, comm - 2 / 3 * comm / 2 * 3 / 4),
         (1.0, 0.0, comm),
     ):
-        assert plan.predict(work, compute, 4, points, overlap=overlap) == (
+        assert step.predict(work, compute, 4, points, overlap=overlap) == (
             pytest.approx(comm),
             pytest.approx(exposed),
         )
@@ -290,14 +290,78 @@ def test_what_cannot_be_planned_is_refused(
     assert ready.fails("plan", **params).startswith(line)
 
 
-def test_over_a_slow_link_the_table_compares_what_sends_less(ready: Trainer, cluster: Cluster):
+def slow_down(ready: Trainer, cluster: Cluster, busbw: float = 0.0125) -> None:
+    """Leave a baseline of 100 Mbit/s."""
     measure(ready, cluster, 2.0)
     path = ready.workspace / "baselines" / "collectives.json"
     entries = json.loads(path.read_text())
     for entry in entries["entries"]:
         for point in entry["points"]:
-            point["busbw"] = 0.0125  # 100 Mbit/s
+            point["busbw"] = busbw
     path.write_text(json.dumps(entries))
+
+
+def leave_rate(ready: Trainer, rate: float, nodes: int = 1, **settings: object) -> None:
+    """Leave a run that has measured the payload's smallest model, with a rank on each node."""
+    folder = ready.workspace / "runs" / "before"
+    folder.mkdir()
+    (folder / "job.json").write_text("{}")
+    about = {"model": "tiny", "seq_len": 128, "batch": 16, "grad_accum": 1, **settings}
+    (folder / "config.json").write_text(json.dumps(about))
+    ranks = [{"device": "cpu"}] * nodes
+    summary = {"tokens_per_second": rate, "world_size": nodes, "nodes": nodes, "ranks": ranks}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def remarks(ready: Trainer, **options: typing.Any) -> list[str]:
+    """Return what a dry submission says of the link."""
+    dataset = ready.workspace / "datasets" / "bytes" / "dataset.json"
+    dataset.parent.mkdir(exist_ok=True)
+    dataset.write_text(json.dumps({"tokenizer": {"vocab": 257}}))
+    given = {"workload": "gpt", "dataset": "bytes", "dry_run": True}
+    results = ready.run("submit-ddp", **given, **options)
+    return [line for line in results["checks"].splitlines() if "the link between" in line]
+
+
+def test_a_submission_over_a_slow_link_is_told_what_would_keep_the_ranks_busy(
+    ready: Trainer, cluster: Cluster
+):
+    slow_down(ready, cluster, 0.00125)
+    assert remarks(ready) == [], "no run has measured the model"
+    leave_rate(ready, 40_000)
+    plan = ready.run("plan")
+    advised = plan["advice"].partition(":")[0]
+    assert advised.startswith("--sync-every ")
+
+    (line,) = remarks(ready)
+    idle = 100 - int(plan["efficiency"].removesuffix("%"))
+    assert f"would leave the ranks idle {idle}% of the time, and " in line
+    assert line.endswith(f"% with {advised} (baseline of 2026-11-20T18:00:00Z)")
+    assert remarks(ready, args="--sync-every 10") == []
+    assert remarks(ready, args="--layers 2") == [], "a model that no run has measured"
+
+
+def test_a_submission_over_a_fast_link_is_told_nothing(ready: Trainer, cluster: Cluster):
+    measure(ready, cluster, 200.0)
+    leave_rate(ready, 40_000)
+    assert remarks(ready) == []
+
+
+@pytest.mark.parametrize(("busbw", "compute_s"), [(0.00125, 0.05), (0.0125, 0.5), (200.0, 0.5)])
+def test_what_a_run_of_several_nodes_waited_is_no_computation(busbw: float, compute_s: float):
+    (entry,) = baseline.entries_of(measured(busbw), "before")
+    work = workload.Workload("tiny", 30_000_000, 128, 2048, 1)
+    _, exposed_s = step.predict(work, compute_s, 2, entry["points"], overlap=0.7)
+    pace = work.tokens / (compute_s + exposed_s)
+    rate = workload.Rate(pace, "measured", 2, 2, work.tokens)
+
+    found_s = step.compute_seconds(work, rate, [entry], on_gpu=False)
+
+    assert found_s == pytest.approx(compute_s, abs=0.01 * (compute_s + exposed_s))
+
+
+def test_over_a_slow_link_the_table_compares_what_sends_less(ready: Trainer, cluster: Cluster):
+    slow_down(ready, cluster)
 
     results = ready.run("plan", **BILLION)
 

@@ -1,13 +1,13 @@
 """What a rank computes in a step, and how fast."""
 
 import dataclasses
+import pathlib
 import runpy
 import types
 
 from ddp.options import models
 from ddp.problem import Command, ParameterError, Problem
 from ddp.run import folder
-from ddp.settings import Settings
 from ddp.workspace import checks, folders
 from ddp.workspace.folders import Workspace
 
@@ -23,7 +23,21 @@ class Workload:
     accumulate: int  # forward passes in a step
 
 
-def describe(settings: Settings, params: models.Plan, *, on_gpu: bool) -> Workload:
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """The tokens per second of one rank, as a run measured them."""
+
+    tokens_per_second: float
+    source: str
+    world: int = 1  # ranks of the run,
+    num_nodes: int = 1  # over whose network it sent all gradients
+    step_tokens: int = 1  # of a rank and a forward pass in it
+    accumulate: int = 1
+
+
+def describe(
+    workspace: Workspace, payload: pathlib.Path, params: models.Plan, *, on_gpu: bool
+) -> Workload:
     """Describe the payload's step, with its own defaults for what is not given."""
     seq_len = params.seq_len or (1024 if on_gpu else 128)
     batch = params.batch or (32 if on_gpu else 16)
@@ -32,19 +46,17 @@ def describe(settings: Settings, params: models.Plan, *, on_gpu: bool) -> Worklo
         return Workload("", params.parameters, seq_len, tokens, params.grad_accum)
 
     model = params.model or ("gpt2" if on_gpu else "tiny")
-    source = settings.payload / "ddptrain" / "shapes.py"
+    source = payload / "ddptrain" / "shapes.py"
     shapes = types.SimpleNamespace(**runpy.run_path(str(source)))
-    vocab = shapes.padded(_vocabulary(settings.workspace, params.dataset, on_gpu=on_gpu))
+    vocab = shapes.padded(_vocabulary(workspace, params.dataset, on_gpu=on_gpu))
     parameters = shapes.count(shapes.Shape(*shapes.SIZES[model], seq_len, vocab))
     return Workload(model, parameters, seq_len, tokens, params.grad_accum)
 
 
-def find_rate(
-    workspace: Workspace, params: models.Plan, work: Workload, *, on_gpu: bool
-) -> tuple[float, str]:
-    """Return the tokens per second of one rank, and where they are from. Raises ParameterError."""
+def find_rate(workspace: Workspace, params: models.Plan, work: Workload, *, on_gpu: bool) -> Rate:
+    """Return the rate of one rank, and where it is from. Raises ParameterError."""
     if params.tokens_per_second is not None:
-        return float(params.tokens_per_second), "as given"
+        return Rate(float(params.tokens_per_second), "as given", step_tokens=work.tokens)
     wanted = (work.model, work.seq_len, on_gpu)
     same: list[folder.Json] = []
     for run in workspace.do(folder.measured_rates, timeout_s=60, runs=workspace.runs):
@@ -57,8 +69,15 @@ def find_rate(
     # The rate of several ranks includes their communication
     best = min(same, key=lambda run: (run["world_size"], -run["tokens_per_second"]))
     world = best["world_size"]
-    rate = best["tokens_per_second"] / world
-    return rate, f"measured by the run {best['run']}, ranks: {world}"
+    is_exchanging = bool(best["sync_every"])  # its ranks hardly wait
+    return Rate(
+        best["tokens_per_second"] / world,
+        f"measured by the run {best['run']}, ranks: {world}",
+        world,
+        1 if is_exchanging else best["nodes"] or 1,
+        (best["batch"] or 1) * work.seq_len,
+        best["grad_accum"] or 1,
+    )
 
 
 def _vocabulary(workspace: Workspace, dataset: str | None, *, on_gpu: bool) -> int:
