@@ -474,3 +474,37 @@ def test_a_dry_run_shows_no_start_that_slurm_only_makes_up(
     verdict = do(settings, "submit-ddp", workload="smoke", nodes=1, **{"dry-run": True})["verdict"]
     behind = "at no known time, behind job 9 of ann, which has no time limit,"
     assert verdict == (words if is_kept else words.replace(f"at {when}", behind))
+
+
+def test_the_url_that_a_run_notifies_is_in_one_private_file(
+    settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path
+):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("print(1)\n")
+    url = "https://hooks.slack.com/services/T0/SECRET"
+    (project / "hook").write_text(f"{url}\n")
+    (project / "hook").chmod(0o644)
+    given = {"workload": str(project / "train.py"), "run": "night", "nodes": 1}
+    given["notify"] = str(project / "hook")
+    with pytest.raises(Problem, match=r"notify: .*hook can be read by others; type: chmod 600"):
+        do(settings, "submit-ddp", **given)
+    (project / "hook").chmod(0o600)
+    do(settings, "submit-ddp", **given)
+    run = settings.workspace.runs / "night"
+    assert "SECRET" not in "".join(contents(run).values())
+    kept = json.loads((run / "program" / "job.json").read_text())["notify_path"]
+    assert pathlib.Path(kept).read_text() == f"{url}\n"
+    assert pathlib.Path(kept).stat().st_mode & 0o777 == 0o600
+    assert not (run / "code" / "hook").exists()
+    cluster.states = [("COMPLETED", 0)]
+    do(settings, "submit-ddp", **given | {"run": "dawn", "notify": url, "wait": True})
+    assert not pathlib.Path(kept).with_name("dawn.notify").exists(), "the run has ended"
+
+
+@pytest.mark.parametrize("url", ["hooks.slack.com/SECRET", "ftp://x/SECRET", "http://x/SECRET \n"])
+def test_a_url_that_is_none_is_refused_without_showing_it(settings: Settings, url: str):
+    with pytest.raises(Problem) as refused:
+        do(settings, "submit-ddp", workload="smoke", notify=url)
+    assert "SECRET" not in str(refused.value)
+    assert str(refused.value).startswith("notify: is no http(s) URL; give one")

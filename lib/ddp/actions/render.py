@@ -60,6 +60,9 @@ def _check_for_pods(params: models.Render) -> None:
     if params.env_file or params.secrets:
         text = "manifests are for others to read; make a Secret, and name it in the manifest"
         raise ParameterError("env-file", text)
+    if params.notify:
+        text = "pods have no supervisor; let the cluster's own alerts tell you"
+        raise ParameterError("notify", text)
     if params.launcher != "torchrun" or params.accelerate or params.is_command:
         text = "pods start torchrun with a script or module; write: ddp render train.py"
         raise ParameterError("launcher", text)

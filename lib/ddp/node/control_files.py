@@ -22,6 +22,7 @@ class ControlFiles:
         self._job = job
         self._storage = shared
         self._prefix = f"{job.control}/{job.job_id}"
+        self.last_failure = ""  # the reason of the last attempt that failed
 
     def write_hosts(self, hosts: list[str]) -> None:
         """Write the nodes in the order of their ranks."""
@@ -44,6 +45,7 @@ class ControlFiles:
 
     def record_failure(self, attempt: str, kind: str, node: str, words: str) -> None:
         """Append the reason of a failed attempt, and log it."""
+        self.last_failure = words
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._append(f"{self._prefix}.failures", f"{when}\t{attempt}\t{kind}\t{node}\t{words}\n")
         spool.write(f"[FAILED] attempt={attempt} fault={kind} node={node}: {words}")

@@ -1,4 +1,4 @@
-"""The files with a job's secrets: variables of --env-file, and the Hugging Face token."""
+"""The files with a job's secrets: variables of --env-file, a URL, and the Hugging Face token."""
 
 import contextlib
 import functools
@@ -24,6 +24,18 @@ def read_variables(path: str, shared: storage.Storage) -> dict[str, str]:
     return found
 
 
+def read_notify(path: str, shared: storage.Storage) -> str:
+    """Read the URL to post to when the job ends; "" if there is none, or not any more."""
+    if not path:
+        return ""
+    try:
+        return shared.do(lambda: _text(path)).strip()
+    except OSError as e:
+        why = f"{storage.reason(e)}; submit the run again with notify"
+        spool.write(f"[ENV] no notification at the end: {path}: {why}")
+        return ""
+
+
 def check_token(path: str, shared: storage.Storage) -> None:
     """Log that a job has no Hugging Face token, if its file has been removed."""
     if not path or shared.do(lambda: os.access(path, os.R_OK)):
@@ -34,7 +46,8 @@ def check_token(path: str, shared: storage.Storage) -> None:
 
 def remove(job: StartedJob) -> None:
     """Remove the secrets of a job that does not come back, after the last run of a sweep."""
-    paths = [path for path in (job.spec.token_path, job.spec.secrets_path) if path]
+    kept = (job.spec.token_path, job.spec.secrets_path, job.spec.notify_path)
+    paths = [path for path in kept if path]
     if not paths:
         return
     if job.array and not slurm_calls.is_last_task(*job.array):

@@ -101,6 +101,7 @@ class JobSpec:
     workdir: str  # the folder that the ranks start in
     origin: str = ""  # the root of the user's project, which may have been copied
     secrets_path: str = ""  # JSON object of variables that only the user may read; empty: none
+    notify_path: str = ""  # file with the URL to post to at the end; empty: none
     python: str = ""  # of the user's own environment, which runs in place; empty: another one
     nodes: int = 0  # that the ranks use, if the job has spare ones; 0: all of the job's
     payload: str = ""  # folder with the payload's package, for an image and the user's own Python

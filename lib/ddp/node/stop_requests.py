@@ -45,6 +45,7 @@ class StopRequests:
         self.is_stuck = False  # it reached its limit again without progress
         self.may_come_back = False  # the job may be requeued and then needs its secrets
         self.is_requeued = False
+        self.is_requeued_by_slurm = False
         self._is_signalled = False  # the ranks got a signal: their end is no sign of a fault
         self._settling = threading.Lock()
         self._is_settled = False
@@ -119,6 +120,7 @@ class StopRequests:
             is_ending = self.is_ending
             found = self._find_cause(is_ending=is_ending)
             self.cause = found.cause
+            self.is_requeued_by_slurm = found.is_requeued
             if found.cause in ("limit", "preemption") and not found.is_requeued:
                 self._come_back()
             self._is_settled = is_ending or self.is_requeued or not self.is_ending

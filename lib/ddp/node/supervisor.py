@@ -15,6 +15,7 @@ from ddp.node import (
     exit_codes,
     job_secrets,
     network,
+    notification,
     slurm_calls,
     spec,
     spool,
@@ -26,7 +27,7 @@ from ddp.node.control_files import ControlFiles
 from ddp.node.placement import Placement
 from ddp.node.ranks import Ranks
 from ddp.node.recovery import Recovery
-from ddp.node.stop_requests import StopRequests
+from ddp.node.stop_requests import CAUSES, StopRequests
 
 LAST_FLUSH_S = 5.0  # for output, after an earlier wait or when Slurm is about to kill this process
 _OF_RANKS = {
@@ -54,6 +55,7 @@ class Supervisor:
         )
         self.files = ControlFiles(self.job, self.storage)
         self.stop = StopRequests(self.job, self.files)
+        self.notify = ""  # the URL
 
     def run(self) -> int:
         """Run the job and return its exit code."""
@@ -62,11 +64,13 @@ class Supervisor:
             code = self._run()
         except exit_codes.FatalError as e:
             spool.write(f"[FATAL] {self.job.host}: {e}")
+            self.files.last_failure = str(e)
             code = exit_codes.FATAL
         except Exception:  # a bug: print it while this process still copies its output to the log
             traceback.print_exc()
             code = 1
 
+        self._notify(code)
         if not self.stop.is_asked() and not self.stop.may_come_back:
             job_secrets.remove(self.job)  # a requeue removes them later
         is_late = bool(self.output.trouble) or self.stop.is_ending
@@ -74,6 +78,33 @@ class Supervisor:
         if self.stop.is_ending:
             self._release()
         return code
+
+    def _notify(self, code: int) -> None:
+        """Post that the run has ended, unless the job comes back or a sweep just goes on."""
+        if not self.notify:
+            return
+        if self.stop.is_ending:
+            self.stop.settle()
+        if self.stop.is_requeued or self.stop.is_requeued_by_slurm:
+            return
+        array = self.job.array
+        goes_on = array is not None and not slurm_calls.is_last_task(*array)
+        if goes_on and code == 0:
+            return
+        state, reason = self._describe_end(code)
+        about = notification.message(self.job, state=state, exit_code=code, reason=reason)
+        timeout_s = notification.ENDING_S if self.stop.is_ending else notification.SEND_S
+        notification.send(self.notify, about, self.env, timeout_s)
+
+    def _describe_end(self, code: int) -> tuple[str, str]:
+        """Return how the run ended, and why."""
+        if code == 0:
+            return "completed", ""
+        if self.stop.cause == "cancelled":
+            return "cancelled", ""
+        if self.stop.is_asked() and self.stop.cause and not self.stop.is_stuck:
+            return "stopped", CAUSES[self.stop.cause]
+        return "failed", self.files.last_failure
 
     def _release(self) -> None:
         """Let the job start again without Slurm's delay, if it was requeued."""
@@ -163,6 +194,7 @@ class Supervisor:
         env = self.env
         env.update(job.variables)
         env.update(job_secrets.read_variables(job.secrets_path, self.storage))
+        self.notify = job_secrets.read_notify(job.notify_path, self.storage)
         env.update(_OF_RANKS)
         env["JOB_DIR"] = job.job_dir
         env["RUN_DIR"] = self.job.run_dir

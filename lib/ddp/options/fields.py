@@ -13,6 +13,7 @@ import dataclasses
 import re
 import shlex
 import typing
+import urllib.parse
 
 import pydantic
 
@@ -224,6 +225,22 @@ def _check_again(value: str) -> str:
     return value
 
 
+def _check_notify(value: str) -> str:
+    return _check_path(value) if value.startswith("/") else check_url(value)
+
+
+def check_url(value: str) -> str:
+    """Return an http(s) URL. Raises ValueError, which shows nothing of it: it may be a secret."""
+    try:
+        parts = urllib.parse.urlsplit(value)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or not re.fullmatch(r"[!-~]{1,2048}", value):
+        raise ValueError("is no http(s) URL; give one, or the absolute path of a file with one")
+    return value
+
+
 def parse_gpus(text: str) -> tuple[tuple[str, int], ...]:
     """Split GPUs, as --gpus-per-node names them, into types and numbers; "" is no type.
 
@@ -310,6 +327,7 @@ Again = typing.Annotated[
 Metrics = typing.Annotated[
     str, matches(r"[ -~\n]*", 2000, "NAME=TEXT with printable ASCII", _check_metric)
 ]
+Notify = typing.Annotated[str, pydantic.AfterValidator(_check_notify)]
 Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
 _AXIS = r"[a-z][A-Za-z0-9_.-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
 _GRID_RULE = "options with their values, such as: lr=0.001,0.003 batch=8,16"

@@ -100,6 +100,7 @@ class Training(Nodes):
     args: fields.Words = ""
     env: fields.Env = ""
     env_file: fields.Path | None = None
+    notify: fields.Notify | None = pydantic.Field(None, repr=False)
     metric: fields.Metrics = ""
     dataset: fields.Dataset | None = None
     fabric: fields.Fabric = "auto"

@@ -205,10 +205,10 @@ def find(workspace: Workspace, params: models.Training) -> root.Project:
     typed_in = pathlib.Path(params.typed_in) if params.typed_in else None
     script = pathlib.Path(params.script) if params.script else None
     found = root.find(script, own=own, typed_in=typed_in)
-    if not params.env_file:
+    secrets = {os.path.realpath(path) for path in (params.env_file, params.notify) if path}
+    if not secrets:
         return found
-    secret = os.path.realpath(params.env_file)
-    kept = tuple(name for name in found.files if str(found.root / name) != secret)
+    kept = tuple(name for name in found.files if str(found.root / name) not in secrets)
     return dataclasses.replace(found, files=kept)
 
 

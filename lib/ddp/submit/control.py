@@ -135,11 +135,12 @@ class Submission:
         token: str = "",
         kept: copies.Copy | None = None,
         secrets: collections.abc.Mapping[str, str] | None = None,
+        notify: str = "",
         elements: collections.abc.Sequence[dict[str, str]] = (),
     ) -> Submitted:
-        """Write the run's files and submit its script; a `token` is delivered, and `secrets`.
+        """Write the run's files and submit its script.
 
-        Raises Problem.
+        A `token` is delivered, `secrets`, and the URL to `notify`. Raises Problem.
 
         job.json is there before Slurm has the job, with the job's mark and the record that it
         replaces. `elements` are the files of a sweep's runs.
@@ -166,6 +167,7 @@ class Submission:
                 kept.place()
             tokens.deliver(workspace, self.run, token)
             tokens.deliver_variables(workspace, self.run, secrets or {})
+            tokens.deliver_notify(workspace, self.run, notify)
             job_id, limit = self.send("job.sbatch", texts["job.sbatch"], mark)
 
         full = {**folder.without_previous(record), "job_id": job_id}

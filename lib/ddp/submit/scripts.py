@@ -61,6 +61,7 @@ class TrainingJob:
     program: Program
     array: Array | None = None  # of a sweep
     secrets: collections.abc.Collection[str] = ()  # names of variables in a file of their own
+    notifies: bool = False  # there is a file with the URL
 
     def texts(self, environment: folders.Manifest) -> dict[str, str]:
         """Render the files by name."""
@@ -122,6 +123,7 @@ class TrainingJob:
             workdir=start.folder or self._folder,
             origin=start.origin,
             secrets_path=self._secrets_path(),
+            notify_path=self._notify_path(),
             python=own,
             nodes=request.num_nodes if request.spare_nodes else 0,
             payload=program.payload,
@@ -163,6 +165,11 @@ class TrainingJob:
         if not self.secrets:
             return ""
         return tokens.path(self.settings.workspace, self.run, operations.ENV_SUFFIX)
+
+    def _notify_path(self) -> str:
+        if not self.notifies:
+            return ""
+        return tokens.path(self.settings.workspace, self.run, operations.NOTIFY_SUFFIX)
 
 
 def _as_word(word: str | spec.Word) -> spec.Word:

@@ -120,6 +120,7 @@ def _submit(
             token=checked.token,
             kept=kept,
             secrets=checked.secrets,
+            notify=checked.notify,
             elements=elements,
         )
 

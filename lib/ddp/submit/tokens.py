@@ -49,6 +49,23 @@ def read_variables(workspace: Workspace, params: models.Training) -> dict[str, s
         raise ParameterError("env-file", str(e)) from e
 
 
+def read_notify(workspace: Workspace, params: models.Training) -> str:
+    """Read the URL to post to when a run ends; "" if none is asked for.
+
+    Raises ParameterError, which does not show it.
+    """
+    given = params.notify or ""
+    if not given.startswith("/"):
+        return given
+    try:
+        data = workspace.do(
+            files.read_named, path=pathlib.Path(given), limit_bytes=_MOST_BYTES, is_private=True
+        )
+        return fields.check_url(data.decode(errors="replace").strip())
+    except (folders.WorkspaceError, ValueError) as e:
+        raise ParameterError("notify", f"{given}: {e}") from e
+
+
 def wanted(token: str, params: models.Training) -> str:
     """Return the token if a training gets it, "" if `env` names a file of its own."""
     return "" if VARIABLE in params.variables else token
@@ -70,18 +87,23 @@ def deliver_variables(
 
     Raises WorkspaceError.
     """
-    if not variables:
-        return
+    if variables:
+        _deliver(workspace, f"{run}{operations.ENV_SUFFIX}", json.dumps(dict(variables)))
+
+
+def deliver_notify(workspace: Workspace, run: str, url: str) -> None:
+    """Write the URL that a run notifies before it is submitted. Raises WorkspaceError."""
+    if url:
+        _deliver(workspace, f"{run}{operations.NOTIFY_SUFFIX}", f"{url}\n")
+
+
+def _deliver(workspace: Workspace, name: str, text: str) -> None:
+    """Write a file of this submission, and remove those of runs that ended."""
     workspace.ensure_folders((folders.SECRETS,))
     with contextlib.suppress(jobs.SlurmError):
         active = [job.name for job in jobs.jobs(user=workspace.user) if job.is_active]
         _call(workspace, operations.drop_variables, active=active)
-    _call(
-        workspace,
-        operations.keep_secret,
-        name=f"{run}{operations.ENV_SUFFIX}",
-        text=json.dumps(dict(variables)),
-    )
+    _call(workspace, operations.keep_secret, name=name, text=text)
 
 
 def drop(workspace: Workspace, run: str) -> None:
@@ -90,7 +112,7 @@ def drop(workspace: Workspace, run: str) -> None:
     If this fails, `sync` removes them later.
     """
     with contextlib.suppress(jobs.SlurmError, folders.WorkspaceError):
-        suffixes = (operations.HF_SUFFIX, operations.ENV_SUFFIX)
+        suffixes = (operations.HF_SUFFIX, operations.ENV_SUFFIX, operations.NOTIFY_SUFFIX)
         kept = [pathlib.Path(path(workspace, run, suffix)) for suffix in suffixes]
         if not workspace.do(lambda: any(file.exists() for file in kept)):
             return

@@ -45,6 +45,7 @@ class Checked:
     secrets: dict[str, str] = dataclasses.field(
         default_factory=dict[str, str], repr=False
     )  # variables
+    notify: str = dataclasses.field(default="", repr=False)  # the URL
 
     @property
     def token(self) -> str:
@@ -61,6 +62,7 @@ class Checked:
             self._program(kept),
             array=self.array,
             secrets=self.secrets,
+            notifies=bool(self.notify),
         )
         return job.texts(environment)
 
@@ -123,6 +125,7 @@ def _submit(checked: Checked, environment: Manifest, log: Log) -> control.Submit
             token=checked.token,
             kept=kept,
             secrets=checked.secrets,
+            notify=checked.notify,
         )
 
 
@@ -164,10 +167,17 @@ def check(
     notes.add(_check_environment(settings, params, contents))
     if params.env_file and not settings.takes_any_script:  # an operator's: the submit user reads it
         checks.check_inside(workspace, "env-file", params.env_file, kinds=("file",))
-    secrets = tokens.read_variables(workspace, params)
-
     checked = Checked(
-        settings, params, request, workload, named, contents, array, notes, secrets=secrets
+        settings,
+        params,
+        request,
+        workload,
+        named,
+        contents,
+        array,
+        notes,
+        secrets=tokens.read_variables(workspace, params),
+        notify=tokens.read_notify(workspace, params),
     )
     return dataclasses.replace(checked, verdict=_ask_slurm(checked))
 

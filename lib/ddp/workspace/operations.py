@@ -13,7 +13,9 @@ import typing
 from ddp.host.files import MAX_LISTED, RefusedError, private, replace
 from ddp.node import checkpoints, ownership, small_files
 
-HF_SUFFIX, ENV_SUFFIX = ".hf-token", ".env"
+HF_SUFFIX = ".hf-token"
+ENV_SUFFIX = ".env"
+NOTIFY_SUFFIX = ".notify"
 USERS = "users"  # in the workspace: a folder for each user but the trainer's account
 
 
@@ -164,21 +166,20 @@ def keep_secret(secrets: str, owner: str, name: str, text: str) -> None:
 
 
 def drop_secrets(secrets: str, owner: str, run: str) -> None:
-    """Remove a run's files with the token and with variables."""
-    for suffix in (HF_SUFFIX, ENV_SUFFIX):
+    """Remove a run's files with the token, with variables and with the URL to notify."""
+    for suffix in (HF_SUFFIX, ENV_SUFFIX, NOTIFY_SUFFIX):
         pathlib.Path(secrets, owner, f"{run}{suffix}").unlink(missing_ok=True)
 
 
 def drop_variables(secrets: str, owner: str, active: list[str]) -> None:
-    """Remove the files with variables of runs that are not active.
+    """Remove the files with variables, and with URLs to notify, of runs that are not active.
 
     Files of the last two minutes stay: their job is being submitted.
     """
-    for path in pathlib.Path(secrets, owner).glob(f"*{ENV_SUFFIX}"):
-        if (
-            path.name.removesuffix(ENV_SUFFIX) not in active
-            and time.time() - path.lstat().st_mtime > 120
-        ):
+    folder = pathlib.Path(secrets, owner)
+    for path in (*folder.glob(f"*{ENV_SUFFIX}"), *folder.glob(f"*{NOTIFY_SUFFIX}")):
+        is_old = time.time() - path.lstat().st_mtime > 120
+        if path.stem not in active and is_old:
             path.unlink()
 
 
@@ -194,7 +195,7 @@ def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) 
         return counts
     for path in sorted(private(folder).iterdir()):
         about = path.lstat()
-        if not stat.S_ISREG(about.st_mode) or path.name.endswith(ENV_SUFFIX):
+        if not stat.S_ISREG(about.st_mode) or path.name.endswith((ENV_SUFFIX, NOTIFY_SUFFIX)):
             continue  # not written by ddp, or not the trainer's
         is_ours = path.name.endswith(HF_SUFFIX) and not path.name.startswith(".")
         is_new = time.time() - about.st_mtime <= 120
