@@ -44,6 +44,7 @@ ROWS = {
     "node-lost": Measure(("node_lost",), 1800),
     "slow-link": Measure(("slow_link",), 1800),
     "gpu": Measure(("gpu",), 1500),
+    "larger": Measure(("larger",), 240),
 }
 
 

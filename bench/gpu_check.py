@@ -1,11 +1,11 @@
-"""One check for a machine with a GPU: the bench's row `gpu`, and slurm-gpu's NVML reader against nvidia-smi.
+"""One check for a machine with a GPU: the bench's rows `gpu` and `larger`, and slurm-gpu's NVML reader.
 
     python3 bench/gpu_check.py > gpu.json
 
-Needs torch with CUDA and the packages of payload/requirements.txt for the row; the readers need
-Python alone. Prints one JSON object: `differences` lists each value that slurm-gpu reads otherwise
-than nvidia-smi prints it, `row` is the report of the bench. The exit status is 0 if nothing differs
-and the row was measured.
+Needs torch with CUDA, and the packages of payload/requirements.txt for the row `gpu`, transformers and peft
+for `larger`; the reader needs Python alone. Prints one JSON object: `differences` lists each value that
+slurm-gpu reads otherwise than nvidia-smi prints it, `row` is the report of the bench. The exit status is 0
+if nothing differs and the rows were measured.
 """
 
 import json
@@ -73,7 +73,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         report = pathlib.Path(scratch, "row.json")
         done = subprocess.run(
-            [sys.executable, "-m", "bench", "gpu", "--json", str(report)],
+            [sys.executable, "-m", "bench", "gpu", "larger", "--json", str(report)],
             cwd=ROOT,
             stdout=sys.stderr,
             check=False,
