@@ -23,19 +23,10 @@ def run(scratch: pathlib.Path) -> list[row.Row | row.NotHere]:
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
         raise row.NotHere(f"no GPU (torch {torch.__version__}, built for {built}, sees none)")
     dataset = data.dataset(scratch / "data", 40_000_000, 50257)
-    rate, summary = _ours(dataset, scratch / "run")
-    stall_s, mfu = summary["checkpoint_stall_s"], summary["mfu"]
+    rate, saves, summary = _ours(dataset, scratch / "run")
+    mfu = summary["mfu"]
     how = f"T {SEQ_LEN} B {BATCH}, bf16, compiled, median of the steps after the first {WARM_STEPS}"
-    found: list[row.Row | row.NotHere] = [
-        row.Row(
-            "checkpoint stall, GPT-2 124M, pinned",
-            stall_s,
-            0.1,
-            "s",
-            "a limit",
-            more_is_better=False,
-        )
-    ]
+    found: list[row.Row | row.NotHere] = [_stall(saves)]
     try:
         theirs = _nanogpt(peers.nanogpt(), dataset, scratch / "theirs")
         found.append(
@@ -68,8 +59,27 @@ def run(scratch: pathlib.Path) -> list[row.Row | row.NotHere]:
     return found
 
 
-def _ours(dataset: shards.Dataset, run_dir: pathlib.Path) -> tuple[float, dict[str, typing.Any]]:
-    """Return the tokens per second of our run's middle, and its summary."""
+def _stall(saves: list[dict[str, typing.Any]]) -> row.Row:
+    """Compare the first save's stall with its limit; the second may wait until the first is on disk."""
+    first, second = saves
+    apart_s = second["time"] - first["time"]
+    waits = f"the next, {apart_s:.1f} s later, {second['stall_s']:.2f} s"
+    return row.Row(
+        "checkpoint stall, GPT-2 124M, pinned",
+        first["stall_s"],
+        0.1,
+        "s",
+        "a limit",
+        more_is_better=False,
+        goal=1.0,
+        note=f"on disk after {first['seconds']:.1f} s; {waits}",
+    )
+
+
+def _ours(
+    dataset: shards.Dataset, run_dir: pathlib.Path
+) -> tuple[float, list[dict[str, typing.Any]], dict[str, typing.Any]]:
+    """Return the tokens per second of our run's middle, its two saves, and its summary."""
     size = ("--model", "gpt2", "--batch", BATCH, "--steps", STEPS, "--epoch-steps", STEPS // 2)
     places = ("--data", dataset.root, "--run-dir", run_dir)
     often = ("--eval-rows", 64, "--log-every", 10)
@@ -78,7 +88,8 @@ def _ours(dataset: shards.Dataset, run_dir: pathlib.Path) -> tuple[float, dict[s
     rates = [
         r["tokens_per_second"] for r in records if r["kind"] == "step" and r["step"] > WARM_STEPS
     ]
-    return row.median(rates), json.loads((run_dir / "summary.json").read_text())
+    saves = [r for r in records if r["kind"] == "checkpoint"]
+    return row.median(rates), saves, json.loads((run_dir / "summary.json").read_text())
 
 
 def _nanogpt(checkout: pathlib.Path, dataset: shards.Dataset, folder: pathlib.Path) -> float:

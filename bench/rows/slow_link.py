@@ -82,7 +82,7 @@ class Quality:
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
-    """Measure the losses, then the rates over each link."""
+    """Measure the rates over each link, then the losses, which do not depend on it."""
     dataset = _dataset(scratch)
     paces: dict[tuple[str, slow_link.Link], Pace] = {}
     qualities: dict[str, list[Quality]] = {}
@@ -94,8 +94,11 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
                 delays.add(delay)
             for way in WAYS:
                 paces[way.name, link], parameters = _pace(way, dataset, scratch / "run")
-            if not link.mbit_s:
-                qualities = {way.name: _qualities(way, dataset, scratch / "run") for way in WAYS}
+                print(f"# {way.name}, {link}: {paces[way.name, link]}", file=sys.stderr)
+    with slow_link.laid(LINKS[0]):
+        for way in WAYS:
+            qualities[way.name] = _qualities(way, dataset, scratch / "run")
+            print(f"# {way.name}: {qualities[way.name]}"[:100], file=sys.stderr)
     note = f"{parameters / 1e6:.1f}M parameters, delay by {', '.join(sorted(delays))}"
     found: list[row.Row] = []
     for link in LINKS:
