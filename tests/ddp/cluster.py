@@ -15,6 +15,10 @@ QUEUE_FORMAT = (
     "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
     "SubmitTime:|,StartTime:|,PriorityLong:|,Reason:|,NodeList:|,ArrayJobID:|,ArrayTaskID:|,Name:|"
 )
+EVERYONES_FORMAT = (
+    "JobID:|,UserName:|,Account:|,QOS:|,State:|,PriorityLong:|,NumNodes:|,TimeUsed:|,TimeLimit:|,"
+    "ArrayTaskID:|,Reason:|,NodeList:|,Name:|"
+)
 UNKNOWN_JOB = "slurm_load_jobs error: Invalid job id specified"
 
 
@@ -141,6 +145,8 @@ class Cluster:
         self.accounting_silence = ""  # what sacct says where slurmdbd does not answer
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
+        self.everyones = ""  # what squeue prints of all accounts' active jobs
+        self.usage = ""  # what sreport prints
         self.reservations = ""
         self.running = ""  # user and TRES of running jobs, as squeue prints them
         self.config = (
@@ -308,6 +314,9 @@ class Cluster:
             case ("-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|"):
                 known = [job for job in self.jobs if job.states[0][0] == "PENDING"]
                 return Completed(0, "".join(f"{job.job_id}|slurmd|\n" for job in known), "")
+            case ("-h", "-a", "--sort=-p,i", "-O", form):
+                assert form == EVERYONES_FORMAT
+                return Completed(0, self.everyones, "")
             case ("-h", "-a", "-t", "all", "-O", form):  # everybody's
                 assert form == QUEUE_FORMAT
                 return Completed(0, "".join(job.line() for job in self.jobs), "")
@@ -362,6 +371,14 @@ class Cluster:
         assert stdin
         assert "--job-name=trainer-doctor" in arguments
         return self.examination(arguments)
+
+    def _sreport(self, arguments: tuple[str, ...], _: str | None) -> Completed:
+        if self.accounting_silence:
+            return Completed(1, "", self.accounting_silence)
+        report = ("cluster", "AccountUtilizationByUser")
+        assert arguments[:8] == ("-n", "-P", "-T", "ALL", "-t", "Seconds", *report)
+        assert [word.partition("=")[0] for word in arguments[8:]] == ["Start", "End", "Format"]
+        return Completed(0, self.usage, "")
 
     def _sacct(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         assert arguments[:4] == ("-X", "-n", "-P", "-j")

@@ -1,6 +1,7 @@
 """list-runs: the runs with their states, from their folders and Slurm's queue."""
 
 import contextlib
+import dataclasses
 import datetime
 import fnmatch
 import re
@@ -13,16 +14,19 @@ from ddp.results.result import Result
 from ddp.run import catalog, untrusted
 from ddp.run.model import UTC, Run, State
 from ddp.settings import Settings
-from ddp.slurm import jobs
+from ddp.slurm import jobs, queued_jobs
 from slurm_ddp.slurm import times
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_QUEUE_HEAD = "JOB USER ACCOUNT QOS PRIORITY STATE NODES ELAPSED LIMIT RUN NODELIST/REASON".split()
 _HEAD = ("RUN", "KIND", "STATE", "NODES", "STEP", "LOSS", "BEST", "RATE", "ELAPSED", "WHERE/REASON")
 Positions = dict[int, tuple[int, int]]  # of pending jobs, by id: place in the queue, its length
 
 
 def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
     """List the runs, newest first: state, last figures, and nodes or position in the queue."""
+    if params.everyone:
+        return _list_everyones(params)
     pattern = params.name or "*"
     names = [n for n in catalog.names(settings.workspace) if fnmatch.fnmatchcase(n, pattern)]
     # The newest runs stand first in any case: without another choice no other needs to be read
@@ -48,13 +52,42 @@ def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
     return Result(shown, values)
 
 
+def _list_everyones(params: models.ListRuns) -> Result:
+    """List all accounts' active jobs: those that run, then those that wait, the next one first.
+
+    Raises Problem.
+    """
+    with jobs.asking():
+        found = list(queued_jobs.list_all())
+    if params.name is not None:
+        pattern = params.name
+        found = [job for job in found if fnmatch.fnmatchcase(job.name, pattern)]
+    if params.state is not None:
+        states = _states(params.state)
+        found = [job for job in found if job.state in states]
+    shown = found[: params.lines]
+    table = catalog.aligned([_QUEUE_HEAD, *(_queue_row(job) for job in shown)])
+    values: dict[str, object] = {
+        "count": len(found),
+        "jobs": [dataclasses.asdict(job) | {"waits_for": job.waits_for} for job in shown],
+    }
+    return Result({"count": str(len(found)), "jobs": table}, values)
+
+
+def _queue_row(job: queued_jobs.QueuedJob) -> tuple[str, ...]:
+    cells = (job.account, job.qos, job.priority, job.state, job.num_nodes, job.elapsed)
+    where = job.waits_for or job.nodes
+    row = (job.job_id, job.user, *cells, job.time_limit, job.name[:64], where[:80])
+    return tuple(map(catalog.cell, row))
+
+
 def _choose(runs: list[Run], params: models.ListRuns) -> list[Run]:
     """Keep the runs that the options ask for, in their order. Raises ParameterError."""
     if params.state is not None:
         states = _states(params.state)
         runs = [run for run in runs if str(run.state) in states]
     if params.since is not None:
-        begin = _begin(params.since)
+        begin = begin_of(params.since)
         runs = [run for run in runs if run.written >= begin]
     if params.sort != "submitted":
         runs = sorted(runs, key=lambda run: _key(run, params.sort))
@@ -72,7 +105,7 @@ def _states(text: str) -> set[str]:
     return wanted
 
 
-def _begin(since: str) -> float:
+def begin_of(since: str) -> float:
     """Return the time that `since` means, in seconds since 1970. Raises ParameterError."""
     ago = re.fullmatch(r"(\d{1,6})([mhdw])", since)
     if ago is not None:

@@ -230,6 +230,7 @@ class StopWaiting(Parsed):
 class ListRuns(Parsed):
     """Options of list."""
 
+    everyone: bool = False
     state: fields.States | None = None
     name: fields.Glob | None = None
     since: fields.Since | None = None
@@ -278,6 +279,13 @@ class Report(CompareRuns):
     """Options of report."""
 
     output: fields.Path | None = None
+
+
+class Usage(Parsed):
+    """Options of usage."""
+
+    since: fields.Since = "30d"
+    by: typing.Annotated[str, among("account", "user")] = "account"
 
 
 class InstallEnvironment(Parsed):

@@ -36,7 +36,8 @@ _SACCT_NAMES = "JobID UserName State exit_code NumNodes Partition TimeUsed TimeL
 _NO_DATABASE = "Problem talking to the database"  # sacct's last line if slurmdbd is silent
 _ANSWER_S = 30.0  # for one job; a large cluster's controller is slow
 _NOISE = re.compile(
-    r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
+    r"^s(?:batch|cancel|run|queue|control|acct|acctmgr|report): (?:error: |fatal: )?"
+    r"|^(?:fatal|error): |^slurm_\w+ error: ?"
 )
 NOT_CONFIGURED = "Slurm is not configured here: no slurm.conf, no controller in DNS"
 
@@ -280,7 +281,7 @@ def ask(
     """
     command = binaries.find(name)
     env = binaries.variables(command)
-    if name in ("squeue", "sacct"):  # sbatch and srun hand theirs on to the job
+    if name in ("squeue", "sacct", "sreport"):  # sbatch and srun hand theirs on to the job
         env["TZ"] = "UTC"
     try:
         done = run(command, *argv, stdin=stdin, timeout=timeout, cwd="/", env=env or None)

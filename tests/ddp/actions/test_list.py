@@ -139,3 +139,55 @@ def test_a_bad_option_of_the_list_is_refused_in_one_line(
 ):
     runs = str(program.workspace / "runs")
     assert program.fails("list-runs", **params) == line.replace("{runs}", runs)
+
+
+EVERYONES = """\
+41|ada|physics|normal|PENDING|5012|2|0:00|1:00:00|N/A|Priority||waits|
+40|bob|ml|normal|PENDING|9001|4|0:00|UNLIMITED|0-3%2|Resources||sweep|
+42|eve|N/A|low|RUNNING|4500|1|7:12|30:00|N/A|None|slurmd-1|odd|name
+with a break
+"""
+
+
+def test_everyone_s_jobs_show_their_priority_and_in_words_why_they_wait(
+    program: Program, cluster: Cluster
+):
+    cluster.everyones = EVERYONES
+    head, *lines = program.run("list-runs", everyone=True)["jobs"].splitlines()
+    assert head.split() == (
+        "JOB USER ACCOUNT QOS PRIORITY STATE NODES ELAPSED LIMIT RUN NODELIST/REASON".split()
+    )
+    assert [line.split(maxsplit=10) for line in lines] == [
+        "42 eve - low 4500 RUNNING 1 7:12 30:00 odd|name slurmd-1".split(),
+        [
+            *"41 ada physics normal 5012 PENDING 2 0:00 1:00:00 waits".split(),
+            "jobs of higher priority are before it",
+        ],
+        [
+            *"40 bob ml normal 9001 PENDING 4 0:00 UNLIMITED sweep-0-3%2".split(),
+            "it is next, and waits for nodes to be free",
+        ],
+    ]
+    assert program.record["jobs"][0]["waits_for"] == ""
+    assert program.record["jobs"][2]["priority"] == 9001
+
+
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [
+        ({"state": "PENDING"}, [41, 40]),
+        ({"name": "w*"}, [41]),
+        ({"lines": 1}, [42]),
+    ],
+)
+def test_everyone_s_jobs_are_filtered(
+    program: Program, cluster: Cluster, params: dict[str, typing.Any], found: list[int]
+):
+    cluster.everyones = EVERYONES
+    program.run("list-runs", everyone=True, **params)
+    assert [job["job_id"] for job in program.record["jobs"]] == found
+
+
+def test_everyone_s_jobs_need_slurm(program: Program, cluster: Cluster):
+    cluster.silent = 9
+    assert program.fails("list-runs", everyone=True).startswith("Slurm: Unable to contact slurm")
