@@ -18,7 +18,7 @@ import typing
 import torch
 
 from bench import row
-from ddp.measure import memory
+from ddp.prediction import memory
 from ddptrain import shapes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent

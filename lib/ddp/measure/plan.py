@@ -6,8 +6,8 @@ hide: see ddp.prediction.step.
 
 from ddp.measure import collectives
 from ddp.options import fields, models
-from ddp.prediction import baseline, step, workload
-from ddp.problem import Command, Problem, Results
+from ddp.prediction import baseline, memory, step, workload
+from ddp.problem import Command, ParameterError, Problem, Results
 from ddp.results import tables
 from ddp.results.progress import Log
 from ddp.settings import Settings
@@ -22,15 +22,20 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
     place = _place(params)
     workspace = settings.workspace
     work = workload.describe(workspace, settings.payload, params, on_gpu=place.on_gpu)
-    known = baseline.read(workspace)
-    rate = workload.find_rate(workspace, params, work, on_gpu=place.on_gpu)
-    compute_s = step.compute_seconds(work, rate, known, on_gpu=place.on_gpu)
     results: Results = {
         "resources": str(place),
         "parameters": f"{work.parameters:,}",
         "memory": f"{BYTES_OF_STATE * work.parameters / 2**30:.2f} GiB a rank, and activations",
-        "compute": f"{_seconds(compute_s)} a step ({rate.source})",
+        "ways": _ways(work, place.world),
     }
+    known = baseline.read(workspace)
+    try:
+        rate = workload.find_rate(workspace, params, work, on_gpu=place.on_gpu)
+    except ParameterError as e:
+        e.results = results  # the memory is known all the same
+        raise
+    compute_s = step.compute_seconds(work, rate, known, on_gpu=place.on_gpu)
+    results["compute"] = f"{_seconds(compute_s)} a step ({rate.source})"
     exposed_s = 0.0
     entry: baseline.Json | None = None
     if place.world > 1:
@@ -55,6 +60,36 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
         results["table"] = _table(options)
         results["advice"] = _advice(options)
     return results
+
+
+def _ways(work: workload.Workload, world: int) -> tables.Table:
+    """Return the GiB that a rank needs by DDP, FSDP2 and LoRA."""
+    model = memory.typical(work.parameters)
+    if work.model:
+        model = memory.Model(work.parameters, work.layers, work.width, work.vocab)
+
+    head = (
+        "GIB A RANK",
+        "PARAMETERS",
+        "GRADIENTS",
+        "OPTIMIZER",
+        "ACTIVATIONS",
+        "SUM",
+        "RECOMPUTED",
+    )
+    rows = [head]
+    for need in memory.needs(model, work.tokens, world):
+        amounts = (
+            need.parameters,
+            need.gradients,
+            need.optimizer,
+            need.activations,
+            need.total,
+            need.least,
+        )
+        sizes = [f"{amount / 2**30:.1f}" for amount in amounts]
+        rows.append((need.way, *sizes))
+    return tables.Table(rows)
 
 
 def _table(options: list[step.Choice]) -> tables.Table:

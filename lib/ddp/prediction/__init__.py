@@ -1,1 +1,1 @@
-"""How long a step takes, from what was measured on the cluster."""
+"""How long a step takes, from what was measured on the cluster; what memory it needs."""

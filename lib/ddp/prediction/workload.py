@@ -21,6 +21,9 @@ class Workload:
     seq_len: int
     tokens: int  # of one rank and one forward pass
     accumulate: int  # forward passes in a step
+    layers: int = 0  # 0 if only the number of parameters is given
+    width: int = 0
+    vocab: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +52,9 @@ def describe(
     source = payload / "ddptrain" / "shapes.py"
     shapes = types.SimpleNamespace(**runpy.run_path(str(source)))
     vocab = shapes.padded(_vocabulary(workspace, params.dataset, on_gpu=on_gpu))
-    parameters = shapes.count(shapes.Shape(*shapes.SIZES[model], seq_len, vocab))
-    return Workload(model, parameters, seq_len, tokens, params.grad_accum)
+    layers, heads, width = shapes.SIZES[model]
+    parameters = shapes.count(shapes.Shape(layers, heads, width, seq_len, vocab))
+    return Workload(model, parameters, seq_len, tokens, params.grad_accum, layers, width, vocab)
 
 
 def find_rate(workspace: Workspace, params: models.Plan, work: Workload, *, on_gpu: bool) -> Rate:

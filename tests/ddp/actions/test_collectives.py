@@ -1,6 +1,7 @@
 """benchmark-collectives and plan: the measurement as a job, the baseline it leaves, and what is predicted from it."""
 
 import json
+import re
 import typing
 
 import pytest
@@ -181,6 +182,35 @@ def test_the_parameters_are_those_of_the_payloads_models(ready: Trainer):
     )
     assert results["efficiency"] == "100%"
     assert results["tokens-per-second"] == "5000"
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_the_memory_of_each_way_is_known_before_anything_is_measured(ready: Trainer, nodes: int):
+    """As published: 16 bytes a parameter (ZeRO), which FSDP2 shards; LoRA freezes them in bf16."""
+    ready.fails("plan", parameters=8_000_000_000, nodes=nodes, seq_len=2048, batch=2)
+    rows = sizes_of(ready.results["ways"])
+    billions = 8e9 / 2**30
+
+    parameters, gradients, optimizer, activations, total, recomputed = rows["DDP"]
+    assert gradients == pytest.approx(4 * billions, rel=0.01)
+    assert optimizer == pytest.approx(8 * billions, rel=0.01)
+    assert total == pytest.approx(parameters + gradients + optimizer + activations, abs=0.3)
+    assert recomputed < total
+    sharded = rows["FSDP2"]
+    assert sharded[2] == pytest.approx(8 * billions / nodes, rel=0.01)
+    assert sharded[0] < parameters
+    lora = rows["LoRA, rank 16"]
+    assert lora[0] == pytest.approx(2 * billions, rel=0.05)
+    assert lora[1] + lora[2] < 1
+
+
+def sizes_of(text: str) -> dict[str, list[float]]:
+    """Return the figures of a table's rows, by the first column."""
+    found: dict[str, list[float]] = {}
+    for line in text.splitlines()[1:]:
+        name, *cells = re.split(r"  +", line)
+        found[name] = [float(cell) for cell in cells]
+    return found
 
 
 def add_vocabulary(ready: Trainer, vocab: int) -> str:

@@ -150,7 +150,7 @@ class Adapted:
         if dist.get_rank() != 0:
             return
         draft = folder.with_name(f"draft-{folder.name}")
-        draft.mkdir(parents=True)
+        draft.mkdir(parents=True, exist_ok=True)
         weights = peft.get_peft_model_state_dict(self.adapted)
         held = {"adapter": weights, "optimizer": self.optimizer.state_dict()}
         torch.save(held, draft / "state.pt")
