@@ -82,7 +82,15 @@ def one(asked: Asked) -> typing.Any:
     return params
 
 
-NAMED = ("env create", "env show", "env remove", "image import", "fetch", "cancel")  # need a name
+NAMED = (  # need a name
+    "env create",
+    "env show",
+    "env remove",
+    "image import",
+    "fetch",
+    "cancel",
+    "remove",
+)
 
 
 @pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.name)

@@ -105,8 +105,8 @@ def _states(text: str) -> set[str]:
     return wanted
 
 
-def begin_of(since: str) -> float:
-    """Return the time that `since` means, in seconds since 1970. Raises ParameterError."""
+def begin_of(since: str, option: str = "since") -> float:
+    """Return the time that an option's text means, in seconds since 1970. Raises ParameterError."""
     ago = re.fullmatch(r"(\d{1,6})([mhdw])", since)
     if ago is not None:
         now = datetime.datetime.now(UTC).timestamp()
@@ -115,7 +115,7 @@ def begin_of(since: str) -> float:
         return datetime.datetime.fromisoformat(since).astimezone(UTC).timestamp()
     except ValueError:
         text = f"{since!r} is neither a duration such as 2d nor a date"
-        raise ParameterError("since", text) from None
+        raise ParameterError(option, text) from None
 
 
 def _key(run: Run, sort: str) -> tuple[object, ...]:

@@ -46,6 +46,7 @@ class Findings:
             "install": settings.render(Command("env install")),
             "submit": settings.render(Command("submit")),
             "resume": settings.render(Command("resume")),
+            "prune": settings.render(Command("prune")),
         }
 
     def add(self, rule: str, where: str, level: Level | None = None, **values: object) -> None:

@@ -22,13 +22,29 @@ def newest(run_dir: pathlib.Path) -> pathlib.Path | None:
         link.stat()
         return run_dir / link.readlink().name if link.is_symlink() else link
 
+    found = complete(run_dir)
+    return found[-1] if found else None
+
+
+def complete(run_dir: pathlib.Path) -> list[pathlib.Path]:
+    """List the checkpoints with a manifest, the one of the first step first."""
     found: list[tuple[int, str, pathlib.Path]] = []
     for pattern in _PATTERNS:
         for path in run_dir.glob(pattern):
             step = meta(path).get("step")
             if isinstance(step, int):
                 found.append((step, path.name, path))
-    return max(found)[2] if found else None
+    return [path for _, _, path in sorted(found)]
+
+
+def unfinished(run_dir: pathlib.Path) -> list[pathlib.Path]:
+    """List what killed attempts left of checkpoints that they were writing or removing."""
+    found: list[pathlib.Path] = []
+    for pattern in _PATTERNS:
+        for path in run_dir.glob(pattern):
+            if any(mark in path.name for mark in _UNFINISHED):
+                found.append(path)
+    return found
 
 
 def best(run_dir: pathlib.Path) -> pathlib.Path | None:

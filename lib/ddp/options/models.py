@@ -269,6 +269,23 @@ class CancelRun(Parsed):
     run: fields.Names
 
 
+class RemoveRuns(Parsed):
+    """Options of remove."""
+
+    run: fields.Names
+    checkpoints: bool = False
+
+
+class Prune(Parsed):
+    """Options of prune."""
+
+    older: fields.Since = "30d"
+    keep_best: bool = False
+    keep_last: typing.Annotated[int, between(1, 1000)] | None = None
+    dry_run: bool = False
+    yes: bool = False
+
+
 class CompareRuns(Parsed):
     """Options of compare."""
 

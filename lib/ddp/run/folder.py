@@ -43,6 +43,11 @@ def is_intent(record: Json) -> bool:
     return record.get("job_id") is None and "submission" in record
 
 
+def is_under_way(record: Json, written: float) -> bool:
+    """Return whether a submission of this run, whose job.json is of that time, may be under way."""
+    return is_intent(record) and time.time() - written <= _SUBMISSION_S
+
+
 def settle(path: pathlib.Path, job_id: int | None) -> None:
     """Complete an intent with its job. If Slurm has none for it, restore the record before.
 

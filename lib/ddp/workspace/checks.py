@@ -1,6 +1,6 @@
 """Checks of folders and paths before anything is written; each error names the option."""
 
-from ddp.problem import ParameterError, Problem
+from ddp.problem import Command, ParameterError, Problem
 from ddp.workspace import folders, operations
 from ddp.workspace.folders import Workspace
 
@@ -29,9 +29,8 @@ def check_room(workspace: Workspace, contents: folders.Contents) -> list[str]:
     check_writable(workspace, contents)
     if contents.free_bytes < LEAST_FREE_BYTES or contents.free_files < LEAST_FREE_FILES:
         what = f"{contents.free_bytes >> 20} MiB and {contents.free_files} files"
-        raise Problem(
-            f"{workspace.runs} has room for {what} only; remove old runs, or enlarge the filesystem"
-        )
+        text = f"{workspace.runs} has room for {what} only"
+        raise Problem(f"{text}; enlarge the filesystem, or make room", remedy=Command("prune"))
     return [f"workspace: {workspace.runs} is writable, {contents.free_bytes >> 30} GiB are free"]
 
 
