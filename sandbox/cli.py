@@ -303,7 +303,7 @@ def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -
 
 
 @contextlib.contextmanager
-def _turn(store: Store, unit: str) -> collections.abc.Generator[None]:
+def take_turn(store: Store, unit: str) -> collections.abc.Generator[None]:
     """Wait for what an exec on a unit's machine needs, and hold it: the machine's lock, where execs take it."""
     model = store.load()
     machine = model.unit(unit).machine
@@ -332,7 +332,7 @@ def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
     argv = argv[1:] if argv[:1] == ["--"] else argv
     if not argv:
         raise click.UsageError("name the command: exec slurmd/0 -- sinfo")
-    with _turn(store, name):
+    with take_turn(store, name):
         status = _run_on_host(store, name, argv)
     sys.exit(status)
 

@@ -74,7 +74,7 @@ def run(engine: Engine, bundle: bundles.Bundle) -> str:
         )  # on both nodes, which unpack the environment meanwhile
     with _phase(seconds, "train on two nodes"):
         result = act("submit-ddp", **TRAINING)
-    return _summary(engine.hosts, engine.model, result, seconds)
+    return summarise(engine.hosts, engine.model, result, seconds)
 
 
 def offer_environment(hosts: Hosts, model: Model) -> None:
@@ -104,7 +104,7 @@ mv .new {name}.json
     hosts.get(model.host_of(LOGIN)).run(["sh", "-ec", script], timeout=300)
 
 
-def _summary(
+def summarise(
     hosts: Hosts, model: Model, result: dict[str, typing.Any], seconds: dict[str, float]
 ) -> str:
     """Return the demo's last lines: nodes, mounts, the job's result and the next commands."""

@@ -131,7 +131,7 @@ class Engine:
                 while not until():
                     with self.change() as model:
                         self._drop_orphans(model)
-                        self._take_requests(model)
+                        self.take_requests(model)
                         self._cancel(model)
                         tasks = self._ready_tasks(model)
                         waits = self._waits(model)
@@ -234,7 +234,7 @@ class Engine:
                 elif agent := self._agents.get(unit.name if event.parallel else _who(unit.machine)):
                     agent.kill()
 
-    def _take_requests(self, model: Model) -> None:
+    def take_requests(self, model: Model) -> None:
         """Queue what units ask for with juju-exec."""
         there = self.hosts.names()
         for machine in {unit.machine for unit in model.units.values()}:

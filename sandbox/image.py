@@ -81,13 +81,13 @@ def ensure_image(progress: Progress) -> Image:
     for folder in (PIP_CACHE, ENVIRONMENTS, images := CACHE / "images"):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        pip_conf, folders = _pip_conf()
+        pip_text, folders = pip_conf()
         recipe = _system_recipe()
         requirements = [path.read_text() for path in _requirements()]
         of_python: dict[str, object] = {
             "system": _digest(recipe),
             "requirements": requirements,
-            "pip": pip_conf,
+            "pip": pip_text,
         }
         system, python = images / _digest(recipe), images / _digest(of_python)
         if not (system.is_dir() and python.is_dir()):
@@ -99,8 +99,8 @@ def ensure_image(progress: Progress) -> Image:
                     system.is_dir() and python.is_dir()
                 ):  # else another build made them meanwhile
                     shutil.rmtree(python, ignore_errors=True)
-                    _build(system, python, recipe, pip_conf, progress)
-                _prune(images, {system.name, python.name})
+                    _build(system, python, recipe, pip_text, progress)
+                prune(images, {system.name, python.name})
     except (CommandError, uv.InstallError) as e:
         raise SandboxError(f"image: {e}") from e
     return Image(layers=(python / "tree", system / "tree"), read_only_binds=folders)
@@ -176,7 +176,7 @@ def _host_certificates() -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _pip_conf() -> tuple[str, tuple[pathlib.Path, ...]]:
+def pip_conf() -> tuple[str, tuple[pathlib.Path, ...]]:
     """Return the text of guests' /etc/pip.conf, and this machine's folders that it names."""
     values = {
         key: words for key, words in uv.pip_settings().items() if key not in ("cert", "client-cert")
@@ -211,7 +211,7 @@ def _folders(location: str) -> list[pathlib.Path]:
 # --- building ---------------------------------------------------------------------------------------------------------
 
 
-def _prune(images: pathlib.Path, keep: set[str]) -> None:
+def prune(images: pathlib.Path, keep: set[str]) -> None:
     """Remove layers of earlier recipes that are older than a day and that no host uses."""
     mounts = pathlib.Path("/proc/self/mounts").read_text()
     records = "".join(path.read_text() for path in store.ROOT.glob("*/hosts/*/host.json"))
@@ -260,7 +260,7 @@ def _build(
         packages.result()
         compile_all = ["/usr/bin/python3", "-m", "compileall", "-q", "-j", "0", f"{VENV}/lib"]
         bind = f"--bind={tree / VENV.parent.relative_to('/')}:{VENV.parent}"
-        _step(
+        run_step(
             "image: compiling Python for charms",
             _in_guest(system / "tree", *compile_all, options=[bind]),
             progress,
@@ -327,13 +327,13 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
         ]
         step += ["--essential-hook=APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get update"]
         step += [SUITE, f"{tree}.merged", *(f"deb {archive}" for archive in _archives())]
-        _step(f"image: mmdebstrap {SUITE}", [*_unsynced(tree), *step], progress, timeout_s=1800)
+        run_step(f"image: mmdebstrap {SUITE}", [*_unsynced(tree), *step], progress, timeout_s=1800)
     for name, content in _GUEST["files"].items():
         mode = 0o440 if name.startswith("etc/sudoers.d/") else 0o644
         files.ensure_file(tree / name, content, mode=mode)
     environment = "".join(f'{name}="{value}"\n' for name, value in sorted(host_proxies().items()))
     files.ensure_file(tree / "etc/environment", f"LANG=C.UTF-8\n{environment}")
-    _add_certificates(tree)
+    add_certificates(tree)
     (tree / "etc/resolv.conf").unlink(missing_ok=True)
     files.ensure_file(tree / "etc/resolv.conf", "")  # bound over in every host
     words = {
@@ -345,13 +345,13 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
     variables = [f"--setenv={name}={' '.join(value)}" for name, value in words.items()]
     script = (_HERE / "guest" / "build.sh").read_text()
     step = _in_guest(pathlib.Path(f"{tree}.merged"), "/bin/sh", "-c", script, options=variables)
-    _step("image: accounts, units, package downloads", [*_unsynced(tree), *step], progress)
+    run_step("image: accounts, units, package downloads", [*_unsynced(tree), *step], progress)
     files.ensure_file(
         tree / "etc/sandbox/recipe.json", json.dumps(recipe, indent=1, sort_keys=True) + "\n"
     )
 
 
-def _add_certificates(tree: pathlib.Path) -> None:
+def add_certificates(tree: pathlib.Path) -> None:
     """Give the guest those CA certificates of this machine that its own bundle lacks."""
     own = tree / "etc/ssl/certs/ca-certificates.crt"
     known = own.read_bytes() if own.is_file() else b""
@@ -396,7 +396,7 @@ def _in_guest(
     return ["systemd-nspawn", *nspawn, "--", *argv]
 
 
-def _step(text: str, argv: list[str], progress: Progress, *, timeout_s: float = 900) -> None:
+def run_step(text: str, argv: list[str], progress: Progress, *, timeout_s: float = 900) -> None:
     """Run one step of a build. `progress` gets a line at once, and again every few seconds.
 
     Raises:

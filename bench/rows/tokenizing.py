@@ -66,7 +66,7 @@ def _one_core(documents: list[str]) -> row.Row:
 
 def _their_tokenizer() -> hf.Tokenizer:
     merges = [
-        tuple(line.split()) for line in tokenizers._gpt2_merges().splitlines()[1:] if line.strip()
+        tuple(line.split()) for line in tokenizers.gpt2_merges().splitlines()[1:] if line.strip()
     ]
     vocabulary = {c: n for n, c in enumerate(sorted(hf.pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in merges:

@@ -65,10 +65,10 @@ def touch(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[
             step = "read"
             same = old.read_bytes() == token
             step = "remove"
-            _remove(old)
+            remove(old)
             for path in folder.glob(f"{socket.gethostname()}.*"):
                 if path.stat().st_mtime < time.time() - _LEFTOVER_S:
-                    _remove(path)
+                    remove(path)
             if not same:
                 return {"step": "read back"}
     except OSError as e:
@@ -76,7 +76,7 @@ def touch(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[
     return found
 
 
-def _remove(path: pathlib.Path) -> None:
+def remove(path: pathlib.Path) -> None:
     """Remove a probe's file for good.
 
     JuiceFS keeps it as .trash/HOUR/PARENT-INODE-NAME (pkg/meta/base.go, 1.3.1).

@@ -181,16 +181,16 @@ def probe(
     unwritten = ""
     if writable:
         begin = time.monotonic()
-        answer, unwritten = _ask(mount, "write", deadline, sticky=sticky)
+        answer, unwritten = ask(mount, "write", deadline, sticky=sticky)
         if answer is not None:
-            return _judge(mountpoint, answer)
+            return judge(mountpoint, answer)
         if time.monotonic() - begin >= deadline:
             deadline = min(deadline, _ANSWERS_S)
 
-    answer, silent = _ask(mount, "read", deadline)
+    answer, silent = ask(mount, "read", deadline)
     if answer is None:
         return Result(State.HUNG, f"{mountpoint} {silent}")
-    found = _judge(mountpoint, answer)
+    found = judge(mountpoint, answer)
     if found and unwritten:
         return Result(State.SLOW, f"{mountpoint} answers, but a small write {unwritten}")
     return found
@@ -225,7 +225,7 @@ def wait(
         result = probe(mountpoint, fstype=fstype, source=source, deadline=left)
         if result or time.monotonic() + 0.2 >= end:
             return result
-        if pid is not None and _start_time(pid) is None:
+        if pid is not None and start_time(pid) is None:
             return Result(
                 result.state, f"process {pid}, which should mount it, ended; {result.detail}"
             )
@@ -334,7 +334,8 @@ def _unescape(text: str) -> str:
     return decoded.decode("utf-8", "surrogateescape")
 
 
-def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
+def judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
+    """Return what a child's answer says of a mount."""
     step, number = answer.get("step"), answer.get("errno")
     if step == "hidden":
         return Result(State.WRONG, f"{mountpoint} is hidden beneath another mount")
@@ -351,7 +352,7 @@ def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
     )
 
 
-def _ask(
+def ask(
     mount: Mount, kind: str, deadline: float, *, sticky: bool = False
 ) -> tuple[dict[str, typing.Any] | None, str]:
     """Return the answer of a child that reads or writes, or None and why there is none.
@@ -359,14 +360,14 @@ def _ask(
     No child starts while an earlier one still hangs.
     """
     verb = "answer" if kind == "read" else "end"
-    since = _abandoned_since(mount.mountpoint, kind)
+    since = hangs_since(mount.mountpoint, kind)
     if since is not None:
         return None, f"has not {verb}ed since {time.strftime('%H:%M:%S', time.gmtime(since))} UTC"
-    answer = _ask_child(mount, kind, deadline, sticky=sticky)
+    answer = ask_child(mount, kind, deadline, sticky=sticky)
     return answer, f"did not {verb} within {deadline:g} s" if answer is None else ""
 
 
-def _ask_child(
+def ask_child(
     mount: Mount, kind: str, deadline: float, *, sticky: bool
 ) -> dict[str, typing.Any] | None:
     """Run a child; return its answer, None when it has none in time."""
@@ -392,11 +393,11 @@ def _ask_child(
             if not output:  # only now does it ask the filesystem: a busy machine takes its time to start a program
                 end = time.monotonic() + deadline
             output += block
-    _abandon(child, mount.mountpoint, kind)
+    leave_behind(child, mount.mountpoint, kind)
     return None
 
 
-def _abandon(child: "subprocess.Popen[bytes]", mountpoint: str, kind: str) -> None:
+def leave_behind(child: "subprocess.Popen[bytes]", mountpoint: str, kind: str) -> None:
     """Kill the child; if it hangs in the kernel, leave it behind with a note."""
     child.kill()
     try:
@@ -404,28 +405,29 @@ def _abandon(child: "subprocess.Popen[bytes]", mountpoint: str, kind: str) -> No
     except subprocess.TimeoutExpired:
         with contextlib.suppress(OSError):  # not root: the next probe starts another child
             _ABANDONED.mkdir(mode=0o755, exist_ok=True)
-            _note(mountpoint, kind).write_text(f"{child.pid} {_start_time(child.pid)}")
+            note_of(mountpoint, kind).write_text(f"{child.pid} {start_time(child.pid)}")
 
 
-def _abandoned_since(mountpoint: str, kind: str) -> float | None:
-    """Read when a child of the kind that still hangs there was left behind."""
-    note = _note(mountpoint, kind)
+def hangs_since(mountpoint: str, kind: str) -> float | None:
+    """Return when a child of this kind was left behind that still hangs there."""
+    note = note_of(mountpoint, kind)
     try:
         pid, started = note.read_text().split()
         since = note.stat().st_mtime
     except (OSError, ValueError):
         return None
-    if started != "None" and _start_time(int(pid)) == int(started):
+    if started != "None" and start_time(int(pid)) == int(started):
         return since
     note.unlink(missing_ok=True)
     return None
 
 
-def _note(mountpoint: str, kind: str) -> pathlib.Path:
+def note_of(mountpoint: str, kind: str) -> pathlib.Path:
+    """Return the file that names a child left behind."""
     return _ABANDONED / f"{kind}-{hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]}"
 
 
-def _start_time(pid: int) -> int | None:
+def start_time(pid: int) -> int | None:
     """Return when a live process started, in clock ticks since boot.
 
     With its id that is unique (proc(5)).

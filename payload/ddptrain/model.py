@@ -57,7 +57,7 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if is_whole:
             with torch.autocast("cpu", enabled=False):
-                y_BHTD = _whole_attention(q_BHTD, k_BHTD, v_BHTD, dropout)
+                y_BHTD = whole_attention(q_BHTD, k_BHTD, v_BHTD, dropout)
         else:
             y_BHTD = F.scaled_dot_product_attention(
                 q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, C))
 
 
-def _whole_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, dropout: float) -> Tensor:
+def whole_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, dropout: float) -> Tensor:
     """Return causal attention, shape (B, H, T, D), from the scores of all pairs at once."""
     B, H, T, D = q_BHTD.shape
     q_NTD, k_NTD, v_NTD = (part.reshape(B * H, T, D) for part in (q_BHTD, k_BHTD, v_BHTD))

@@ -108,7 +108,7 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32
     hardware.keep_memory(world.device)
-    settings = _choose_precision(decided.settings, world)
+    settings = choose_precision(decided.settings, world)
     _report_data(decided)
     return dataclasses.replace(decided, settings=settings, changes=_changes(origin, settings))
 
@@ -344,7 +344,7 @@ def _tokens(tokenizer: collections.abc.Mapping[str, typing.Any]) -> str:
     return f"{tokenizer['kind']} tokens (vocabulary {tokenizer['vocab']})"
 
 
-def _choose_precision(settings: config.Config, world: distributed.World) -> config.Config:
+def choose_precision(settings: config.Config, world: distributed.World) -> config.Config:
     """Return the settings with precision decided by the ranks' hardware, the same on every rank."""
     if settings.precision != "auto":
         return settings

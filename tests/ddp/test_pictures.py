@@ -23,7 +23,7 @@ def test_the_demo_s_result_is_what_stands_between_its_progress_and_its_times():
     )
     hosts = typing.cast(typing.Any, types.SimpleNamespace(get=lambda _: host))
     model = typing.cast(typing.Any, types.SimpleNamespace(host_of=lambda unit: unit))
-    summary = demo._summary(
+    summary = demo.summarise(
         hosts, model, {"job-id": "7", "state": "COMPLETED"}, {"train on two nodes": 12.5}
     )
     lines = pictures.demo_result(f"trainer/0 install\n{summary}").splitlines()

@@ -105,7 +105,7 @@ def hung(at: pathlib.Path) -> typing.Any:
     threading.Thread(target=serve, args=(device, _FUSE_OPENDIR, opened), daemon=True).start()
     first = mounts.probe(at, deadline=3)
     with unittest.mock.patch.object(
-        mounts, "_ask_child", side_effect=AssertionError("a second child")
+        mounts, "ask_child", side_effect=AssertionError("a second child")
     ):
         second = mounts.probe(at, deadline=60)
     mounts.clear(at, fstype="fuse", source="silent")

@@ -77,9 +77,7 @@ def test_what_the_table_shows_decides_before_anything_is_asked(
     read_only = dataclasses.replace(OURS, options=("ro",))
     here[:] = [{"ours": OURS, "theirs": THEIRS, "read-only": read_only}[name] for name in table]
     asked: list[str] = []
-    monkeypatch.setattr(
-        mounts, "_ask", lambda mount, kind, deadline: asked.append(kind) or ({}, "")
-    )
+    monkeypatch.setattr(mounts, "ask", lambda mount, kind, deadline: asked.append(kind) or ({}, ""))
     wanted: dict[str, typing.Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in expected.items()
     }
@@ -106,7 +104,7 @@ def test_a_write_that_does_not_end_is_followed_by_a_read(
         clock.now += answers["seconds"] if kind == "write" else 0
         return answers[kind], "did not end" if answers[kind] is None else ""
 
-    monkeypatch.setattr(mounts, "_ask", ask)
+    monkeypatch.setattr(mounts, "ask", ask)
     assert mounts.probe("/mnt/shared", writable=True, sticky=True).state is State(state)
     assert asked == [
         (("write", "read")[at], deadline, at == 0) for at, deadline in enumerate(deadlines)
@@ -116,11 +114,11 @@ def test_a_write_that_does_not_end_is_followed_by_a_read(
 @pytest.mark.parametrize(("step", "error", "state", "detail"), CASES["answers"])
 def test_what_a_child_found_is_judged(step: str, error: str | None, state: str, detail: str):
     answer = {"step": step} | ({"errno": getattr(errno, error)} if error else {})
-    assert mounts._judge("/m", answer) == mounts.Result(State(state), detail)
+    assert mounts.judge("/m", answer) == mounts.Result(State(state), detail)
 
 
 def test_a_root_that_others_can_write_is_part_of_the_result():
-    assert mounts._judge("/m", {"open": 0o777, "was": 0o775}) == mounts.Result(
+    assert mounts.judge("/m", {"open": 0o777, "was": 0o775}) == mounts.Result(
         State.RIGHT, "", 0o777, 0o775
     )
 
@@ -263,19 +261,19 @@ class Stuck:
 def test_while_a_child_hangs_no_other_of_its_kind_is_started(
     notes: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    assert mounts._abandoned_since("/mnt/shared", "read") is None
+    assert mounts.hangs_since("/mnt/shared", "read") is None
     stuck = Stuck()
-    mounts._abandon(typing.cast("subprocess.Popen[bytes]", stuck), "/mnt/shared", "read")
+    mounts.leave_behind(typing.cast("subprocess.Popen[bytes]", stuck), "/mnt/shared", "read")
     assert stuck.killed == 1
     (note,) = notes.iterdir()
-    assert note.read_text() == f"{os.getpid()} {mounts._start_time(os.getpid())}"
+    assert note.read_text() == f"{os.getpid()} {mounts.start_time(os.getpid())}"
     os.utime(note, (0, 45296))
-    monkeypatch.setattr(mounts, "_ask_child", lambda mount, kind, deadline, sticky: {"kind": kind})
-    assert mounts._ask(OURS, "read", 5) == (None, "has not answered since 12:34:56 UTC")
-    assert mounts._ask(OURS, "write", 5) == ({"kind": "write"}, "")
-    note.rename(mounts._note("/mnt/shared", "write"))
-    assert mounts._ask(OURS, "write", 5) == (None, "has not ended since 12:34:56 UTC")
-    assert mounts._abandoned_since("/mnt/other", "write") is None
+    monkeypatch.setattr(mounts, "ask_child", lambda mount, kind, deadline, sticky: {"kind": kind})
+    assert mounts.ask(OURS, "read", 5) == (None, "has not answered since 12:34:56 UTC")
+    assert mounts.ask(OURS, "write", 5) == ({"kind": "write"}, "")
+    note.rename(mounts.note_of("/mnt/shared", "write"))
+    assert mounts.ask(OURS, "write", 5) == (None, "has not ended since 12:34:56 UTC")
+    assert mounts.hangs_since("/mnt/other", "write") is None
 
 
 @pytest.mark.parametrize(
@@ -284,19 +282,19 @@ def test_while_a_child_hangs_no_other_of_its_kind_is_started(
 )
 def test_a_note_of_a_child_that_ended_is_removed(notes: pathlib.Path, text: str, is_kept: bool):
     notes.mkdir()
-    note = mounts._note("/m", "read")
+    note = mounts.note_of("/m", "read")
     note.write_text(text.format(pid=os.getpid()))
-    assert mounts._abandoned_since("/m", "read") is None
+    assert mounts.hangs_since("/m", "read") is None
     assert note.exists() == is_kept
 
 
 def test_a_process_that_ended_and_was_not_waited_for_has_no_start(tmp_path: pathlib.Path):
     child = subprocess.Popen(["/bin/true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert mounts._start_time(child.pid) is None
+    assert mounts.start_time(child.pid) is None
     child.wait()
-    assert mounts._start_time(0x7FFFFFFF) is None
-    ticks = mounts._start_time(os.getpid())
+    assert mounts.start_time(0x7FFFFFFF) is None
+    ticks = mounts.start_time(os.getpid())
     assert ticks == int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
 
 
@@ -315,14 +313,12 @@ def test_a_child_gets_its_arguments_and_a_bare_environment(
         "print(flush=True)\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))",
     )
     arguments, environment = typing.cast(
-        "list[typing.Any]", mounts._ask_child(OURS, "write", 20, sticky=True)
+        "list[typing.Any]", mounts.ask_child(OURS, "write", 20, sticky=True)
     )
     assert arguments == ["/mnt/shared", "7", "write", "sticky"]
     assert {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}.items() <= environment.items()
     assert set(environment) <= {"LANG", "PATH", "LC_CTYPE"}
-    arguments, _ = typing.cast(
-        "list[typing.Any]", mounts._ask_child(OURS, "read", 20, sticky=False)
-    )
+    arguments, _ = typing.cast("list[typing.Any]", mounts.ask_child(OURS, "read", 20, sticky=False))
     assert arguments == ["/mnt/shared", "7", "read"]
 
 
@@ -342,7 +338,7 @@ def test_a_child_has_its_deadline_from_the_moment_it_begins(
     as_child(monkeypatch, tmp_path / "c.py", code)
     monkeypatch.setattr(mounts, "_START_S", start_s)
     begin = time.monotonic()
-    assert mounts._ask_child(OURS, "read", deadline, sticky=False) == answer
+    assert mounts.ask_child(OURS, "read", deadline, sticky=False) == answer
     assert time.monotonic() - begin < 25
 
 

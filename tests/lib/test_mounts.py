@@ -187,7 +187,7 @@ def test_what_juicefs_keeps_of_a_removed_file_is_removed_too(tmp_path: pathlib.P
     kept = tmp_path / ".trash" / hour / f"{path.parent.stat().st_ino}-{path.stat().st_ino}-file"
     kept.parent.mkdir(parents=True)
     kept.touch()
-    mount_child._remove(path)
+    mount_child.remove(path)
     assert list(tmp_path.rglob("*file*")) == []
 
 

@@ -13,7 +13,7 @@ from ddptrain.world import agreement
 
 DO, AT = os.environ["DO"], int(os.environ["AT"])
 HERE = os.environ["RANK"] == os.environ.get("AT_RANK", "0")
-_is_due, _write_manifest = agreement.Agreement.is_due, draft._write_manifest
+_is_due, _write = agreement.Agreement.is_due, draft.write_manifest
 _steps, _saves = itertools.count(1), itertools.count(1)
 
 
@@ -29,11 +29,11 @@ def is_due(self: agreement.Agreement) -> bool:
 def write_manifest(path: pathlib.Path, meta: draft.State, listed: list[draft.State]) -> None:
     if next(_saves) == AT:
         os.kill(os.getpid(), signal.SIGKILL)
-    _write_manifest(path, meta, listed)
+    _write(path, meta, listed)
 
 
 if DO == "torn":
-    draft._write_manifest = write_manifest
+    draft.write_manifest = write_manifest
 else:
     agreement.Agreement.is_due = is_due
 sys.argv = sys.argv[1:]

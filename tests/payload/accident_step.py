@@ -32,7 +32,7 @@ ERRORS = {
     ),
 }
 _step, _next, _clip = train.Training.step, batches.Reader.next, nn.utils.clip_grad_norm_
-_init, _connect = dist.init_process_group, distributed._connect
+_init, _make_groups = dist.init_process_group, distributed.make_groups
 _world, _print = distributed.World.__init__, shards.fingerprint
 _spoilt: list[bool] = []
 
@@ -131,7 +131,7 @@ dist.init_process_group = init
 if DO == "stuck":
     alarm.STUCK_S = 1.0
 elif DO == "hang":
-    distributed._connect = lambda world, store, timeout: _connect(
+    distributed.make_groups = lambda world, store, timeout: _make_groups(
         world, store, timeout / 3
     )  # so that it takes 2 s
 elif DO == "slow":

@@ -190,7 +190,7 @@ def test_gpt2_tokens_go_to_a_model_with_gpt2s_own_vocabulary(
     model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path
 ):
     merges = [
-        tuple(line.split()) for line in payload_tokenizers._gpt2_merges().splitlines()[1:] if line
+        tuple(line.split()) for line in payload_tokenizers.gpt2_merges().splitlines()[1:] if line
     ]
     alphabet = sorted(
         tokenizers.pre_tokenizers.ByteLevel.alphabet()

@@ -87,4 +87,4 @@ def test_precision_is_decided_by_the_hardware_and_deterministic_means_fp32(
     monkeypatch.setattr(hardware, "has_bf16", lambda _: able)
     world = distributed.World(rendezvous.Place(0, 1, 0, 1), torch.device("cpu"))
     settings = config.complete(config.Config(**asked), "cpu", {})
-    assert planning._choose_precision(settings, world).precision == wanted
+    assert planning.choose_precision(settings, world).precision == wanted

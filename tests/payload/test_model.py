@@ -25,7 +25,7 @@ def test_attention_from_all_scores_at_once_is_torchs(seq_len: int):
     joint = torch.randn(3, 2, 4, seq_len, 8, generator=generator, dtype=torch.float64)
     grads = []
     for attend in (
-        lambda q, k, v: model._whole_attention(q, k, v, 0.0),
+        lambda q, k, v: model.whole_attention(q, k, v, 0.0),
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
     ):
         parts = joint.clone().requires_grad_()

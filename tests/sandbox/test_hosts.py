@@ -36,8 +36,8 @@ def images(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     ):
         monkeypatch.setattr(image, name, value)
     monkeypatch.setattr(image, "_system_recipe", lambda: {"system": 1})
-    monkeypatch.setattr(image, "_pip_conf", lambda: ("", ()))
-    for step in ("_build_system", "_install_packages", "_step"):
+    monkeypatch.setattr(image, "pip_conf", lambda: ("", ()))
+    for step in ("_build_system", "_install_packages", "run_step"):
         monkeypatch.setattr(image, step, lambda *_, **__: None)
     return tmp_path / "images"
 
@@ -148,7 +148,7 @@ def test_only_old_layers_that_no_host_uses_are_removed(
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps({"layers": [f"{tmp_path}/images/used/tree"]}))
     monkeypatch.setattr(image.store, "ROOT", tmp_path / "models")
-    image._prune(tmp_path / "images", {"current"})
+    image.prune(tmp_path / "images", {"current"})
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == [
         "current",
         "recent",
@@ -169,7 +169,7 @@ def test_a_step_is_never_silent_and_ends_in_its_first_error_or_at_its_deadline(
     monkeypatch.setattr(image, "_HEARTBEAT_S", 0.2)
     lines: list[str] = []
     with pytest.raises(CommandError, match=error):
-        image._step("image: step", ["/bin/sh", "-c", script], lines.append, timeout_s=2)
+        image.run_step("image: step", ["/bin/sh", "-c", script], lines.append, timeout_s=2)
     assert len(lines) > 1
 
 
@@ -200,7 +200,7 @@ broken line"""
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/requests.pem")
     uv.pip_settings.cache_clear()
-    (text, folders), environment = image._pip_conf(), uv.environment()
+    (text, folders), environment = image.pip_conf(), uv.environment()
     uv.pip_settings.cache_clear()
     assert folders == (tmp_path / "index", wheels)
     lines = [
@@ -227,6 +227,6 @@ def test_certificates_are_added_only_where_the_guest_lacks_them(
     bundle.parent.mkdir(parents=True)
     bundle.write_bytes(b"# comment\n" + one + b"\n")
     monkeypatch.setattr(image, "_host_certificates", lambda: one + b"\n" + other + b"\n")
-    image._add_certificates(tmp_path)
+    image.add_certificates(tmp_path)
     added = list((tmp_path / "usr/local/share/ca-certificates").iterdir())
     assert [path.read_bytes() for path in added] == [other + b"\n"]

@@ -150,7 +150,7 @@ def test_an_exec_waits_for_the_lock_on_juju_4_and_for_nothing_on_3_6(tmp_path: p
         held = store.try_lock("machine-0")
         assert held is not None
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            turn = pool.submit(lambda one=store: cli._turn(one, "server/0").__enter__())
+            turn = pool.submit(lambda one=store: cli.take_turn(one, "server/0").__enter__())
             time.sleep(0.3)
             assert turn.done() != is_to_wait
             held.close()

@@ -66,7 +66,7 @@ def test_a_reboot_forgets_what_was_asked_for(bench: Bench):
         with bench.engine() as engine:
             if is_taken:
                 with engine.change() as model:
-                    engine._take_requests(model)
+                    engine.take_requests(model)
                     assert [event.label for event in model.units["agent/0"].events] == [
                         "update-status (juju-exec)"
                     ]

@@ -46,7 +46,7 @@ def is_held_by(unit: str, task: str) -> bool:
     if report is None:
         version = os.environ.get("JUJU_VERSION", "")
         return version.partition(".")[0] not in ("", "2", "3")
-    holder = _entry(report.get("holder"))
+    holder = parse_entry(report.get("holder"))
     return holder is not None and holder.what == f"run action {task}"
 
 
@@ -55,7 +55,7 @@ def waiting() -> list[Entry]:
     found: list[Entry] = []
     for folder in sorted(AGENTS.glob("unit-*")):
         report = _report(folder.name) or {}
-        entries = map(_entry, report.get("waiting") or [])
+        entries = map(parse_entry, report.get("waiting") or [])
         found += filter(None, entries)
     return found
 
@@ -115,7 +115,7 @@ def _get(address: str) -> str:
     return body.decode()
 
 
-def _entry(text: object) -> Entry | None:
+def parse_entry(text: object) -> Entry | None:
     """Parse `trainer/0 uniter (run action 109), holding 1m2s`; None for the report's `none`."""
     match = _ENTRY.fullmatch(str(text))
     time = match and _TIME.fullmatch(match["time"])

@@ -186,7 +186,7 @@ def _unpack(wanted: spec.Environment, layer: spec.Archive, home: str, report: st
 
         os.mkdir(partial, 0o700)
         try:
-            _extract(archive, layer, partial, report)
+            unpack_archive(archive, layer, partial, report)
         except exit_codes.FatalError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -263,7 +263,7 @@ class _Part:
         return self._digest.hexdigest() != self._wanted
 
 
-def _extract(archive: int, layer: spec.Archive, folder: str, report: str) -> None:
+def unpack_archive(archive: int, layer: spec.Archive, folder: str, report: str) -> None:
     """Unpack the first part of an archive, then the others side by side. Raises FatalError."""
     import concurrent.futures
 
@@ -275,7 +275,7 @@ def _extract(archive: int, layer: spec.Archive, folder: str, report: str) -> Non
         begin += size
 
     def extract(part: _Part) -> str:
-        return _extract_part(folder, part.blocks())
+        return extract_part(folder, part.blocks())
 
     def percent() -> int:
         return 100 * sum(part.done for part in parts) // max(1, held)
@@ -315,7 +315,7 @@ def _reporting(
         thread.join(REPORT_S)
 
 
-def _extract_part(folder: str, content: collections.abc.Iterator[bytes]) -> str:
+def extract_part(folder: str, content: collections.abc.Iterator[bytes]) -> str:
     """Unpack a part into a folder, and read it to its end; return why it failed, or ""."""
     import shutil
     import tempfile

@@ -98,7 +98,7 @@ class Draft:
 
     def commit(self, meta: State) -> pathlib.Path:
         """Write the manifest and rename the draft to its final name, which is returned."""
-        _write_manifest(self.path, meta, self.listed)
+        write_manifest(self.path, meta, self.listed)
         trash = _trash(self.final)
         if self.final.exists():  # the same step again, after a crash and a resume from before it
             self.final.rename(trash)
@@ -111,7 +111,7 @@ class Draft:
 def seal(path: pathlib.Path, meta: State) -> None:
     """Make a checkpoint whole that someone else wrote under its final name: sync its files and write the manifest."""
     (path / stored.MANIFEST).unlink(missing_ok=True)
-    _write_manifest(path, meta, _entries(path, path))
+    write_manifest(path, meta, _entries(path, path))
 
 
 def _entries(root: pathlib.Path, folder: pathlib.Path) -> list[State]:
@@ -125,7 +125,8 @@ def _entries(root: pathlib.Path, folder: pathlib.Path) -> list[State]:
     return found
 
 
-def _write_manifest(path: pathlib.Path, meta: State, listed: list[State]) -> None:
+def write_manifest(path: pathlib.Path, meta: State, listed: list[State]) -> None:
+    """Write the manifest of a checkpoint, and sync its folders: from then on it is whole."""
     manifest: State = {"format": stored.FORMAT, "meta": meta, "files": listed}
     manifest["crc32"] = stored.manifest_crc32(manifest)
     files.write_json(path / stored.MANIFEST, manifest)

@@ -99,7 +99,7 @@ class Gpt2Tokenizer:
     def __init__(self) -> None:
         import tiktoken
 
-        ranks = _gpt2_ranks(_gpt2_merges())
+        ranks = _gpt2_ranks(gpt2_merges())
         self._core = tiktoken.Encoding(
             "gpt2",
             pat_str=_GPT2_PATTERN,
@@ -272,7 +272,7 @@ def make(kind: str, *, local_dir: pathlib.Path | None = None, text_bytes: int = 
     raise errors.UserError(f"{what}; use --tokenizer byte")
 
 
-def _gpt2_merges() -> str:
+def gpt2_merges() -> str:
     """Return the text of vocab.bpe. Raises UserError if it is not GPT-2's."""
     packaged = importlib.resources.files("ddptrain.data").joinpath(_PACKAGED)
     data = lzma.decompress(packaged.read_bytes())

@@ -122,7 +122,7 @@ def joined(
     """
     world, store = _join(device, problem, report, timeout_minutes)
     try:
-        _connect(world, store, datetime.timedelta(minutes=timeout_minutes))
+        make_groups(world, store, datetime.timedelta(minutes=timeout_minutes))
         world.alarm.listen()
         yield world
         world.barrier()
@@ -194,7 +194,7 @@ def _join(
     return world, store
 
 
-def _connect(world: World, store: typing.Any, timeout: datetime.timedelta) -> None:
+def make_groups(world: World, store: typing.Any, timeout: datetime.timedelta) -> None:
     """Make the process groups: one for gradients, and one on gloo for agreements."""
     has_gpu = world.device.type == "cuda"
     if has_gpu:

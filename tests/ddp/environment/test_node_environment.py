@@ -24,7 +24,7 @@ from ddp.run import folder as run_folder
 DRIVER = """
 import os, sys
 from ddp.node import exit_codes, spec, unpacking
-if "_extract" in sys.argv[2]:
+if "# before" in sys.argv[2]:
     exec(sys.argv[2])
 try:
     python, locks = unpacking.use(spec.parse(spec.Environment, sys.argv[1]), "slurmd-0", os.environ["CONTROL"])
@@ -123,8 +123,8 @@ def test_how_far_a_node_is_stands_in_the_runs_folder_until_it_is_done(
 ):
     run, seen = make_run(), set[str]()
     store.control = str(run / "control")
-    slow = "lambda *a, real=unpacking._extract_part: (real(*a), time.sleep(1.5))[0]"
-    process = store.start(f"import time; unpacking._extract_part = {slow}")
+    slow = "lambda *a, real=unpacking.extract_part: (real(*a), time.sleep(1.5))[0]"
+    process = store.start(f"import time; unpacking.extract_part = {slow}  # before")
     while process.poll() is None:
         seen.add(run_folder.read(run).beginning)
     process.communicate()
@@ -266,7 +266,7 @@ def test_an_environment_that_this_node_cannot_use_is_refused(
 
 
 NOEXEC = """
-def statvfs(path, real=os.statvfs):  # _extract: before the environment is used
+def statvfs(path, real=os.statvfs):  # before the environment is used
     about = list(real(path))
     about[8] |= os.ST_NOEXEC
     return os.statvfs_result(about)
@@ -376,8 +376,8 @@ def test_what_was_trusted_is_unpacked_whatever_its_name_leads_to_then(store: Sto
     """The archive is exchanged between the check of its owner and the unpacking."""
     other = store.archive.with_name("other")
     other.write_bytes(b"not an archive")
-    exchange = f"lambda *a, real=unpacking._extract: (os.replace({str(other)!r}, {str(store.archive)!r}), real(*a))"
-    done = store.use(then=f"unpacking._extract = {exchange}")
+    exchange = f"lambda *a, real=unpacking.unpack_archive: (os.replace({str(other)!r}, {str(store.archive)!r}), real(*a))"
+    done = store.use(then=f"unpacking.unpack_archive = {exchange}  # before")
     assert done.returncode == 0, done.stderr
     assert (store.home / "lib" / "data").stat().st_size == 200000
     assert store.archive.read_bytes() == b"not an archive"

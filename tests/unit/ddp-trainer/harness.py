@@ -34,7 +34,7 @@ class Trainer:
         )
 
     def event(self, name: str) -> testing.State:
-        self.context = self._context()
+        self.context = self.new_context()
         state = self.state()
         event = getattr(self.context.on, name)
         if name == "secret_changed":
@@ -44,7 +44,7 @@ class Trainer:
 
     def run(self, action: str, **params: typing.Any) -> dict[str, str]:
         """Return an action's results; a failed one raises testing.ActionFailed."""
-        self.context = self._context()
+        self.context = self.new_context()
         given = {name.replace("_", "-"): value for name, value in params.items()}
         self.context.run(self.context.on.action(action, params=given), self.state())
         return typing.cast(dict[str, str], self.context.action_results or {})
@@ -64,7 +64,7 @@ class Trainer:
     def log(self) -> list[str]:
         return list(self.context.action_logs)
 
-    def _context(self) -> testing.Context[charm.DdpTrainerCharm]:
+    def new_context(self) -> testing.Context[charm.DdpTrainerCharm]:
         return testing.Context(
             charm.DdpTrainerCharm, meta=META, charm_root=self.root, app_name="trainer", unit_id=0
         )

@@ -175,7 +175,7 @@ def test_every_order_ends_in_the_same_state(
     ensure = host_module.apt.ensure_packages
     hangs = orders.raising(lambda: CommandTimeout("apt-get: no answer within 600 s"))
     monkeypatch.setattr(host_module.apt, "ensure_packages", calls.watch(ensure, fails=hangs))
-    place, doubles = orders.Place(tmp_path, cluster), Doubles(ready._context(), cluster, host)
+    place, doubles = orders.Place(tmp_path, cluster), Doubles(ready.new_context(), cluster, host)
 
     def make() -> LoginHost:
         place.restore()

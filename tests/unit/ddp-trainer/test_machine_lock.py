@@ -163,10 +163,10 @@ def test_every_time_of_the_report_is_read(seconds: int):
     text = (
         f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s" if minutes else f"{rest}s"
     )
-    entry = machine_lock._entry(f"a/0 uniter (run action 7), holding {text}")
+    entry = machine_lock.parse_entry(f"a/0 uniter (run action 7), holding {text}")
     assert entry == machine_lock.Entry("a/0", "run action 7", seconds)
 
 
 @hypothesis.given(st.text())
 def test_other_text_is_no_entry(text: str):
-    assert machine_lock._entry(text) is None or "uniter" in text
+    assert machine_lock.parse_entry(text) is None or "uniter" in text

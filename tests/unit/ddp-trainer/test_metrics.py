@@ -168,7 +168,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
 
 def happen(trainer: Trainer, name: str, endpoint: str = "") -> testing.State:
     """Run an event of a unit with a collector; that of the relation at `endpoint`, if it is given."""
-    ctx, state = trainer._context(), trainer.state()
+    ctx, state = trainer.new_context(), trainer.state()
     state = dataclasses.replace(state, relations={*state.relations, COLLECTOR})
     related = [relation for relation in state.relations if relation.endpoint == endpoint]
     return ctx.run(getattr(ctx.on, name)(*related), state)

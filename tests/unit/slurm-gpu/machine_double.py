@@ -75,7 +75,7 @@ class MachineDouble:
         """Boot the newest kernel, or this one."""
         if release:
             self.add_kernel(release)
-        self.kernel = release or driver_state._newest_kernel(self.kernel)
+        self.kernel = release or driver_state.newest_kernel(self.kernel)
         (self.root / "proc/sys/kernel").mkdir(parents=True, exist_ok=True)
         (self.root / "proc/sys/kernel/osrelease").write_text(f"{self.kernel}\n")
         (self.root / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
@@ -84,9 +84,9 @@ class MachineDouble:
         if nouveau.exists() and (self.root / "etc/modprobe.d/slurm-gpu-nouveau.conf").exists():
             nouveau.rmdir()
         self.active = {"slurmd.service"} & self.active
-        self._load(None)
+        self.load(None)
         if not nouveau.exists():
-            self._load(self.module_version(self.kernel))
+            self.load(self.module_version(self.kernel))
         if (
             "nvidia-fabricmanager" in self.active
             or self.fabric_version() == self.loaded is not None
@@ -123,7 +123,7 @@ class MachineDouble:
             self.installed[name] = next(
                 o[0] for o in self.offers[name] if apt.upstream(o[0]) == version
             )
-        self._show_library()
+        self.show_library()
 
     def install_driver(self, branch: str, version: str, *, load: bool = True) -> None:
         """Have the driver of Ubuntu's archive, as an image brings it."""
@@ -135,7 +135,7 @@ class MachineDouble:
         modules = f"linux-modules-nvidia-{branch}-server-open-{self.kernel}"
         self.installed[modules] = self.offers[modules][0][0]
         if load:
-            self._load(version)
+            self.load(version)
 
     # What the machine has.
 
@@ -250,7 +250,7 @@ class MachineDouble:
             case ["/usr/sbin/rmmod", name]:
                 return self._rmmod(name)
             case ["/usr/sbin/modprobe", "nvidia" | "nvidia-uvm"]:
-                self._load(self.module_version(self.kernel))
+                self.load(self.module_version(self.kernel))
                 return Completed(0, "", "")
             case [program, *order] if program.endswith("nvidia-smi"):
                 code, message = self.smi.answer(order)
@@ -298,7 +298,7 @@ class MachineDouble:
         for name in _REMOVED.findall(printed):
             self.installed.pop(name, None)
         self.installed |= dict(_INSTALLED.findall(printed))
-        self._show_library()
+        self.show_library()
         self._show_fabric()
         return Completed(0, "", "")
 
@@ -314,7 +314,7 @@ class MachineDouble:
             unpacked = _INSTALLED.findall(printed)
             self.installed |= dict(unpacked[: len(unpacked) // 2])
             self.broken = True
-            self._show_library()
+            self.show_library()
 
     def _modinfo(self, kernel: str, name: str) -> Completed:
         version = self.module_version(kernel)
@@ -335,7 +335,7 @@ class MachineDouble:
         if self.in_use or "nvidia-persistenced.service" in self.active:
             return Completed(1, "", f"rmmod: ERROR: Module {name} is in use\n")
         if name == "nvidia":
-            self._load(None)
+            self.load(None)
         return Completed(0, "", "")
 
     def _systemctl(self, order: list[str]) -> Completed:
@@ -372,7 +372,7 @@ class MachineDouble:
                 raise AssertionError(f"nobody expected systemctl {order}")
         return Completed(0, "", "")
 
-    def _load(self, version: str | None) -> None:
+    def load(self, version: str | None) -> None:
         self.loaded = version
         module = self.root / "sys/module/nvidia"
         modules = self.root / "proc/modules"
@@ -398,7 +398,7 @@ class MachineDouble:
             (self.root / f"dev/nvidia{minor}").touch()
         modules.write_text("nvidia_uvm 1 0 - Live 0x0\nnvidia 1 1 nvidia_uvm, Live 0x0\n")
 
-    def _show_library(self) -> None:
+    def show_library(self) -> None:
         directory = self.root / "lib"
         directory.mkdir(exist_ok=True)
         for path in directory.glob("libnvidia-ml.so*"):

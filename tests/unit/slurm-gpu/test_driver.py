@@ -320,7 +320,7 @@ def without_smi(node: MachineDouble) -> Facts:
     """Upstream's driver: nvidia-headless-no-dkms, which brings no nvidia-smi."""
     node.install_driver("535", "535.288.01")
     del node.installed[SMI_535]
-    node._show_library()
+    node.show_library()
     return state.look()
 
 

@@ -141,7 +141,7 @@ class Compute(orders.Unit):
 
     def bring_back(self) -> None:
         self.machine.lost = set()
-        self.machine._load(self.machine.loaded)
+        self.machine.load(self.machine.loaded)
         self.slurm.devices = 2
 
     def reboot(self) -> None:

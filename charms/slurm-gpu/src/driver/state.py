@@ -163,7 +163,7 @@ def look() -> Facts:
     fields = dict(
         re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', files.read(OS_RELEASE), re.MULTILINE)
     )
-    next_kernel = _newest_kernel(kernel)
+    next_kernel = newest_kernel(kernel)
     cards = pci.cards()
     loaded = files.read(pci.SYS / "module/nvidia/version") or None
     facts = Facts(
@@ -201,7 +201,7 @@ def version_key(version: str) -> list[tuple[int, int | str]]:
     return key
 
 
-def _newest_kernel(running: str) -> str:
+def newest_kernel(running: str) -> str:
     """Return the release of the newest kernel in /boot, the running one if that is empty."""
     names = [path.name.removeprefix("vmlinuz-") for path in BOOT.glob("vmlinuz-*")]
     return max(
