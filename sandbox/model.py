@@ -330,7 +330,7 @@ def _removed(model: Model, unit: Unit) -> None:
 
 
 def _outlives(event: Event, removed: str, other: Unit) -> bool:
-    """Return whether another unit still gets an event once the removed unit is gone."""
+    """Return whether another unit still gets an event after the unit was removed."""
     is_about_it = event.remote == removed
     return not is_about_it or event.kind == "relation-departed" or other.has_started(event)
 

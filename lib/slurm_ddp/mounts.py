@@ -335,7 +335,7 @@ def _unescape(text: str) -> str:
 
 
 def judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
-    """Return what a child's answer says of a mount."""
+    """Judge a mount by a child's answer."""
     step, number = answer.get("step"), answer.get("errno")
     if step == "hidden":
         return Result(State.WRONG, f"{mountpoint} is hidden beneath another mount")

@@ -1,4 +1,4 @@
-"""What a machine must have before it takes jobs, told between its charms without a relation.
+"""What a machine must have before it takes jobs; its charms share it without a relation.
 
 A charm that makes something jobs need, such as a mount, keeps one file on its machine from its
 first hook to its last:
@@ -53,7 +53,7 @@ def withdraw(unit: str) -> bool:
 
 
 def missing() -> list[str]:
-    """Return what jobs on this machine would lack, one line for each unit, sorted."""
+    """Return a line for each unit whose part jobs on this machine would lack, sorted."""
     boot = boot_id()
     lines: list[str] = []
     for file in sorted(DIRECTORY.glob("*.json")):

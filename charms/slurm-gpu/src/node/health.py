@@ -332,7 +332,7 @@ def _ask_driver() -> tuple[list[smi.Card], list[Finding]]:
 
 
 def _query(*options: str, unknown: str = DRAIN) -> tuple[str, list[Finding]]:
-    """Return what nvidia-smi printed, and what its exit status warns of.
+    """Return the output of nvidia-smi, and the warnings of its exit status.
 
     Raises:
         CommandError: it failed.

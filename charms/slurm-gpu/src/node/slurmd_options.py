@@ -164,7 +164,7 @@ def _conf_index(words: list[tuple[tuple[int, int], str]]) -> int:
 
 
 def _argument(words: list[str], flag: str) -> str | None:
-    """Return what follows the flag; as in upstream's parser, nothing that starts with a dash."""
+    """Return the flag's value; as in upstream's parser, none that starts with a dash."""
     if flag not in words:
         return None
     following = [*words[words.index(flag) + 1 :], "-"][0]

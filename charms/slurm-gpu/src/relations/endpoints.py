@@ -46,7 +46,7 @@ def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
 
 
 def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
-    """Return what a compute unit published, None before it did.
+    """Return the data that a compute unit published, None before it did.
 
     Raises `ValueError` for other data.
     """
