@@ -24,12 +24,24 @@ FILES = "torch/test/big torch/bin/test_api torch/bin/torch_shm_manager networkx/
 class Pip:
     """Stands in for venv, pip and uv: makes what they would make, and records what was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: pathlib.Path) -> None:
+        self.cache = cache  # the folder of the node's own disk
         self.calls: list[tuple[str, ...]] = []
         self.cpu_wheel = True  # whether an index has torch's CPU build
         self.failure = ""
         self.env: dict[str, str] = {}  # variables beside those of every command
         self.torch = ""  # its version
+
+    def save(self, path: pathlib.Path) -> None:
+        """Write down what was asked, beside the environment that came of it."""
+        path.write_text(json.dumps({"calls": self.calls, "env": self.env, "torch": self.torch}))
+
+    def restore(self, path: pathlib.Path) -> None:
+        """Continue as after the calls that were saved."""
+        saved = json.loads(path.read_text())
+        self.calls = [tuple(call) for call in saved["calls"]]
+        self.env = saved["env"]
+        self.torch = saved["torch"]
 
     def run(
         self,

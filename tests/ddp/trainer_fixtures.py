@@ -1,5 +1,6 @@
 """Fixtures of the tests that ask as the charm asks, beside the charm and without it."""
 
+import hashlib
 import os
 import pathlib
 import pwd
@@ -94,9 +95,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     """Replace what makes an environment; the archive is stored for real, uncompressed."""
-    double = Pip()
+    double = Pip(tmp_path / "cache")
     monkeypatch.setattr(uv, "run", double.run)
-    monkeypatch.setattr(Workspace, "node_cache", property(lambda _: tmp_path / "cache"))
+    monkeypatch.setattr(Workspace, "node_cache", property(lambda _: double.cache))
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "zstd").write_text(ZSTD)
@@ -106,10 +107,27 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     return double
 
 
+@pytest.fixture(scope="session")
+def installations(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Return a folder for the environments that tests share, each made by the first test that needs it."""
+    return tmp_path_factory.mktemp("installations")
+
+
 @pytest.fixture
-def ready(trainer: typing.Any) -> typing.Any:
+def ready(trainer: typing.Any, pip: Pip, installations: pathlib.Path) -> typing.Any:
     """A trainer with its environment and the default dataset."""
-    trainer.run("install-environment")
+    options = {name: value for name, value in trainer.config.items() if name != "workspace"}
+    made = installations / hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()
+    places = {"environments": trainer.workspace / "environments", "cache": pip.cache}
+    if made.exists():
+        for name, place in places.items():
+            shutil.copytree(made / name, place, symlinks=True, dirs_exist_ok=True)
+        pip.restore(made / "pip.json")
+    else:
+        trainer.run("install-environment")
+        for name, place in places.items():
+            shutil.copytree(place, made / name, symlinks=True)
+        pip.save(made / "pip.json")
     add_dataset(trainer.workspace, "python-stdlib")
     return trainer
 

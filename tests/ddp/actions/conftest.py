@@ -12,14 +12,14 @@ from harness import Trainer
 from node_reports import NAMES, healthy
 from pip_double import Pip
 from run_verbs import Program
-from trainer_fixtures import charm_dir, claims, node, ready, settings, workspace
+from trainer_fixtures import charm_dir, claims, installations, node, ready, settings, workspace
 
 from ddp.doctor.facts import Facts
 from ddp.options import config
 from ddp.slurm import partition_list
 from slurm_ddp import mounts
 
-__all__ = ["charm_dir", "claims", "node", "ready", "settings", "workspace"]
+__all__ = ["charm_dir", "claims", "installations", "node", "ready", "settings", "workspace"]
 
 
 @pytest.fixture

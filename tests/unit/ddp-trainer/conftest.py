@@ -12,7 +12,18 @@ sys.path.append(str(pathlib.Path(__file__).parents[2] / "ddp"))  # the doubles
 from cluster import Cluster
 from harness import Trainer
 from pip_double import Pip
-from trainer_fixtures import USER, charm_dir, claims, cluster, node, pip, ready, settings, workspace
+from trainer_fixtures import (
+    USER,
+    charm_dir,
+    claims,
+    cluster,
+    installations,
+    node,
+    pip,
+    ready,
+    settings,
+    workspace,
+)
 
 import host as host_module
 import program
@@ -23,7 +34,17 @@ from slurm_ddp import mounts
 from slurm_ddp.commands import CommandError
 
 Json = dict[str, typing.Any]
-__all__ = ["charm_dir", "claims", "cluster", "node", "pip", "ready", "settings", "workspace"]
+__all__ = [
+    "charm_dir",
+    "claims",
+    "cluster",
+    "installations",
+    "node",
+    "pip",
+    "ready",
+    "settings",
+    "workspace",
+]
 
 
 @pytest.fixture
