@@ -349,7 +349,9 @@ def choose_precision(settings: config.Config, world: distributed.World) -> confi
     if settings.precision != "auto":
         return settings
     able = world.sum([float(hardware.has_bf16(world.device))]) == [world.size]
-    precision = "bf16" if able and not settings.deterministic else "fp32"
+    # On a CPU the kernels of bf16 depend on its instructions, such as AMX
+    is_portable = settings.deterministic and world.device.type == "cpu"
+    precision = "bf16" if able and not is_portable else "fp32"
     what = f"precision {precision}"
     log.emit("ENV", what, bf16_in_hardware=able, deterministic=settings.deterministic)
     return dataclasses.replace(settings, precision=precision)

@@ -72,19 +72,24 @@ def test_a_processor_has_bf16_by_its_flags(
 
 
 @pytest.mark.parametrize(
-    ("able", "asked", "wanted"),
+    ("device", "able", "asked", "wanted"),
     [
-        (True, {}, "bf16"),
-        (False, {}, "fp32"),
-        (True, {"deterministic": True}, "fp32"),
-        (True, {"deterministic": True, "precision": "bf16"}, "bf16"),
-        (False, {"precision": "bf16"}, "bf16"),
+        ("cpu", True, {}, "bf16"),
+        ("cpu", False, {}, "fp32"),
+        ("cpu", True, {"deterministic": True}, "fp32"),
+        ("cuda", True, {"deterministic": True}, "bf16"),
+        ("cpu", True, {"deterministic": True, "precision": "bf16"}, "bf16"),
+        ("cpu", False, {"precision": "bf16"}, "bf16"),
     ],
 )
-def test_precision_is_decided_by_the_hardware_and_deterministic_means_fp32(
-    able: bool, asked: dict[str, typing.Any], wanted: str, monkeypatch: pytest.MonkeyPatch
+def test_precision_is_decided_by_the_hardware_and_deterministic_means_fp32_on_cpus(
+    device: str,
+    able: bool,
+    asked: dict[str, typing.Any],
+    wanted: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(hardware, "has_bf16", lambda _: able)
-    world = distributed.World(rendezvous.Place(0, 1, 0, 1), torch.device("cpu"))
+    world = distributed.World(rendezvous.Place(0, 1, 0, 1), torch.device(device))
     settings = config.complete(config.Config(**asked), "cpu", {})
     assert planning.choose_precision(settings, world).precision == wanted

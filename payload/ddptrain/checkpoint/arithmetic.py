@@ -39,6 +39,9 @@ def differences(
         if there != here:
             reasons.append(f"{name} {there} there, {here} here")
 
+    if world.device.type == "cuda" and not settings.deterministic:
+        reasons.append("sums on GPUs without --deterministic")
+
     version = _version(found)
     if version == 1 and _is_as_version_1(found, settings, micro_batch, world):
         version = VERSION

@@ -29,7 +29,7 @@ OF_ATTEMPT = frozenset(
     "profile_steps sites".split()
 )
 
-_PRECISION = "auto: fp32 with --deterministic, otherwise bf16 if the hardware has it"
+_PRECISION = "auto: bf16 if the hardware has it; on CPUs fp32 with --deterministic"
 _Path = pathlib.Path
 # Each group of the help, and its first setting.
 _GROUPS = {
