@@ -25,11 +25,11 @@ from scripts import uv
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOX = ROOT / "build" / "venvs" / "tox" / "bin" / "tox"
 UNIT = (  # the longest first
-    "payload",
-    "unit-ddp-trainer",
-    "unit-slurm-gpu",
-    "sandbox",
     "ddp",
+    "payload",
+    "sandbox",
+    "unit-slurm-gpu",
+    "unit-ddp-trainer",
     "unit-shared-filesystem-client",
     "unit-juicefs-server-proxy",
     "bundle",
@@ -54,6 +54,7 @@ LONG = (
     "payload-long",
     "payload-newest",
     "ddp-long",
+    "storage-long",
     "pack",
     *ORDERS,
     *NEWER_PYTHON,
@@ -66,7 +67,16 @@ GROUPS = {
     "long": LONG,
     "orders": ORDERS,
 }
-ALL = (*FUNCTIONAL, "lint", "docs", "pack-short", "storage", *UNIT)
+ALL = (
+    *FUNCTIONAL,
+    "lint",
+    "ddp",
+    "payload",
+    "storage",
+    "pack-short",
+    "docs",
+    *UNIT,
+)  # the longest first
 WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a core
 ALONE = frozenset(
     {"functional", "functional-2604", "docs-walk", "programs", "integration", "bench"}
@@ -78,7 +88,7 @@ PACKAGES = {
     "sandbox": "demo",
     **dict.fromkeys(("functional", "functional-2604", *WAITING, "docs-walk", "programs"), "demo"),
     "bench": "demo",
-    "storage": "storage",
+    **dict.fromkeys(("storage", "storage-long"), "storage"),
     "kernel": "guest",
 }
 SILENCE_S = 30.0

@@ -162,6 +162,7 @@ def test_what_an_account_deletes_no_other_reads(cluster: Cluster, alice: Person,
         cluster.ok("config", PROXY, "trash-days=0")
 
 
+@pytest.mark.long
 def test_no_account_reaches_anothers_ports_where_an_operator_separates_them(
     cluster: Cluster, alice: Person, bob: Person
 ):

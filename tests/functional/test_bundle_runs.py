@@ -170,6 +170,7 @@ def test_bad_input_is_refused_by_name_and_leaves_nothing(cluster: Cluster):
 
 
 @pytest.mark.trains
+@pytest.mark.long
 def test_after_a_reboot_of_a_node_all_of_it_works_again(cluster: Cluster):
     marker = str(uuid.uuid4())
     cluster.on("sackd/0", "sh", "-c", f"echo {marker} > {SHARED}/.survives && sync")

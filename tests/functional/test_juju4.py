@@ -139,6 +139,7 @@ def test_on_juju_3_6_only_the_trainers_own_unit_waits_and_cancel_task_ends_that(
             cluster.ok("config", NEIGHBOUR, "--reset", "profile")
 
 
+@pytest.mark.long
 def test_on_juju_4_a_waiting_action_holds_its_machine_and_a_shell_ends_it(four: Cluster):
     with waiting(four, "four") as action, concurrent.futures.ThreadPoolExecutor() as pool:
         waiter = change_neighbour(four, "dataset")
@@ -176,6 +177,7 @@ def test_on_juju_4_a_waiting_action_holds_its_machine_and_a_shell_ends_it(four: 
     assert waits(four) == 0
 
 
+@pytest.mark.long
 def test_on_juju_4_a_bundle_deploys_again_where_it_names_the_architecture(
     four: Cluster, tmp_path: pathlib.Path
 ):

@@ -69,6 +69,7 @@ def test_a_command_of_the_environment_starts_by_its_name(someone: Person):
     assert log_of(someone, "own", "torchrun --no-python python3 meet.py").count("MET 3.0 ") == 2
 
 
+@pytest.mark.long
 def test_the_settings_of_accelerate_launch_reach_the_ranks(someone: Person):
     bring(someone, ACCELERATED, "accelerated")
     line = "-r requirements.txt accelerate launch --config_file fsdp.yaml train.py"

@@ -145,7 +145,7 @@ def test_the_stop_signal_reaches_every_rank_of_every_node(limits: Cluster):
         assert log.count(f"rank {rank} step 1\n") == 1, "it went on where it was"
 
 
-@pytest.mark.parametrize("how", ["requeue", "limit"])
+@pytest.mark.parametrize("how", [pytest.param("requeue", marks=pytest.mark.long), "limit"])
 def test_a_program_continues_from_its_newest_checkpoint_by_an_argument(limits: Cluster, how: str):
     out = f"{CODE}/again-{how}"
     limits.on("sackd/0", "rm", "-rf", out)

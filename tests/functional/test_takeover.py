@@ -66,9 +66,8 @@ def mount(one: Cluster, app: str = PROXY) -> None:
     one.ok("integrate", "--once", f"{app}:filesystem", f"{APP}:filesystem")
 
 
-@pytest.mark.parametrize(
-    "steps", [STEPS[2:], pytest.param(STEPS[:2], marks=pytest.mark.long)], ids=["last", "others"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("steps", [STEPS[2:], STEPS[:2]], ids=["last", "others"])
 def test_a_new_deployment_takes_the_volume_over_although_its_hook_is_killed(
     small: Cluster, steps: tuple[str, ...]
 ):

@@ -61,8 +61,13 @@ def launched(folder: pathlib.Path, *words: str) -> dict[str, str]:
     ("configuration", "words", "num_ranks"),
     [
         (FSDP, ("--gradient_accumulation_steps=2",), 2),
-        ("", ("--multi_gpu", "--mixed_precision=bf16", "--dynamo_backend=inductor"), 2),
-        (CPU, (), 1),
+        pytest.param(
+            "",
+            ("--multi_gpu", "--mixed_precision=bf16", "--dynamo_backend=inductor"),
+            2,
+            marks=pytest.mark.long,
+        ),
+        pytest.param(CPU, (), 1, marks=pytest.mark.long),
     ],
     ids=["file", "flags", "cpu"],
 )

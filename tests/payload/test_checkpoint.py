@@ -105,7 +105,7 @@ def test_a_save_is_a_folder_with_a_manifest_and_two_links(tmp_path: pathlib.Path
     assert holds(found.path, 2)
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.long)])
 def test_sigkill_at_random_moments_loses_at_most_the_last_save(tmp_path: pathlib.Path, kills: int):
     """A process of the fork server plays it through: it forks the victims cheaply."""
     report = tmp_path / "report.json"

@@ -88,7 +88,7 @@ def test_the_outer_rate_follows_how_often_the_sites_exchange(every: int, rate: f
     assert diloco.rate_for(every) == rate
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_it_trains_and_says_how_the_sites_exchange(
     size: int, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
@@ -136,7 +136,7 @@ def whole(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pa
     return run_dir
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_killed_and_resumed_it_is_the_same_bit_for_bit(
     rank: int, whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
@@ -196,7 +196,9 @@ def test_stopped_far_from_an_exchange_it_saves_each_sites_own_weights(
     assert conftest.losses(broken) == {step: wanted[step] for step in (1, 2, 3)}
 
 
-@pytest.mark.parametrize("more", ["--sync-every 0", "--sites 1"])
+@pytest.mark.parametrize(
+    "more", ["--sync-every 0", pytest.param("--sites 1", marks=pytest.mark.long)]
+)
 def test_at_another_number_of_sites_it_goes_on_with_site_0_and_says_so(
     more: str, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):

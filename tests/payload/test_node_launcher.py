@@ -65,7 +65,10 @@ def job(folder: pathlib.Path, **more: typing.Any) -> spec.JobSpec:
 
 @pytest.mark.parametrize(
     ("words", "is_command", "per_node"),
-    [(["meet.py"], False, 1), (["bash", "run.sh"], True, 2)],
+    [
+        (["meet.py"], False, 1),
+        pytest.param(["bash", "run.sh"], True, 2, marks=pytest.mark.long),
+    ],
     ids=["script", "torchrun-in-a-shell"],
 )
 def test_the_processes_of_two_nodes_meet(

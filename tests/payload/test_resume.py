@@ -42,7 +42,7 @@ def whole(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pa
     return run_dir
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_twenty_steps_equal_ten_a_kill_and_ten_bit_for_bit(
     rank: int, whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
@@ -103,6 +103,7 @@ def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     assert ending(run_dir) == ending(whole)
 
 
+@pytest.mark.long
 def test_torchrun_starts_the_ranks_again_and_they_go_on_bit_for_bit(
     whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):

@@ -99,8 +99,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Callable[
     [
         ("plain", "stop", "0"),
         pytest.param("plain", "USR1", "1", marks=pytest.mark.long),
-        ("plain", "TERM", "0"),
-        ("trainer", "stop", "0"),
+        pytest.param("plain", "TERM", "0", marks=pytest.mark.long),
+        pytest.param("trainer", "stop", "0", marks=pytest.mark.long),
     ],
 )
 def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
@@ -129,7 +129,7 @@ def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     assert (measured.total_steps, measured.bad_lines) == (STEPS[kind], 0)
 
 
-@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.long), "trainer"])
 def test_killed_while_it_saves_it_resumes_from_the_checkpoint_before(
     kind: str, whole: collections.abc.Callable[[str], Job], tmp_path: pathlib.Path
 ):

@@ -41,7 +41,14 @@ def _postgres(postgres: servers.Server) -> Case:
     return Case(postgres, url, {"meta-user": servers.USER, "meta-password": servers.PASSWORD})
 
 
-ENGINES = ["redis", "redis-tls", "sentinel", "mariadb", "postgres", "postgres-tls"]
+ENGINES = [
+    "redis",
+    "redis-tls",
+    pytest.param("sentinel", marks=pytest.mark.long),
+    "mariadb",
+    "postgres",
+    pytest.param("postgres-tls", marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(params=ENGINES)
