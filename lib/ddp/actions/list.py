@@ -15,6 +15,7 @@ from ddp.run import catalog, untrusted
 from ddp.run.model import UTC, Run, State
 from ddp.settings import Settings
 from ddp.slurm import jobs, queued_jobs
+from ddp.workspace.folders import Workspace
 from slurm_ddp.slurm import times
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -32,24 +33,47 @@ def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
     # The newest runs stand first in any case: without another choice no other needs to be read
     is_newest = params.state is None and params.since is None and params.sort == "submitted"
     wanted = names[: params.lines] if is_newest else names
-    runs, silence = catalog.load(settings.workspace, wanted, is_brief=True)
+    found = [catalog.read(settings.workspace, name, is_brief=True) for name in wanted]
+    queue = catalog.ask_queue(settings.workspace)
+    runs = catalog.judge(settings.workspace, found, queue)
+    silence = catalog.silence_of(runs, queue)
     runs = _choose(runs, params)
     count = len(names) if is_newest else len(runs)
     runs = runs[: params.lines]
 
     positions = _positions(runs)
-    table = catalog.aligned([_HEAD, *(_row(run, positions) for run in runs)])
-    shown = {"count": str(count), "runs": table}
+    others: list[jobs.Job] = []
+    if is_newest:
+        others = _others(settings.workspace, pattern, queue)
+    rows = [_job_row(job) for job in others] + [_row(run, positions) for run in runs]
+    shown = {"count": str(count), "runs": catalog.aligned([_HEAD, *rows])}
     values: dict[str, object] = {
         "count": count,
         "runs": [_describe_in_queue(run, positions) for run in runs],
+        "jobs": [dataclasses.asdict(job) for job in others],
     }
     if silence:
         shown["slurm"] = silence
         values["slurm"] = silence
-    if not names and params.name is None:
+    if not names and not others and params.name is None:
         log(f"no runs yet; start one: {settings.render(catalog.START)}")
     return Result(shown, values)
+
+
+def _others(workspace: Workspace, pattern: str, queue: catalog.Queue) -> list[jobs.Job]:
+    """Return this user's active jobs that belong to no run, such as those of plain sbatch."""
+    if isinstance(queue, jobs.Silence):
+        return []
+    names = set(catalog.names(workspace))
+    active = [job for job in queue if job.is_active and not names & {job.name, job.run_name}]
+    return [job for job in active if fnmatch.fnmatchcase(job.name, pattern)]
+
+
+def _job_row(job: jobs.Job) -> tuple[str, ...]:
+    """Return the row of a job without a run: Slurm knows nothing of its steps."""
+    unknown = [None] * 4
+    cells = (job.state, job.num_nodes, *unknown, job.elapsed, (job.nodes or job.reason)[:80])
+    return (job.name[:64], "job", *map(catalog.cell, cells))
 
 
 def _list_everyones(params: models.ListRuns) -> Result:

@@ -68,16 +68,8 @@ def _ways(work: workload.Workload, world: int) -> tables.Table:
     if work.model:
         model = memory.Model(work.parameters, work.layers, work.width, work.vocab)
 
-    head = (
-        "GIB A RANK",
-        "PARAMETERS",
-        "GRADIENTS",
-        "OPTIMIZER",
-        "ACTIVATIONS",
-        "SUM",
-        "RECOMPUTED",
-    )
-    rows = [head]
+    head = "PARAMETERS GRADIENTS OPTIMIZER ACTIVATIONS SUM RECOMPUTED".split()
+    rows = [["GIB A RANK", *head]]
     for need in memory.needs(model, work.tokens, world):
         amounts = (
             need.parameters,
@@ -88,7 +80,7 @@ def _ways(work: workload.Workload, world: int) -> tables.Table:
             need.least,
         )
         sizes = [f"{amount / 2**30:.1f}" for amount in amounts]
-        rows.append((need.way, *sizes))
+        rows.append([need.way, *sizes])
     return tables.Table(rows)
 
 

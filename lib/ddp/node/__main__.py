@@ -13,6 +13,7 @@ MODULES = {
     "unpack": "unpacking",
     "image": "container",
     "node": "task",
+    "activate": "activation",
 }
 
 

@@ -4,17 +4,20 @@ import array
 import errno
 import fcntl
 import os
+import random
 import re
 import socket
 import struct
 import subprocess
 import time
 
-from ddp.node import exit_codes, spec
+from ddp.node import exit_codes, spec, spool
 
 _SIOCGIFCONF = 0x8912  # netdevice(7)
 _IFREQ = 40  # bytes of a struct ifreq on 64 bits
 _MOST_ADDRESSES = 1024
+PORTS = range(20000, 30000)  # below those of outgoing connections
+_TRIES = 3  # ports
 _PROBE_PORT = 9  # connecting UDP sends nothing, it picks the route
 
 
@@ -101,6 +104,15 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def find_port(without: int = 0) -> int | None:
+    """Choose a random free port for torchrun's store, which accepts every connection."""
+    for port in random.SystemRandom().sample(PORTS, _TRIES):
+        if port != without and is_free(port):
+            return port
+        spool.write(f"[ENV] port {port} is taken, trying another")
+    return None
 
 
 def find_way(head: str, head_node: str, interface: str) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 """The ranks of a job, as its supervisor sees them: started, signalled, watched, ended."""
 
 import contextlib
-import random
 import shlex
 import signal
 import subprocess
@@ -25,8 +24,6 @@ from ddp.node.placement import Placement
 from ddp.node.started_job import StartedJob
 
 TOGETHER_S = 3.0  # nodes that are lost within this time are lost together
-PORTS = range(20000, 30000)  # below those of outgoing connections
-_TRIES = 3  # ports
 
 
 class Ranks:
@@ -170,12 +167,12 @@ class Ranks:
     def _run_step(self, argv: list[str]) -> None:
         """Start the step, and wait until it ends; set `code`."""
         self.code = 1
-        port = _find_port()
+        port = network.find_port()
         if port is None:
             return
         self._env["HEAD_PORT"] = str(port)
         if self._job.spec.launcher == "node":
-            own = _find_port(without=port)
+            own = network.find_port(without=port)
             if own is None:
                 return
             self._env["PROGRAM_PORT"] = str(own)
@@ -265,12 +262,3 @@ def _fill_in(words: list[str | None], resume: str) -> list[str]:
     for word in words:
         filled.append(resume if word is None else word)
     return filled
-
-
-def _find_port(without: int = 0) -> int | None:
-    """Choose a random port for torchrun's store, which accepts every connection."""
-    for port in random.SystemRandom().sample(PORTS, _TRIES):
-        if port != without and network.is_free(port):
-            return port
-        spool.write(f"[ENV] port {port} is taken, trying another")
-    return None

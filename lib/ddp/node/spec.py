@@ -126,7 +126,7 @@ class PrepareSpec:
 Spec = typing.TypeVar("Spec")
 
 
-def dump(spec: JobSpec | PrepareSpec) -> str:
+def dump(spec: JobSpec | PrepareSpec | Environment) -> str:
     """Serialize a specification to JSON."""
     return json.dumps(dataclasses.asdict(spec), indent=1) + "\n"
 

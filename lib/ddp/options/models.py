@@ -330,6 +330,12 @@ class OneEnvironment(Parsed):
     name: fields.Name
 
 
+class EnvironmentPath(Parsed):
+    """Options of env path."""
+
+    name: fields.Name | None = None
+
+
 class ImportImage(Parsed):
     """Options of image import."""
 

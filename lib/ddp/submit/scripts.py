@@ -66,7 +66,7 @@ class TrainingJob:
     def texts(self, environment: folders.Manifest) -> dict[str, str]:
         """Render the files by name."""
         job = self._specification(environment)
-        return {"job.sbatch": self._script(), "program/job.json": spec.dump(job), **_program()}
+        return {"job.sbatch": self._script(), "program/job.json": spec.dump(job), **program()}
 
     @property
     def _folder(self) -> str:
@@ -150,7 +150,7 @@ class TrainingJob:
         is_elsewhere = bool(self.params.container_image) and not environment.digest
         if self.params.own_python or is_elsewhere:
             return None
-        return _environment(self.settings, environment)
+        return environment_of(self.settings, environment)
 
     def _container(self, variables: collections.abc.Iterable[str]) -> spec.Container | None:
         image = self.params.container_image
@@ -206,11 +206,11 @@ def preparation(
     job = spec.PrepareSpec(
         run_dir=folder,
         cache=str(settings.workspace.node_cache),
-        environment=_environment(settings, environment),
+        environment=environment_of(settings, environment),
         commands=tuple(map(tuple, commands)),
         elements=array.size if array else 0,
     )
-    return {"job.sbatch": script, f"program/{name}.json": spec.dump(job), **_program()}
+    return {"job.sbatch": script, f"program/{name}.json": spec.dump(job), **program()}
 
 
 OTHER_DISK = Step(
@@ -220,7 +220,7 @@ OTHER_DISK = Step(
 
 
 @functools.cache
-def _program() -> dict[str, str]:
+def program() -> dict[str, str]:
     """Read the program's files, which each run has in its folder.
 
     A job runs no other file, since only its user can write there.
@@ -233,7 +233,8 @@ def _program() -> dict[str, str]:
     return texts
 
 
-def _environment(settings: Settings, environment: folders.Manifest) -> spec.Environment:
+def environment_of(settings: Settings, environment: folders.Manifest) -> spec.Environment:
+    """Return what the nodes unpack for an environment."""
     layers: list[spec.Archive] = []
     for one in (environment.below, environment):
         if one is None:

@@ -1,5 +1,6 @@
 """list-runs: the table of runs, its order, and its filters."""
 
+import dataclasses
 import os
 import typing
 
@@ -191,3 +192,20 @@ def test_everyone_s_jobs_are_filtered(
 def test_everyone_s_jobs_need_slurm(program: Program, cluster: Cluster):
     cluster.silent = 9
     assert program.fails("list-runs", everyone=True).startswith("Slurm: Unable to contact slurm")
+
+
+def test_jobs_that_ddp_did_not_submit_are_listed_as_jobs(program: Program, cluster: Cluster):
+    cluster.states = [("RUNNING", 0)]
+    program.run("submit-ddp", workload="smoke", run="a")
+    mine = cluster.jobs[0]
+    plain = dataclasses.replace(mine, job_id=70, name="own.sbatch")
+    ended = dataclasses.replace(plain, job_id=71, name="ended", states=[("COMPLETED", 0)])
+    cluster.jobs += [plain, ended]
+    table = rows(program)
+    assert [row[:3] for row in table[1:]] == [
+        ["own.sbatch", "job", "RUNNING"],
+        ["a", "smoke", "RUNNING"],
+    ]
+    assert [(job["job_id"], job["name"]) for job in program.record["jobs"]] == [(70, "own.sbatch")]
+    assert program.record["count"] == 1, "of runs"
+    assert [row[0] for row in rows(program, name="a*")[1:]] == ["a"]
