@@ -65,7 +65,7 @@ def typical(parameters: int) -> Model:
 
 
 def needs(model: Model, tokens: int, world: int) -> list[Need]:
-    """Return what a rank needs by each way, for `tokens` in one forward pass."""
+    """Return the bytes of a rank by DDP, FSDP2 and LoRA, for `tokens` in one forward pass."""
     kept = KEPT * tokens * model.width
     logits = LOGIT * tokens * model.vocab
     activations = kept * model.layers + logits
