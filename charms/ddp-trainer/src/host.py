@@ -24,20 +24,12 @@ _SECRET = fields.matches(r"(secret:[A-Za-z0-9/._-]+)?", 200, "the URI of a Juju 
 _ANSWER_S = 120.0  # for a request that neither waits nor installs
 
 
-class Config(fields.Parsed):
+class Config(configuration.Choices):
     """The charm's options."""
 
     workspace: fields.Folder = "/mnt/shared"
     submit_user: typing.Annotated[str, _ACCOUNT] = "ubuntu"
     node_cache: fields.Folder = "/var/tmp"  # noqa: S108 - what is made below is checked on use
-    torch_build: fields.TorchBuild = "auto"
-    torch_version: fields.TorchVersion = ""
-    torch_index: fields.Index = ""
-    mlflow_tracking_uri: fields.Tracking = ""
-    tensorboard: bool = False
-    wandb: bool = False
-    transformers: bool = False
-    accept_oci_risk: bool = False
     hf_token: typing.Annotated[str, _SECRET] = ""
 
 

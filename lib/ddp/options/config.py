@@ -22,15 +22,9 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}  # of 
 DEFAULT_WORKSPACE = "slurm-ddp"
 
 
-class Config(fields.Parsed):
-    """The options of a configuration file; the variable of `torch-index` is DDP_TORCH_INDEX."""
+class Choices(fields.Parsed):
+    """The operator's choices about environments, trackers and images, in a file or in the charm."""
 
-    workspace: fields.Folder | None = None
-    node_cache: fields.Folder = str(NODE_DISK)  # on each node's own disk, open to all accounts
-    account: fields.Account = ""  # whose environments and datasets all users share
-    unit: typing.Annotated[
-        str, fields.matches(r"([a-z][a-z0-9-]*/[0-9]+)?", 80, "a unit such as trainer/0")
-    ] = ""
     torch_build: fields.TorchBuild = "auto"
     torch_version: fields.TorchVersion = ""
     torch_index: fields.Index = ""
@@ -39,6 +33,17 @@ class Config(fields.Parsed):
     wandb: bool = False
     transformers: bool = False
     accept_oci_risk: bool = False
+
+
+class Config(Choices):
+    """The options of a configuration file; the variable of `torch-index` is DDP_TORCH_INDEX."""
+
+    workspace: fields.Folder | None = None
+    node_cache: fields.Folder = str(NODE_DISK)  # on each node's own disk, open to all accounts
+    account: fields.Account = ""  # whose environments and datasets all users share
+    unit: typing.Annotated[
+        str, fields.matches(r"([a-z][a-z0-9-]*/[0-9]+)?", 80, "a unit such as trainer/0")
+    ] = ""
 
 
 def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
