@@ -90,9 +90,9 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     workspace = settings.workspace
     if wanted == "make-folders":
         made = workspace.ensure_shared_folders()
-        if not made["denied"]:
+        if not made.denied:
             tokens.sync(settings.workspace, settings.token)
-        return made
+        return dataclasses.asdict(made)
     if wanted == "sync-tokens":
         tokens.sync(settings.workspace, settings.token)
         return {}

@@ -112,11 +112,11 @@ def gather(
 def _folder(workspace: Workspace) -> collections.abc.Generator[dict[str, str]]:
     """Make a folder in which the nodes write, and yield its path and nonce."""
     nonce = secrets.token_hex(8)
-    made = workspace.do(operations.open_examination, workspace=str(workspace.folder), nonce=nonce)
+    folder = workspace.do(operations.open_examination, workspace=str(workspace.folder), nonce=nonce)
     try:
-        yield {"folder": made["folder"], "nonce": made["nonce"]}
+        yield {"folder": folder, "nonce": nonce}
     finally:
-        workspace.do(shutil.rmtree, path=made["folder"], ignore_errors=True)
+        workspace.do(shutil.rmtree, path=folder, ignore_errors=True)
 
 
 def _options(

@@ -16,7 +16,7 @@ def read(workspace: Workspace) -> list[Json]:
     """Read the entries of this user or, without any, of the trainer's account."""
     for folder in workspace.folders:
         path = str(folder / "baselines" / FILE)
-        entries = workspace.do(operations.read_baseline, path=path)["entries"]
+        entries = workspace.do(operations.read_baseline, path=path)
         if entries:
             return entries
     return []

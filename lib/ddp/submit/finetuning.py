@@ -67,7 +67,7 @@ def check_text(workspace: Workspace, wanted: str | None) -> None:
         return
     checks.check_inside(workspace, "dataset", wanted, kinds=("file", "folder"))
     found = workspace.do(operations.measure_source, timeout_s=60, path=wanted, part_bytes=1 << 30)
-    if not found["bytes"]:
+    if not found.num_bytes:
         raise ParameterError(
             "dataset", f"{wanted} is empty; it needs JSON lines, and val.jsonl for validation"
         )

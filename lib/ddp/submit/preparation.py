@@ -272,4 +272,4 @@ def _elements(workspace: Workspace, source: str) -> int:
     found = workspace.do(
         operations.measure_source, timeout_s=60, path=source, part_bytes=_PART_BYTES
     )
-    return max(1, min(_MOST_ELEMENTS, found["parts"], -(-found["bytes"] // _ELEMENT_BYTES)))
+    return max(1, min(_MOST_ELEMENTS, found.num_parts, -(-found.num_bytes // _ELEMENT_BYTES)))

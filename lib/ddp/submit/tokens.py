@@ -130,9 +130,9 @@ def sync(workspace: Workspace, token: str) -> None:
         with contextlib.suppress(jobs.SlurmError):
             active = [job.name for job in jobs.jobs(user=workspace.user) if job.is_active]
     counts = _call(workspace, operations.sync_tokens, token=token, active=active)
-    if counts["removed"] or counts["replaced"]:
+    if counts.removed or counts.replaced:
         logger.info(
-            "files with the token: %d removed, %d replaced", counts["removed"], counts["replaced"]
+            "files with the token: %d removed, %d replaced", counts.removed, counts.replaced
         )
 
 

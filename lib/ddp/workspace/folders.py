@@ -206,15 +206,15 @@ class Workspace:
         made = self.do(
             operations.make_folders, workspace=place, names=names, trusted=self.trusted()
         )
-        if made["untrusted"]:
-            raise WorkspaceError(made["untrusted"])
-        if made["denied"]:
-            folder = self.folder / made["denied"][0]
+        if made.untrusted:
+            raise WorkspaceError(made.untrusted)
+        if made.denied:
+            folder = self.folder / made.denied[0]
             hint = f"as root, on the filesystem's server or here: chown {self.user} {folder}"
             raise WorkspaceError(f"{self.user} cannot write {folder}; {hint}")
 
-    def ensure_shared_folders(self) -> small_files.Json:
-        """Make the folders that all users share; `denied` and `untrusted` name obstacles."""
+    def ensure_shared_folders(self) -> operations.Obstacles:
+        """Make the folders that all users share; return what is in the way."""
         place = str(self.path)
         self.do(operations.make_users, workspace=place)
         return self.do(
@@ -232,8 +232,8 @@ class Workspace:
         manifests: list[Manifest] = []
         datasets: dict[str, str] = {}
         for folder, held in zip(self.folders, listed, strict=True):
-            manifests += _manifests(folder, held["environments"])
-            for name in held["datasets"]:
+            manifests += _manifests(folder, held.environments)
+            for name in held.datasets:
                 datasets.setdefault(name, str(folder / "datasets" / name))
 
         by_hash = {one.hash: one for one in manifests}
@@ -243,14 +243,14 @@ class Workspace:
         return Contents(
             environments=tuple(one for one in manifests if not one.digest),
             datasets=datasets,
-            is_writable=bool(own["writable"]),
-            free_bytes=own["free_bytes"],
-            free_files=own["free_files"],
-            untrusted=next((str(held["untrusted"]) for held in listed if held["untrusted"]), ""),
+            is_writable=own.is_writable,
+            free_bytes=own.free_bytes,
+            free_files=own.free_files,
+            untrusted=next((held.untrusted for held in listed if held.untrusted), ""),
             images=tuple(one for one in manifests if one.digest),
         )
 
-    def _look_at(self, folder: pathlib.Path, timeout_s: float) -> small_files.Json:
+    def _look_at(self, folder: pathlib.Path, timeout_s: float) -> operations.Held:
         return self.do(
             operations.look,
             timeout_s=timeout_s,

@@ -1,5 +1,6 @@
 """The operations on the shared filesystem; Workspace.do gives each its deadline."""
 
+import collections.abc
 import contextlib
 import dataclasses
 import json
@@ -29,8 +30,44 @@ class Place:
     is_readable: bool
 
 
-def make_folders(workspace: str, names: list[str], trusted: list[int]) -> small_files.Json:
-    """Make these folders; `denied` lists those that this account cannot make or write."""
+@dataclasses.dataclass(frozen=True)
+class Obstacles:
+    """The reasons why some folders of the workspace cannot be used."""
+
+    denied: tuple[str, ...]  # names of folders that this account cannot make or write
+    untrusted: str  # the folder that other accounts own or can replace, and what to type; or ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """The content of one user's folder, and the free space there."""
+
+    environments: tuple[small_files.Json, ...]  # their manifests
+    datasets: tuple[str, ...]
+    is_writable: bool
+    free_bytes: int
+    free_files: int
+    untrusted: str  # as of Obstacles
+
+
+@dataclasses.dataclass(frozen=True)
+class Synced:
+    """The numbers of files with the token that were changed."""
+
+    removed: int
+    replaced: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceSize:
+    """The size of a dataset's source."""
+
+    num_bytes: int
+    num_parts: int
+
+
+def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Obstacles:
+    """Make these folders; return what is in the way."""
     denied: list[str] = []
     for name in names:
         path = pathlib.Path(workspace, name)
@@ -43,7 +80,9 @@ def make_folders(workspace: str, names: list[str], trusted: list[int]) -> small_
             continue
         if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
             denied.append(name)
-    return {"denied": denied, "untrusted": _untrusted(workspace, names, trusted) if denied else ""}
+    if not denied:
+        return Obstacles((), "")
+    return Obstacles(tuple(denied), _untrusted(workspace, names, trusted))
 
 
 def folder_mode(name: str) -> int:
@@ -103,42 +142,39 @@ def check_own(path: str) -> None:
         )
 
 
-def look(workspace: str, names: list[str], trusted: list[int]) -> small_files.Json:
-    """List the workspace: manifests of environments, names of datasets, free space.
-
-    `untrusted` names a folder, of `names` or above, that other accounts own or can replace, and
-    what to type.
-    """
+def look(workspace: str, names: list[str], trusted: list[int]) -> Held:
+    """List a user's folder: manifests of environments, names of datasets, free space."""
     top = pathlib.Path(workspace)
-    manifests: list[small_files.Json] = []
-    for path in sorted((top / "environments").glob("*.json"))[:MAX_LISTED]:
+    runs = top / "runs"
+    datasets = sorted(path.parent.name for path in (top / "datasets").glob("*/dataset.json"))
+    room = os.statvfs(runs if runs.is_dir() else top)
+    free_files = 1 << 40
+    if room.f_files and room.f_favail >= 0:  # CephFS has -1, others have no count
+        free_files = room.f_favail
+    return Held(
+        environments=tuple(_manifests(top / "environments", trusted)),
+        datasets=tuple(datasets[:MAX_LISTED]),
+        is_writable=os.access(runs, os.W_OK | os.X_OK),
+        free_bytes=room.f_bavail * room.f_frsize,
+        free_files=free_files,
+        untrusted=_untrusted(workspace, names, trusted),
+    )
+
+
+def _manifests(
+    folder: pathlib.Path, trusted: list[int]
+) -> collections.abc.Iterator[small_files.Json]:
+    """Yield the manifests of whole archives that jobs may use."""
+    for path in sorted(folder.glob("*.json"))[:MAX_LISTED]:
         try:
-            manifest, archive = small_files.read_object(path), path.with_suffix(".tar.zst").lstat()
-            is_trusted = {archive.st_uid, path.lstat().st_uid} <= set(
-                trusted
-            )  # else a node would refuse it
-            if (
-                is_trusted
-                and archive.st_size == manifest["size_bytes"]
-                and path.stem == manifest["hash"]
-            ):
-                manifests.append(manifest)
+            manifest = small_files.read_object(path)
+            archive = path.with_suffix(".tar.zst").lstat()
+            is_whole = archive.st_size == manifest["size_bytes"] and path.stem == manifest["hash"]
+            owners = {archive.st_uid, path.lstat().st_uid}
         except (OSError, ValueError, KeyError):
             continue  # half-written, damaged or another file
-    datasets = sorted(path.parent.name for path in (top / "datasets").glob("*/dataset.json"))
-    writable = os.access(top / "runs", os.W_OK | os.X_OK)
-    runs = top / "runs"
-    room = os.statvfs(runs if runs.is_dir() else top)
-    files = (
-        room.f_favail if room.f_files and room.f_favail >= 0 else 1 << 40
-    )  # CephFS has -1, others have no count
-    free = {"free_bytes": room.f_bavail * room.f_frsize, "free_files": files}
-    return {
-        "environments": manifests,
-        "datasets": datasets[:MAX_LISTED],
-        "writable": writable,
-        **free,
-    } | {"untrusted": _untrusted(workspace, names, trusted)}
+        if is_whole and owners <= set(trusted):  # a node would refuse others
+            yield manifest
 
 
 def locate(workspace: str, path: str) -> Place:
@@ -183,16 +219,17 @@ def drop_variables(secrets: str, owner: str, active: list[str]) -> None:
             path.unlink()
 
 
-def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) -> small_files.Json:
+def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) -> Synced:
     """Write the token to the files of active runs and remove the others; without one remove all.
 
     With `active` None remove none of these. Keep a file of the last two minutes: its job is being
     submitted.
     """
-    counts = {"removed": 0, "replaced": 0}
+    removed = 0
+    replaced = 0
     folder = pathlib.Path(secrets, owner)
     if not folder.is_dir():
-        return counts
+        return Synced(0, 0)
     for path in sorted(private(folder).iterdir()):
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode) or path.name.endswith((ENV_SUFFIX, NOTIFY_SUFFIX)):
@@ -202,11 +239,11 @@ def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) 
         is_kept = is_new or (is_ours and _is_active(path, active))
         if not token or not is_kept:
             path.unlink()
-            counts["removed"] += 1
+            removed += 1
         elif is_ours and small_files.tail(path, 65536) != [token]:
             replace(path, f"{token}\n", mode=0o600)
-            counts["replaced"] += 1
-    return counts
+            replaced += 1
+    return Synced(removed, replaced)
 
 
 def _is_active(path: pathlib.Path, active: list[str] | None) -> bool:
@@ -214,7 +251,7 @@ def _is_active(path: pathlib.Path, active: list[str] | None) -> bool:
     return active is None or path.name.removesuffix(HF_SUFFIX) in active
 
 
-def measure_source(path: str, part_bytes: int) -> small_files.Json:
+def measure_source(path: str, part_bytes: int) -> SourceSize:
     """Return the bytes below a path and the number of parts for them.
 
     A very large folder is read in part.
@@ -240,7 +277,7 @@ def measure_source(path: str, part_bytes: int) -> small_files.Json:
                 )
                 total += about.st_size
                 parts += 1 if packed else -(-about.st_size // part_bytes)
-    return {"bytes": total, "parts": parts}
+    return SourceSize(total, parts)
 
 
 def read_json(path: str) -> small_files.Json:
@@ -251,7 +288,7 @@ def read_json(path: str) -> small_files.Json:
         raise RefusedError(f"{path} is not a JSON object: {e}") from e
 
 
-def read_baseline(path: str) -> small_files.Json:
+def read_baseline(path: str) -> list[small_files.Json]:
     """Return the valid entries of a baseline; none where there is no file."""
     entries: list[small_files.Json] = []
     with contextlib.suppress(OSError, ValueError):
@@ -270,7 +307,7 @@ def read_baseline(path: str) -> small_files.Json:
                         | numbers
                         | {"points": points, "average_busbw": float(entry["average_busbw"])}
                     )
-    return {"entries": entries}
+    return entries
 
 
 def shape(entry: small_files.Json) -> tuple[str, ...]:
@@ -289,15 +326,15 @@ def store_baseline(path: str, entries: list[small_files.Json]) -> None:
     replace(file, json.dumps({"format": 1, "entries": [*kept, *entries][-500:]}, indent=1) + "\n")
 
 
-def open_examination(workspace: str, nonce: str) -> small_files.Json:
-    """Make the folder of doctor's test of the shared workspace; remove old ones."""
+def open_examination(workspace: str, nonce: str) -> str:
+    """Make the folder of doctor's test of the shared workspace, and return it; remove old ones."""
     runs = pathlib.Path(workspace, "runs")
     for path in runs.glob(".doctor-*"):
         if time.time() - path.lstat().st_mtime > 86400:
             shutil.rmtree(path, ignore_errors=True)
     folder = runs / f".doctor-{nonce}"
     folder.mkdir(mode=0o755)
-    return {"folder": str(folder), "nonce": nonce}
+    return str(folder)
 
 
 def _make(folder: pathlib.Path, hint: str) -> None:

@@ -166,8 +166,8 @@ def test_sources_are_measured(tmp_path: pathlib.Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path)
     found = operations.measure_source(str(tmp_path), 64)
-    assert found == {"bytes": 814, "parts": 4 + 1 + 1 + 1}
-    assert operations.measure_source(str(tmp_path / "a.txt"), 64)["parts"] == 4
+    assert found == operations.SourceSize(num_bytes=814, num_parts=4 + 1 + 1 + 1)
+    assert operations.measure_source(str(tmp_path / "a.txt"), 64).num_parts == 4
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "a.txt").symlink_to("../a.txt")  # as the cache of Hugging Face's hub
-    assert operations.measure_source(str(tmp_path / "snapshot"), 64)["bytes"] == 200
+    assert operations.measure_source(str(tmp_path / "snapshot"), 64).num_bytes == 200

@@ -55,10 +55,8 @@ def test_a_job_that_is_being_submitted_keeps_its_file(settings: Settings):
     secrets = str(settings.workspace.path / ".secrets")
     pathlib.Path(secrets).mkdir()
     operations.keep_secret(secrets, "trainer-0", "first.hf-token", "a\n")
-    assert operations.sync_tokens(secrets, "trainer-0", token="a", active=[]) == {
-        "removed": 0,
-        "replaced": 0,
-    }
+    synced = operations.sync_tokens(secrets, "trainer-0", token="a", active=[])
+    assert synced == operations.Synced(removed=0, replaced=0)
 
 
 def test_the_file_of_a_run_stays_while_another_of_its_jobs_is_active(
