@@ -121,6 +121,7 @@ def waits(cluster: Cluster) -> int:
     return len(model["units"][cluster.beside("sackd/0", NEIGHBOUR)]["events"])
 
 
+@pytest.mark.long
 def test_on_juju_3_6_only_the_trainers_own_unit_waits_and_cancel_task_ends_that(cluster: Cluster):
     with waiting(cluster, "three") as action:
         try:

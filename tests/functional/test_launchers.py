@@ -64,6 +64,7 @@ def test_one_process_a_node_meets_the_others_and_may_start_ranks_of_its_own(some
     assert log_of(someone, "own", "--launcher node run.sh").count("MET 3.0 ") == 2
 
 
+@pytest.mark.long
 def test_a_command_of_the_environment_starts_by_its_name(someone: Person):
     bring(someone, OWN, "own")
     assert log_of(someone, "own", "torchrun --no-python python3 meet.py").count("MET 3.0 ") == 2

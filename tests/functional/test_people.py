@@ -206,7 +206,8 @@ def test_she_looks_at_her_run(alice: Person, trained: Json):
     assert (seen.code, "COMPLETED" in seen.out) == (0, True)
 
 
-@pytest.mark.parametrize("seconds", [20, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [20, 60])
 def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seconds: int):
     """A restart of slurmctld is a minute of daily life; the job trains on, and so does everybody's view of it."""
     cluster, run = alice.cluster, f"followed-{seconds}"

@@ -201,6 +201,7 @@ def test_a_missing_module_of_the_project_is_named_with_its_path(someone: Person)
     assert "requirements" not in answer.err
 
 
+@pytest.mark.long
 def test_nanogpt_s_own_checkout_trains_and_continues(cluster: Cluster, someone: Person):
     checkout = pathlib.Path(os.environ.get(PEERS, "")).absolute() / "nanoGPT"
     if not os.environ.get(PEERS) or not checkout.is_dir():

@@ -199,6 +199,7 @@ def test_a_rank_that_holds_the_others_up_is_named_with_its_node(drills: Cluster)
 NEVER_MET = "the 2 ranks never connected: each trained alone"
 
 
+@pytest.mark.long
 def test_ranks_that_never_met_are_remarked_in_the_log_and_by_show_and_list(drills: Cluster):
     job = submit(drills, "alone.py", "args=1", "env=ACCELERATE_USE_CPU=own", "wait=true", nodes=2)
     assert (job["state"], job["remark"].partition(",")[0]) == ("COMPLETED", NEVER_MET)
