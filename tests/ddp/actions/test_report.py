@@ -332,7 +332,8 @@ KEYS = {
 
 
 @hypothesis.settings(
-    max_examples=150, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=30,  # a picture takes a tenth of a second
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(
     objects=st.lists(st.fixed_dictionaries({}, optional=KEYS) | JSON, min_size=4, max_size=4),

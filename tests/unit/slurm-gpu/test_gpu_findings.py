@@ -90,7 +90,7 @@ def expected_levels(values: dict[str, str]) -> set[tuple[str, str]]:
     return found
 
 
-@hypothesis.settings(max_examples=1000)
+@hypothesis.settings(max_examples=300)
 @hypothesis.given(st.fixed_dictionaries({rule.path: values_of_any_kind for rule in smi.RULES}))
 def test_the_verdict_on_every_combination_of_words(values: dict[str, str]):
     values = {path: value.strip(" \t\r\n[]") for path, value in values.items()}
