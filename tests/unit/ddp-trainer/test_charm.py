@@ -199,9 +199,8 @@ def test_a_folder_of_another_account_blocks(trainer: Trainer, monkeypatch: pytes
     def denied(*_: object) -> None:
         raise PermissionError(1, "/mnt/shared/runs belongs to uid 33")
 
-    monkeypatch.setattr(
-        operations, "make_folders", lambda **_: {"denied": ["runs"], "untrusted": ""}
-    )
+    obstacles = operations.Obstacles(denied=("runs",), untrusted="")
+    monkeypatch.setattr(operations, "make_folders", lambda **_: obstacles)
     monkeypatch.setattr(host_module, "hand_over", denied)
     out = trainer.event("update_status")
     place = trainer.workspace / "runs"
