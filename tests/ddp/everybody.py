@@ -28,6 +28,7 @@ def installed(name: str) -> collections.abc.Generator[pathlib.Path]:
             patch.setattr(program, "COMMAND", top / "bin" / "ddp")
             patch.setattr(program, "LIBRARY", top / "lib" / "ddp")
             patch.setattr(program, "CONFIG", top / "slurm-ddp.toml")
+            patch.setattr(program, "SITE", top / "site")
             patch.setattr(
                 program, "PYTHON", os.path.realpath(sys.executable)
             )  # of no virtual environment

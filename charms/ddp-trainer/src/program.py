@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import typing
 
@@ -21,10 +22,24 @@ from slurm_ddp import commands, files
 COMMAND = pathlib.Path("/usr/local/bin/ddp")
 # With a folder for each release; other charms' files lie beside it
 LIBRARY = pathlib.Path("/usr/local/lib/slurm-ddp/ddp")
+# What a user's own Python imports for `from ddptrain import submit`, beside LIBRARY
+IMPORTS = "python"
+# Of the system's Python: Debian's folder for what is not of its packages
+SITE = pathlib.Path(f"/usr/local/lib/python3.{sys.version_info[1]}/dist-packages")
 CONFIG = pathlib.Path("/etc/slurm-ddp.toml")
 PYTHON = "/usr/bin/python3"
 # As in pyproject.toml
-NEEDS = ("click", "cloup", "jinja2", "pathspec", "plotext", "pydantic", "pyyaml", "rich")
+NEEDS = (
+    "click",
+    "cloudpickle",
+    "cloup",
+    "jinja2",
+    "pathspec",
+    "plotext",
+    "pydantic",
+    "pyyaml",
+    "rich",
+)
 _OURS = {"lib/ddp": "ddp", "lib/slurm_ddp": "slurm_ddp", "payload": "ddp/payload"}
 _END_S = 5.0
 _PROXIES = {
@@ -76,10 +91,23 @@ def install(charm_dir: pathlib.Path) -> bool:
     if not home.is_dir():
         partial.rename(home)
     files.ensure_file(COMMAND, launcher, mode=0o755)
+    _offer_imports(home)
     for path in LIBRARY.iterdir():
         if path != home:
             shutil.rmtree(path, ignore_errors=True)
     return True
+
+
+def _offer_imports(home: pathlib.Path) -> None:
+    """Let the system's Python import ddptrain and cloudpickle, behind all that it has itself."""
+    folder = LIBRARY.parent / IMPORTS
+    folder.mkdir(mode=0o755, exist_ok=True)
+    for name, target in (("ddptrain", "ddp/payload/ddptrain"), ("cloudpickle", "cloudpickle")):
+        partial = folder / f".{name}.{os.getpid()}"
+        partial.unlink(missing_ok=True)
+        partial.symlink_to(home / target)
+        partial.replace(folder / name)
+    files.ensure_file(SITE / "slurm-ddp.pth", f"{folder}\n")
 
 
 def _own_files(charm_dir: pathlib.Path) -> dict[pathlib.PurePath, pathlib.Path]:
@@ -107,9 +135,10 @@ def _digest(
 
 def remove() -> None:
     """Remove the program; runs stay."""
-    for path in (COMMAND, CONFIG):
+    for path in (COMMAND, CONFIG, SITE / "slurm-ddp.pth"):
         path.unlink(missing_ok=True)
-    shutil.rmtree(LIBRARY, ignore_errors=True)
+    for path in (LIBRARY, LIBRARY.parent / IMPORTS):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -> Answer:

@@ -35,7 +35,10 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         results |= _outcome(settings, run)
     results |= _record(settings, run)
     shown = {name: value for name, value in results.items() if value not in ("", "-")}
-    return Result(shown, _values(run, reason=results["reason"]))
+    values = _values(run, reason=results["reason"])
+    failed_rank = results.get("failed-rank")
+    values["failed_rank"] = None if failed_rank is None else int(failed_rank)
+    return Result(shown, values)
 
 
 def _check_files(run: Run) -> None:

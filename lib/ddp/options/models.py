@@ -101,6 +101,7 @@ class Training(Nodes):
     env: fields.Env = ""
     env_file: fields.Path | None = None
     notify: fields.Notify | None = pydantic.Field(None, repr=False)
+    function: fields.Path | None = None
     metric: fields.Metrics = ""
     dataset: fields.Dataset | None = None
     fabric: fields.Fabric = "auto"

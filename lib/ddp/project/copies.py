@@ -15,7 +15,7 @@ import tempfile
 
 from ddp.host import files
 from ddp.options import models
-from ddp.project import packages, root, updates, writer
+from ddp.project import packages, problems, root, updates, writer
 from ddp.results.progress import Log
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
@@ -160,7 +160,7 @@ def copied(
 ) -> collections.abc.Generator[Copy | None]:
     """Copy a project and yield the copy. Raises Problem.
 
-    Yields None for a program of ours, and without a snapshot.
+    Yields None for a program of ours, without a snapshot, and for a function without a project.
     """
     if params.workload in ("gpt", "smoke") or not params.snapshot:
         yield None
@@ -168,10 +168,15 @@ def copied(
     partial = workspace.runs / f".{updates.FOLDER}-{run}-{os.getpid()}"
     folder = workspace.runs / run / updates.FOLDER
 
-    def work() -> Copy:
+    def work() -> Copy | None:
         # It was left on a mount that died under a process of this number
         shutil.rmtree(partial, ignore_errors=True)
-        found = find(workspace, params)
+        try:
+            found = find(workspace, params)
+        except problems.NoProjectError:
+            if params.function:  # it is called in the run's folder
+                return None
+            raise
         below, remark = _below(found, params.typed_in)
         staged = stage(workspace, found, partial, folder)
         copy = dataclasses.replace(staged, below=below, python_path=_python_path(params))

@@ -7,13 +7,22 @@ from ddp.problem import ParameterError
 IGNORE_FILE = ".ddpignore"
 
 
+class NoProjectError(ParameterError):
+    """The folder is a home, or another one that is never copied as a whole."""
+
+
 def of_path(
     path: pathlib.Path | str, why: str, how: str = "give the path of a script"
 ) -> ParameterError:
     """Make an error from a path, the reason and the remedy."""
+    return ParameterError("workload", describe(path, why, how))
+
+
+def describe(path: pathlib.Path | str, why: str, how: str) -> str:
+    """Describe what is wrong with a path, and the remedy."""
     text = str(path)
     shown = text if text.isprintable() else ascii(text)
-    return ParameterError("workload", f"{shown}: {why}; {how}")
+    return f"{shown}: {why}; {how}"
 
 
 def send_less(root: pathlib.Path) -> str:

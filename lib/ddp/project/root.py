@@ -103,7 +103,8 @@ def find(
         return _of_folder(root, script)
     if script is None:
         how = "put the program into a folder below, and cd there"
-        raise problems.of_path(root, "is never copied as a whole", how)
+        text = problems.describe(root, "is never copied as a whole", how)
+        raise problems.NoProjectError("workload", text)
     name = _below(root, script)
     return _measured(Project(root, name, (name,), is_alone=True))
 

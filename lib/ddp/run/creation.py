@@ -6,13 +6,16 @@ import contextlib
 import os
 import pathlib
 import shutil
+import typing
 
 from ddp.host.files import RefusedError, replace
+from ddp.node import small_files
 from ddp.run import folder, untrusted
 
 _WRITERS = 8
+FUNCTION = "function.pkl"  # the ranks read it: ddptrain.functions.calls
 RUN_FILES = frozenset(
-    "logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code code.json".split()
+    f"logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code code.json {FUNCTION}".split()
 )
 
 
@@ -70,6 +73,29 @@ def remove(*paths: pathlib.Path) -> None:
 def _was_used(path: pathlib.Path) -> bool:
     """Return whether a job has written into a run's folder."""
     return any(untrusted.names(path / name) for name in ("logs", "control"))
+
+
+def keep_function(path: pathlib.Path, source: pathlib.Path) -> None:
+    """Copy the file with a function's calls into a run's folder, which only its owner reads.
+
+    Raises RefusedError.
+    """
+    partial = path / f".{FUNCTION}.{os.getpid()}"
+    try:
+        with small_files.opened(source) as file, _private_file(partial) as target:
+            shutil.copyfileobj(file, target, 1 << 20)
+            target.flush()
+            os.fsync(target.fileno())
+        partial.replace(path / FUNCTION)
+    except OSError as e:
+        partial.unlink(missing_ok=True)
+        raise RefusedError(f"{source} cannot be copied to {path}: {e.strerror or e}") from e
+
+
+def _private_file(path: pathlib.Path) -> typing.BinaryIO:
+    """Make a file that only this account can read."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
 
 
 def create_sweep(

@@ -136,11 +136,13 @@ class Submission:
         kept: copies.Copy | None = None,
         secrets: collections.abc.Mapping[str, str] | None = None,
         notify: str = "",
+        function: str = "",
         elements: collections.abc.Sequence[dict[str, str]] = (),
     ) -> Submitted:
         """Write the run's files and submit its script.
 
-        A `token` is delivered, `secrets`, and the URL to `notify`. Raises Problem.
+        A `token` is delivered, `secrets`, the URL to `notify`, and the file of a `function`.
+        Raises Problem.
 
         job.json is there before Slurm has the job, with the job's mark and the record that it
         replaces. `elements` are the files of a sweep's runs.
@@ -165,6 +167,9 @@ class Submission:
         with self.undone(*steps):
             if kept is not None:
                 kept.place()
+            if function:
+                keep = functools.partial(creation.keep_function, path, pathlib.Path(function))
+                workspace.do(keep, timeout_s=600)
             tokens.deliver(workspace, self.run, token)
             tokens.deliver_variables(workspace, self.run, secrets or {})
             tokens.deliver_notify(workspace, self.run, notify)

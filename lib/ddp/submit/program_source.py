@@ -32,7 +32,7 @@ _SPAWNS = (
 
 def check(workspace: Workspace, params: models.Training, contents: folders.Contents) -> list[str]:
     """Check a script or module, which is readable; return remarks. Raises ParameterError."""
-    if _may_be_anything(params):
+    if _may_be_anything(params) or params.function:
         return []
     path: pathlib.Path | None = pathlib.Path(params.workload)
     if params.module:

@@ -16,7 +16,7 @@ from ddp.run import catalog, folder
 from ddp.run.model import State
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs, outages
-from ddp.submit import control, resources, scripts, tokens, training
+from ddp.submit import control, resources, scripts, tokens, training, workloads
 from ddp.workspace.folders import Manifest, Workspace
 
 Choice = dict[str, str]
@@ -67,7 +67,8 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
     """Submit the runs of a sweep; with `wait` follow them to their end."""
     workspace = settings.workspace
     choices = _choices(params.grid)
-    sweep = _Sweep(params.name or control.new_name(workspace, "sweep"), choices)
+    label = workloads.label_of_function(params) or "sweep"
+    sweep = _Sweep(params.name or control.new_name(workspace, label), choices)
     _check_unused(workspace, sweep)
     parallel = min(params.parallel or len(choices), len(choices))
     array = scripts.Array(len(choices), parallel)
@@ -121,6 +122,7 @@ def _submit(
             kept=kept,
             secrets=checked.secrets,
             notify=checked.notify,
+            function=checked.params.function or "",
             elements=elements,
         )
 

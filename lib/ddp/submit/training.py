@@ -126,6 +126,7 @@ def _submit(checked: Checked, environment: Manifest, log: Log) -> control.Submit
             kept=kept,
             secrets=checked.secrets,
             notify=checked.notify,
+            function=checked.params.function or "",
         )
 
 

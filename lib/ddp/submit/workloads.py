@@ -349,8 +349,8 @@ class UserProgram(Workload):
 
     @property
     def label(self) -> str:
-        """The script's name."""
-        return checks.label(self.params.workload)
+        """The script's name, or the function's."""
+        return label_of_function(self.params) or checks.label(self.params.workload)
 
     def check_place(self, *, takes_any_script: bool) -> None:
         """Check that the program can be read, and that its ranks can start in the wanted folder.
@@ -361,7 +361,7 @@ class UserProgram(Workload):
         if params.launcher == "node" and params.ranks_per_node:
             text = "launcher=node starts one process on each node; omit one of them"
             raise ParameterError("ranks-per-node", text)
-        if not params.snapshot:
+        if not params.snapshot and not params.function:
             self._check_shared()
         if params.script:
             self._check_script(takes_any_script=takes_any_script)
@@ -435,7 +435,11 @@ class UserProgram(Workload):
         """Build the command: the script in its copy, or where it lies."""
         params = self.params
         kept = self.kept
-        start = copies.in_place(params) if kept is None else kept.start
+        start: copies.Start | None = None  # of a function without a project: the run's folder
+        if kept is not None:
+            start = kept.start
+        elif not params.function:
+            start = copies.in_place(params)
         words: list[str | spec.Word] = []
         if params.module:
             words = ["--module", params.workload]
@@ -449,6 +453,11 @@ class UserProgram(Workload):
             payload=self.stored_payload,
             start=start,
         )
+
+
+def label_of_function(params: models.Training) -> str:
+    """Return the first part of a run's name, by the file with its function; "" without one."""
+    return checks.label(params.function.removesuffix(".pkl")) if params.function else ""
 
 
 _KINDS: dict[str, type[Payload]] = {"gpt": Gpt, "smoke": Smoke}

@@ -31,10 +31,27 @@ def test_everybody_can_run_it_and_nobody_can_change_it(installed: pathlib.Path):
     )
     assert (done.returncode, done.stderr, "submit" in done.stdout) == (0, "", True)
     for path in (installed / "lib").rglob("*"):
-        about = path.lstat()
+        about = path.stat()
         assert about.st_uid == 0, path
         assert not about.st_mode & 0o022, path
     assert list((installed / "lib").rglob("*.pyc")), "compiled once, not with each start"
+
+
+@needs_root
+def test_everybodys_python_imports_submit_and_nothing_else_of_it(installed: pathlib.Path):
+    (path,) = (installed / "site").iterdir()
+    folder = pathlib.Path(path.read_text().strip())
+    assert sorted(one.name for one in folder.iterdir()) == ["cloudpickle", "ddptrain"]
+    done = subprocess.run(
+        [program.PYTHON, "-c", "from ddptrain import submit; import cloudpickle; print(submit)"],
+        capture_output=True,
+        text=True,
+        check=False,
+        user="nobody",
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder)},
+        cwd="/",
+    )
+    assert done.stdout.startswith("Submit("), done.stderr
 
 
 @needs_root
