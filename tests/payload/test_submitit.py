@@ -95,7 +95,8 @@ def test_local_ranks_meet_and_a_killed_one_is_named(tmp_path: pathlib.Path):
     ("given", "found"),
     [
         ({}, {"nodes": 1, "gpus_per_node": 0, "ranks_per_node": 1, "cpus_per_task": 1}),
-        ({"mem_gb": 1.5, "slurm_mem": "8G"}, {"memory": "1536M"}),
+        ({"mem_gb": 1.5}, {"memory": "1536M"}),
+        ({"mem_gb": 1.5, "slurm_mem": "8G"}, {"memory": "8G"}),
         ({"timeout_min": 5, "slurm_time": 9}, {"time_limit": 9}),
         ({"tasks_per_node": 4, "cpus_per_task": 2}, {"ranks_per_node": 4, "cpus_per_task": 8}),
         ({"tasks_per_node": 2, "slurm_gpus_per_task": 1}, {"gpus_per_node": 2}),

@@ -10,6 +10,7 @@ _TABLE = tomllib.loads(pathlib.Path(__file__).with_suffix(".toml").read_text())
 _OTHERS = ("local", "debug")  # executors whose parameters do not count on Slurm
 # submitit's own: one node, one task with one core, no GPU
 _DEFAULTS: dict[str, typing.Any] = {"nodes": 1, "gpus_per_node": 0, "ranks_per_node": 1}
+_SAME = {"timeout_min": "time", "mem_gb": "mem", "tasks_per_node": "ntasks_per_node"}
 _GENERIC = frozenset(
     "name timeout_min mem_gb nodes cpus_per_task gpus_per_node tasks_per_node stderr_to_stdout".split()
 )
@@ -35,14 +36,14 @@ def options(given: Parameters) -> named.Options:
     for name, value in sorted(given.items(), key=lambda pair: pair[0].startswith("slurm_")):
         short = _bare(name)
         if short is not None and value is not None:
-            bare[short] = value
+            bare[_SAME.get(short, short)] = value
 
     found = dict(_DEFAULTS)
     for name, option in _TABLE["options"].items():
         if name in bare:
             found[option] = bare[name]
-    if "mem_gb" in bare:
-        found["memory"] = f"{int(bare['mem_gb'] * 1024)}M"
+    if isinstance(bare.get("mem"), int | float):  # of mem_gb
+        found["memory"] = f"{int(bare['mem'] * 1024)}M"
     _count_cores(found, bare)
 
     words = [f"{flag}={bare[name]}" for name, flag in _TABLE["sbatch"].items() if name in bare]
