@@ -1,10 +1,11 @@
 """Launchers of other programs on two nodes: one process a node, and the settings of accelerate."""
 
+import re
 import typing
 
 import pytest
 
-from functional.conftest import Cluster
+from functional.conftest import REPOSITORY, Cluster, eventually
 from functional.test_people import Person, person
 from functional.test_projects import bring, log_of
 
@@ -76,3 +77,57 @@ def test_the_settings_of_accelerate_launch_reach_the_ranks(someone: Person):
     line = "-r requirements.txt accelerate launch --config_file fsdp.yaml train.py"
     log = log_of(someone, "accelerated", line)
     assert log.count("SET 2 true 2 bf16") == 2
+
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --mem=1G --time=30
+#SBATCH --output=job.out
+source {folder}/bin/activate || exit
+srun torchrun --nnodes $SLURM_NNODES --nproc-per-node 1 \\
+    --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID \\
+    --rdzv-endpoint $MASTER_ADDR:$MASTER_PORT meet.py
+"""
+
+
+def test_a_job_script_of_one_s_own_trains_by_plain_sbatch(someone: Person):
+    place = f"{someone.folder}/plain"
+    bring(someone, {"meet.py": OWN["meet.py"].replace(" NODE_RANK NNODES", "")}, place)
+    folder = someone.does("ddp env path")
+    someone.writes(f"{place}/job.sbatch", SCRIPT.format(folder=folder))
+    job = someone.does(f"cd {place} && sbatch --parsable --hold job.sbatch")
+    (listed,) = someone.json("ddp list --json")["jobs"]
+    assert (listed["name"], listed["state"]) == ("job.sbatch", "PENDING")
+    assert re.search(r"^job.sbatch +job +PENDING +2 ", someone.does("ddp list"), re.MULTILINE)
+
+    someone.does(f"scontrol release {job}")
+
+    def is_over() -> None:
+        assert someone.does("squeue --me --noheader") == ""
+
+    eventually(is_over)
+    log = someone.does(f"cat {place}/job.out")
+    assert sorted(re.findall("MET .*", log)) == ["MET 3.0 0 2 0", "MET 3.0 1 2 0"], log
+
+
+def test_names_of_nodes_resolve_after_the_page_s_line(cluster: Cluster):
+    page = (REPOSITORY / "docs/howto/submit.md").read_text()
+    found = re.search(r'sh -c "(scontrol -o show node.*?)"\n```', page, re.DOTALL)
+    assert found is not None
+    hosts = ("slurmd/0", "slurmd/1", "sackd/0")
+    shown = cluster.on("sackd/0", "scontrol", "-o", "show", "node", "slurmd-1")
+    address = shown.partition("NodeAddr=")[2].split()[0]
+    for host in hosts:
+        cluster.on(host, "cp", "/etc/hosts", "/etc/hosts.before")
+    try:
+        for host in (*hosts, *hosts):
+            cluster.on(host, "sh", "-c", found[1])
+        for host in hosts:
+            assert cluster.on(host, "getent", "hosts", "slurmd-1").split()[:2] == [
+                address,
+                "slurmd-1",
+            ]
+            assert cluster.on(host, "grep", "-cw", "slurmd-1", "/etc/hosts") == "1"
+    finally:
+        for host in hosts:
+            cluster.on(host, "sh", "-c", "cat /etc/hosts.before >/etc/hosts")
