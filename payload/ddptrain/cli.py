@@ -35,6 +35,7 @@ EXAMPLES = """examples:
   torchrun --nproc-per-node=8 -m ddptrain train --config runs/first/config.json --run-dir runs/second --lr 3e-4
   torchrun --nproc-per-node=8 -m ddptrain train --model-local-dir m --data chat.jsonl --epochs 2 --run-dir runs/chat
   python -m ddptrain inspect runs/first/latest --json
+  python -m ddptrain export runs/first/best --output model
   torchrun --nproc-per-node=2 -m ddptrain smoke
   torchrun --nproc-per-node=8 -m ddptrain collectives -b 8M -e 8G -f 2
 
@@ -100,6 +101,12 @@ _COMMANDS = {
         "world.collectives",
         "world.collectives",
         "measure and check the ranks' network as nccl-tests does",
+    ),
+    "export": Command(
+        "export",
+        "export",
+        "write a checkpoint as a model for transformers: safetensors, settings, license",
+        has_ranks=False,
     ),
     "inspect": Command(
         "inspection",

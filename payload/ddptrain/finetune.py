@@ -9,6 +9,7 @@ import typing
 from torch import Tensor, nn
 
 from ddptrain import causal_model, model
+from ddptrain.checkpoint import stored, tensors
 from ddptrain.data import prepare, shards, tokenizers
 from ddptrain.ground import errors, files, log
 from ddptrain.model_folder import judge
@@ -145,12 +146,28 @@ def export(wrapped: Wrapped, settings: config.Config, output: pathlib.Path) -> N
     assert settings.model_local_dir is not None
     draft = output.with_name(f".{output.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
-    core: typing.Any = wrapped.core
-    core.save_pretrained(str(draft))
-    tokenizers.HfTokenizer(settings.tokenizer_local_dir or settings.model_local_dir).save(draft)
+    save(wrapped, settings.tokenizer_local_dir or settings.model_local_dir, draft)
     if output.exists():
         output.rename(draft / "replaced")
         shutil.rmtree(draft / "replaced")
     draft.rename(output)
     files.sync_directory(output.parent)
     log.emit("MODEL", "the tuned model, for transformers", folder=output)
+
+
+def save(wrapped: Wrapped, tokenizer_dir: pathlib.Path, folder: pathlib.Path) -> None:
+    """Save a model and a tokenizer in a folder, as transformers does."""
+    core: typing.Any = wrapped.core
+    core.save_pretrained(str(folder))
+    tokenizers.HfTokenizer(tokenizer_dir).save(folder)
+
+
+def restored(found: stored.Checkpoint) -> Wrapped:
+    """Return the tuned model of a checkpoint; the folder that it began from must be there.
+
+    Raises UserError.
+    """
+    described = causal_model.Described(pathlib.Path(found.meta["config"]["model_local_dir"]))
+    wrapped = Wrapped(described.load(found.meta["model"].get("vocab")))
+    tensors.restore_weights(found, wrapped)
+    return wrapped

@@ -90,6 +90,7 @@ NAMED = (  # need a name
     "fetch",
     "cancel",
     "remove",
+    "export",
 )
 
 

@@ -23,6 +23,7 @@ UNPACKING = ".unpacking"  # the suffix of the file with the percentage; its name
 REPORT_S = 1.0
 _BLOCK = 1 << 20
 LOOK_S = 30.0  # for an interpreter to find torch
+Log = collections.abc.Callable[[str], None]
 # In torch/version.py (2.6 to 2.13): what torch is built for
 _BUILD = re.compile(r"^(cuda|hip|xpu)\b[^=]*= *(.+?) *$", re.MULTILINE)
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -31,7 +32,9 @@ _FIND_TORCH = (
 )
 
 
-def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tuple[int, ...]]:
+def use(
+    wanted: spec.Environment, host: str, control: str = "", log: Log = spool.write
+) -> tuple[str, tuple[int, ...]]:
     """Return the environment's interpreter, and the open locks that prevent its removal.
 
     Raises FatalError. While it unpacks, a file in the folder `control` of the run has the
@@ -44,7 +47,7 @@ def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tu
         raise exit_codes.FatalError(f"this node has Python {version}, {made_for}")
     wanted = dataclasses.replace(wanted, cache=_open_cache(wanted))
     report = f"{control}/{host}{UNPACKING}" if control else ""
-    locks = tuple(_use(wanted, layer, host, report) for layer in wanted.layers)
+    locks = tuple(_use(wanted, layer, host, report, log) for layer in wanted.layers)
     return f"{place(wanted, wanted.layers[-1])}/bin/python", locks
 
 
@@ -111,7 +114,7 @@ def place(wanted: spec.Environment, layer: spec.Archive) -> str:
     return f"{wanted.cache}/{name}"
 
 
-def _use(wanted: spec.Environment, layer: spec.Archive, host: str, report: str) -> int:
+def _use(wanted: spec.Environment, layer: spec.Archive, host: str, report: str, log: Log) -> int:
     """Unpack a layer unless it is unpacked, and return its lock. Raises FatalError."""
     home = place(wanted, layer)
     name = os.path.basename(home)
@@ -127,7 +130,9 @@ def _use(wanted: spec.Environment, layer: spec.Archive, host: str, report: str) 
             if not _is_complete(home, marker):
                 began = time.monotonic()
                 _unpack(wanted, layer, home, report)
-                _complete(home, marker, int(time.monotonic() - began), host)
+                took_s = int(time.monotonic() - began)
+                _complete(home, marker, took_s)
+                log(f"[ENV] {host} unpacked the environment {name} in {took_s} s")
         finally:
             os.close(turn)
     os.utime(f"{home}.complete")
@@ -217,10 +222,9 @@ def _check_room(wanted: spec.Environment, layer: spec.Archive) -> None:
         raise exit_codes.FatalError(_with_remedy(why, wanted))
 
 
-def _complete(home: str, marker: str, took_s: int, host: str) -> None:
+def _complete(home: str, marker: str, took_s: int) -> None:
     _write_line(f"{home}/unpacked-in-s", str(took_s))  # doctor reports it
     _write_line(f"{home}.complete", marker)
-    spool.write(f"[ENV] {host} unpacked the environment {os.path.basename(home)} in {took_s} s")
 
 
 def _write_line(path: str, text: str) -> None:

@@ -287,6 +287,14 @@ class Prune(Parsed):
     yes: bool = False
 
 
+class Export(Parsed):
+    """Options of export."""
+
+    run: fields.Name
+    to: fields.Path
+    checkpoint: fields.Name = "latest"
+
+
 class CompareRuns(Parsed):
     """Options of compare."""
 

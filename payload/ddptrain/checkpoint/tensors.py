@@ -24,6 +24,16 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
     The names follow torch.distributed.checkpoint.state_dict.
     """
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    moments: State = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            moments[names[parameter]] = optimizer.state[parameter]
+    return {"model": weights_of(module), "optimizer": {"state": moments}}
+
+
+def weights_of(module: nn.Module) -> State:
+    """Return the live weights of a model by name; tied ones appear once."""
     weights: State = {}
     places: set[object] = set()
     for name, tensor in module.state_dict().items():  # tied ones share their memory
@@ -31,13 +41,7 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
         if place not in places:
             places.add(place)
             weights[name] = tensor
-
-    names = {parameter: name for name, parameter in module.named_parameters()}
-    moments: State = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            moments[names[parameter]] = optimizer.state[parameter]
-    return {"model": weights, "optimizer": {"state": moments}}
+    return weights
 
 
 def leaves(state: State) -> list[Tensor]:
@@ -85,6 +89,17 @@ def restore(found: stored.Checkpoint, module: nn.Module, optimizer: torch.optim.
         part.load_state_dict(files.retried(load))
     for group, settings in zip(optimizer.param_groups, groups, strict=True):
         group.update(settings)
+
+
+def restore_weights(found: stored.Checkpoint, module: nn.Module) -> None:
+    """Give a model alone the values of a checkpoint."""
+    if found.meta["format"] == DCP:
+        with _naming_a_newer_torch(found):
+            read_into(found.path, {"model": weights_of(module)})
+        return
+    path = found.path / "rank-0000" / "model.pt"
+    load = functools.partial(torch.load, path, map_location="cpu", mmap=True, weights_only=True)
+    module.load_state_dict(files.retried(load))
 
 
 @contextlib.contextmanager

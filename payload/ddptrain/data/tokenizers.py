@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import importlib.resources
 import importlib.util
+import json
 import lzma
 import os
 import pathlib
@@ -281,6 +282,25 @@ def gpt2_merges() -> str:
             f"{_PACKAGED} is not GPT-2's: its SHA-256 differs from the published one"
         )
     return data.decode()
+
+
+def save_gpt2(folder: pathlib.Path, longest: int) -> None:
+    """Save GPT-2's tokenizer as transformers reads it, for texts of at most so many tokens."""
+    merges = gpt2_merges()
+    known: dict[str, int] = {}
+    for character in (*_gpt2_alphabet(), *merges.splitlines()[1:]):
+        known.setdefault(character.replace(" ", "", 1), len(known))
+    known["<|endoftext|>"] = GPT2_END
+    about = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": longest}
+    (folder / "vocab.json").write_text(json.dumps(known))
+    (folder / "merges.txt").write_text(merges)
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+
+
+def _gpt2_alphabet() -> list[str]:
+    """List the characters of vocab.bpe for the 256 bytes, in the order of their ids."""
+    printable = [chr(b) for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    return [*printable, *(chr(256 + n) for n in range(256 - len(printable)))]
 
 
 def _gpt2_ranks(merges: str) -> dict[bytes, int]:
