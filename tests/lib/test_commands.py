@@ -24,3 +24,11 @@ def test_nothing_of_this_process_is_inherited(
     assert "'SLURM_CONF'" in found
     assert "'http_proxy'" in found
     assert found.split()[-2:] == [os.path.realpath(tmp_path), pwd.getpwuid(os.geteuid()).pw_dir]
+
+
+def test_the_chosen_cluster_reaches_slurms_commands(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SLURM_CLUSTERS", "west")
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    given = commands.clean_env()
+    assert given["SLURM_CLUSTERS"] == "west"
+    assert "SBATCH_EXPORT" not in given, "an option of ddp's own job would be lost"

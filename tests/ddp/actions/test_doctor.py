@@ -439,6 +439,21 @@ def test_the_examination_stays_within_the_partitions_time(trainer: Trainer, clus
         assert asked in next(call for call in reversed(cluster.calls) if call[0].endswith("srun"))
 
 
+@pytest.mark.parametrize("listed", ["gpu,slurmd", "slurmd,gpu"])
+@pytest.mark.parametrize("state", ["UP", "DOWN"])
+def test_of_several_partitions_one_that_takes_jobs_is_examined(
+    trainer: Trainer, cluster: Cluster, state: str, listed: str
+):
+    """A site's SBATCH_PARTITION may be such a list; here no node of gpu takes jobs."""
+    cluster.extra_partitions = (
+        f"PartitionName=gpu AllowGroups=ALL {cluster.takes} Default=NO DefaultTime=NONE MaxNodes=UNLIMITED "
+        f"MaxTime=UNLIMITED Nodes=(null) State={state} TotalNodes=0 DefMemPerNode=UNLIMITED\n"
+    )
+    trainer.run("doctor", partition=listed)
+    asked = next(call for call in reversed(cluster.calls) if call[0].endswith("srun"))
+    assert "--partition=slurmd" in asked
+
+
 def test_a_refusal_of_slurm_blames_no_node(trainer: Trainer, cluster: Cluster):
     trouble = (
         "Unable to allocate resources: Invalid account or account/partition combination specified"

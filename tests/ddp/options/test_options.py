@@ -313,3 +313,9 @@ def test_memory(text: str, mib: int):
 def test_variables():
     parsed = fields.parse(models.SubmitDdp, {"env": "NCCL_DEBUG=INFO  A='b = c' EMPTY="})
     assert fields.variables(parsed.env) == (("NCCL_DEBUG", "INFO"), ("A", "b = c"), ("EMPTY", ""))
+
+
+@pytest.mark.parametrize("word", ["--clusters=west", "--cluster=west", "--clus=west"])
+def test_another_cluster_is_chosen_by_slurms_variable_for_all_commands(word: str):
+    line = refusal(models.SubmitDdp, {"sbatch": word})
+    assert "would leave the job out of ddp list; set the variable SLURM_CLUSTERS" in line
