@@ -148,6 +148,11 @@ def _check_keys(where: str, given: Json, known: frozenset[str]) -> None:
         raise SandboxError(f"{where}: unknown key {key!r}{_guess(key, known)}")
 
 
+def _apps(ends: tuple[str, ...]) -> set[str]:
+    """Return the applications at the ends of a relation."""
+    return {end.split(":")[0] for end in ends}
+
+
 def _merge(bundle: Bundle, file: pathlib.Path, document: Json) -> None:
     _check_keys(file.name, document, _BUNDLE_KEYS)
     if "machines" in document:
@@ -163,9 +168,7 @@ def _merge(bundle: Bundle, file: pathlib.Path, document: Json) -> None:
                 f"{file.name}: no application {name!r} to remove{_guess(name, bundle.applications)}"
             )
         del bundle.applications[name]
-        bundle.relations = [
-            ends for ends in bundle.relations if all(end.split(":")[0] != name for end in ends)
-        ]
+        bundle.relations = [ends for ends in bundle.relations if name not in _apps(ends)]
     relations: object = document.get("relations") or []
     for ends in (
         typing.cast(list[object], relations) if isinstance(relations, list) else [relations]

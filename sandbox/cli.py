@@ -494,15 +494,16 @@ def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
 
 def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
     """Return the content; `key#file=PATH` takes the value from a file, as Juju does."""
-    try:
-        return {
-            key.removesuffix("#file"): pathlib.Path(value).read_text()
-            if key.endswith("#file")
-            else value
-            for key, value in _assignments(items).items()
-        }
-    except OSError as e:
-        raise SandboxError(f"{e.filename}: {e.strerror}") from e
+    content: dict[str, str] = {}
+    for key, value in _assignments(items).items():
+        if not key.endswith("#file"):
+            content[key] = value
+            continue
+        try:
+            content[key.removesuffix("#file")] = pathlib.Path(value).read_text()
+        except OSError as e:
+            raise SandboxError(f"{e.filename}: {e.strerror}") from e
+    return content
 
 
 @cli.command("debug-log")
@@ -533,11 +534,12 @@ def debug_log(
     store.load()  # raises if the model does not exist
     logged = store.log_path.read_text().splitlines() if store.log_path.exists() else []
     levels = LEVELS[LEVELS.index(level) :]
-    chosen = [
-        line
-        for line, who, severity in ((line, *line.split(" ")[1:3]) for line in logged)
-        if severity in levels and (not include or {who, who.partition("/")[0]} & {*include})
-    ]
+    chosen: list[str] = []
+    for line in logged:
+        who, severity = line.split(" ")[1:3]
+        is_included = not include or {who, who.partition("/")[0]} & {*include}
+        if is_included and severity in levels:
+            chosen.append(line)
     for line in chosen if replay else chosen[-lines:]:
         click.echo(line)
 

@@ -116,10 +116,10 @@ def _ensure_application(
 ) -> None:
     model = engine.model
     declared = section(section(metadata, "config"), "options")
-    options = {
-        name: settings.find_secret(model, value).id if declared[name]["type"] == "secret" else value
-        for name, value in app.body.get("options", {}).items()
-    }
+    options: Json = dict(app.body.get("options", {}))
+    for name, value in options.items():
+        if declared[name]["type"] == "secret":
+            options[name] = settings.find_secret(model, value).id
     current = model.applications.get(app.name)
     if current is None:
         charm = pathlib.Path(app.charm).stem

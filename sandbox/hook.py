@@ -88,6 +88,12 @@ def _container_members(model: Model, relation: Relation, unit: Unit, event: Even
     return removed or [f"{remote}/0"]  # relation-created, before there is one; its databag is empty
 
 
+def _type_of(relation: Relation) -> str:
+    if relation.peer:
+        return "peer"
+    return "subordinate" if relation.container else "regular"
+
+
 def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Event) -> Json:
     remote = relation.remote_of(unit.app)
     members = set(unit.members.get(relation.id, []))
@@ -98,7 +104,7 @@ def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Even
     return {
         "id": relation.id,
         "endpoint": relation.endpoint_of(unit.app),
-        "type": "peer" if relation.peer else "subordinate" if relation.container else "regular",
+        "type": _type_of(relation),
         "local_app_data": relation.app_data.get(unit.app, {}),
         "local_unit_data": relation.unit_data.get(unit.name, {}),
         "remote_app": remote,

@@ -224,10 +224,10 @@ class _Supervised(Machine):
 def enter(leader: int) -> list[str]:
     """Return the prefix that runs a command in the machine with the first process `leader`."""
     groups = _cgroups_of(leader)
-    tracked = [
-        str(groups.pop(name) / "cgroup.procs") if name in groups else "/dev/null"
-        for name in _SYSTEMD
-    ]
+    tracked: list[str] = []
+    for name in _SYSTEMD:
+        group = groups.pop(name, None)
+        tracked.append("/dev/null" if group is None else str(group / "cgroup.procs"))
     namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd"]
     namespaces += ["--time"] if pathlib.Path("/proc/self/ns/time").exists() else []
     return [

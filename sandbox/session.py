@@ -78,13 +78,14 @@ def settle(engine: Engine, *, once: bool, until_active: bool = False) -> None:
 
 def _not_active(model: Model) -> list[str]:
     """Return the units that are not active with their states, those in error first."""
-    left = [unit for unit in model.units.values() if not _is_active(unit)]
-    states = [
-        (unit.name, "error" if unit.agent.name == "error" else unit.status.name) for unit in left
-    ]
-    return [
-        f"{name} ({state})" for name, state in sorted(states, key=lambda pair: pair[1] != "error")
-    ]
+    in_error: list[str] = []
+    others: list[str] = []
+    for unit in model.units.values():
+        if unit.agent.name == "error":
+            in_error.append(f"{unit.name} (error)")
+        elif not _is_active(unit):
+            others.append(f"{unit.name} ({unit.status.name})")
+    return in_error + others
 
 
 def _is_active(unit: Unit) -> bool:

@@ -9,6 +9,7 @@ import collections.abc
 import pathlib
 import shutil
 
+from sandbox import text_table
 from sandbox.store import Application, Model, SandboxError, Storage, Store, Unit
 from slurm_ddp.commands import run
 
@@ -108,12 +109,7 @@ def as_text(model: Model) -> str:
                 "attached" if storage.unit else "detached",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines) + "\n"
+    return f"{text_table.aligned(rows)}\n"
 
 
 def _new(model: Model, name: str) -> Storage:

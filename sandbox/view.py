@@ -5,7 +5,7 @@ import collections.abc
 import time
 import typing
 
-from sandbox import settings
+from sandbox import settings, text_table
 from sandbox.store import Application, Model, Status, Unit
 
 Json = dict[str, typing.Any]
@@ -27,18 +27,19 @@ def as_data(model: Model) -> Json:
             "cloud": "sandbox",
             "version": model.version.version,
         },
-        "machines": {
-            str(unit.machine): {
-                "juju-status": {"current": "started" if unit.address else "pending"},
-                "hostname": model.host(unit.machine),
-                "dns-name": unit.address,
-                "instance-id": model.host(unit.machine),
-            }
-            for unit in principals
-        },
+        "machines": {str(unit.machine): _machine(model, unit) for unit in principals},
         "applications": {
             name: _application(model, app) for name, app in model.applications.items()
         },
+    }
+
+
+def _machine(model: Model, unit: Unit) -> Json:
+    return {
+        "juju-status": {"current": "started" if unit.address else "pending"},
+        "hostname": model.host(unit.machine),
+        "dns-name": unit.address,
+        "instance-id": model.host(unit.machine),
     }
 
 
@@ -48,7 +49,9 @@ def options_as_data(app: Application) -> Json:
     shown: dict[str, Json] = {}
     for name, spec in sorted(declared.items()):
         about = {key: spec[key] for key in ("default", "description") if key in spec}
-        source = "user" if name in app.options else "default" if "default" in about else "unset"
+        source = "default" if "default" in about else "unset"
+        if name in app.options:
+            source = "user"
         value = {"value": values[name]} if values.get(name) is not None else {}
         shown[name] = {**about, "source": source, "type": spec["type"], **value}
     return {"application": app.name, "charm": app.charm, "settings": shown}
@@ -56,10 +59,11 @@ def options_as_data(app: Application) -> Json:
 
 def _application(model: Model, app: Application) -> Json:
     units = model.app_units(app.name)
-    own = [app.status] if app.status.name != "unknown" else [_status_of(unit) for unit in units]
-    worst = min(
-        own, key=lambda status: _ORDER.index(status.name), default=Status()
-    )  # as Juju shows it
+    own = [app.status]
+    if app.status.name == "unknown":
+        own = [_status_of(unit) for unit in units]
+    # As Juju shows it
+    worst = min(own, key=lambda status: _ORDER.index(status.name), default=Status())
     data: Json = {
         "charm": app.charm,
         "charm-rev": app.revision,
@@ -74,18 +78,21 @@ def _application(model: Model, app: Application) -> Json:
     return data
 
 
+def _port(protocol: str, port: int | None) -> str:
+    return protocol if port is None else f"{port}/{protocol}"
+
+
 def _unit(model: Model, unit: Unit) -> Json:
     data: Json = {
         "workload-status": _status(_status_of(unit)),
         "juju-status": _status(unit.agent),
-        **({} if unit.principal else {"machine": str(unit.machine)}),
-        "open-ports": [
-            f"{port}/{protocol}" if port is not None else protocol for protocol, port in unit.ports
-        ],
+        "open-ports": [_port(protocol, port) for protocol, port in unit.ports],
         "public-address": unit.address,
         "leader": model.leader(unit.app) == unit.name,
         "workload-version": unit.version,
     }
+    if unit.principal is None:
+        data["machine"] = str(unit.machine)
     subordinates = [other for other in model.units.values() if other.principal == unit.name]
     if subordinates:
         data["subordinates"] = {other.name: _unit(model, other) for other in subordinates}
@@ -143,7 +150,7 @@ def as_text(model: Model) -> str:
         machines.append(
             (number, state, machine["dns-name"], machine["instance-id"], "debian@12", "", "")
         )
-    return "\n\n".join(_table(table) for table in (head, apps, units, machines)) + "\n"
+    return "\n\n".join(text_table.aligned(table) for table in (head, apps, units, machines)) + "\n"
 
 
 def _row(name: str, unit: Json) -> tuple[str, ...]:
@@ -155,14 +162,6 @@ def _row(name: str, unit: Json) -> tuple[str, ...]:
 def _cut(message: str) -> str:
     """Shorten a message as `juju status` does; the other formats have all of it."""
     return f"{message[:_MESSAGE_LIMIT]}..." if len(message) > _MESSAGE_LIMIT else message
-
-
-def _table(rows: collections.abc.Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
 
 
 def summary(model: Model) -> str:
