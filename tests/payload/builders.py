@@ -22,6 +22,28 @@ def run(*source: object, output: pathlib.Path, **more: object) -> shards.Dataset
     return shards.open_dataset(output)
 
 
+def save_tokenizer(folder: pathlib.Path, text: str, num_ids: int, template: str = "") -> int:
+    """Train a byte-level tokenizer on a text, save it as transformers does, and return its size."""
+    import tokenizers
+    import transformers
+
+    core = tokenizers.Tokenizer(tokenizers.models.BPE())
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=num_ids,
+        special_tokens=["<end>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator([text], trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
+    if template:
+        fast.chat_template = template
+    fast.save_pretrained(folder)
+    return len(fast)
+
+
 def decoded(dataset: shards.Dataset, split: str = "train") -> list[bytes]:
     """Return a byte-level dataset's documents."""
     read = [np.fromfile(s.path, dtype=s.dtype, offset=1024) for s in dataset.splits[split]]

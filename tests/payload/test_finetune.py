@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 
+import builders
 import conftest
 import pytest
 import ranks
@@ -28,21 +29,10 @@ transformers = pytest.importorskip(
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    core = tokenizers.Tokenizer(tokenizers.models.BPE())
-    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<end>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator([conftest.prose(50)], trainer)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
-    fast.save_pretrained(folder)
+    num_ids = builders.save_tokenizer(folder, conftest.prose(50), 400)
     torch.manual_seed(3)
     described = transformers.GPT2Config(
-        vocab_size=len(fast),
+        vocab_size=num_ids,
         n_positions=64,
         n_embd=32,
         n_layer=2,

@@ -9,6 +9,7 @@ import sys
 import time
 import typing
 
+import builders
 import conftest
 import hypothesis
 import pytest
@@ -43,19 +44,7 @@ FORMS = ("whole", "sharded", "bin")
 
 
 def save_tokenizer(folder: pathlib.Path) -> None:
-    core = tokenizers.Tokenizer(tokenizers.models.BPE())
-    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<end>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator([conftest.prose(5)], trainer)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
+    builders.save_tokenizer(folder, conftest.prose(5), 300, TEMPLATE)
 
 
 def llama(num_ids: int = 300) -> typing.Any:
