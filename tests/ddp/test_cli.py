@@ -175,7 +175,9 @@ def test_a_mistake_is_one_line_that_names_it(
 
 
 @pytest.mark.parametrize("error", [Problem("no such thing"), ParameterError("nodes", "too many")])
-def test_what_was_asked_failed(asked: Asked, monkeypatch: pytest.MonkeyPatch, error: Problem):
+def test_a_failed_command_exits_with_1(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, error: Problem
+):
     def fail(*_: object) -> typing.NoReturn:
         error.results = {"job-id": "40"}
         raise error

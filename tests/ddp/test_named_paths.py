@@ -132,7 +132,7 @@ def test_every_option_that_takes_a_path_is_tried_here():
     "name", ["pipe", "device", "to-pipe", "loop", "socket", "folder", "huge", "missing"]
 )
 @pytest.mark.parametrize("option", COMMANDS)
-def test_what_is_no_file_is_refused_in_one_line_at_once(
+def test_pipes_and_devices_are_refused_in_one_line_at_once(
     special: dict[str, pathlib.Path], user: None, option: str, name: str
 ):
     if option in WRITTEN and name == "missing":

@@ -11,7 +11,7 @@ IN_JOBS = sorted((PACKAGE / "node").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", IN_JOBS, ids=lambda path: path.name)
-def test_what_runs_in_jobs_needs_nothing_but_python(path: pathlib.Path):
+def test_the_jobs_program_needs_only_the_standard_library(path: pathlib.Path):
     allowed = {*sys.stdlib_module_names, "ddp"}
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

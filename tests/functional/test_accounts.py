@@ -129,7 +129,7 @@ def listening(one: Person, unit: str) -> collections.abc.Generator[tuple[str, st
             process.stdin.close()
 
 
-def test_what_an_account_deletes_no_other_reads(cluster: Cluster, alice: Person, bob: Person):
+def test_no_account_reads_files_that_another_deleted(cluster: Cluster, alice: Person, bob: Person):
     """A file that all may read, in a folder that only its owner enters; on each host, and however long it is kept."""
     alice.does("ddp list")
     private = f"{alice.folder}/private"

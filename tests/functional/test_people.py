@@ -186,7 +186,7 @@ def test_a_user_trains_under_the_own_account(alice: Person, trained: Json):
     assert others == ""
 
 
-def test_what_she_edits_while_the_job_waits_does_not_change_it(alice: Person, trained: Json):
+def test_edits_while_the_job_waits_do_not_change_it(alice: Person, trained: Json):
     code = f"{trained['run-dir']}/code"
     assert alice.does(f"cat {code}/train.py") == TRAIN.strip()
     assert alice.does(f"ls -A -I __pycache__ {code}").split() == ["beside.py", "train.py"]
@@ -261,7 +261,7 @@ def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seco
     assert steps == list(range(1, len(steps) + 1)), "no line is missing"
 
 
-def test_what_she_names_may_be_anything_and_what_died_half_way_is_used_again(
+def test_she_may_name_any_path_and_reuse_a_submission_that_died_half_way(
     alice: Person, trained: Json
 ):
     """Pipes and devices are refused at once, fetch leaves them out, and a dry run tells no start that Slurm makes up."""

@@ -181,7 +181,7 @@ def test_a_built_module_a_source_folder_a_program_in_place_and_an_active_environ
     someone.does(f"rm -r '{folder}/env'", timeout=900)
 
 
-def test_what_is_no_program_is_refused_with_what_to_type(someone: Person):
+def test_words_that_start_no_program_are_refused_with_the_line_to_type(someone: Person):
     bring(someone, PACKAGE, "package")
     for words, text in {
         "run.sbatch": "write: ddp submit -m train.main",

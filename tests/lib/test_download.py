@@ -41,7 +41,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> typing.Iterator[str]:
         made.shutdown()
 
 
-def test_what_is_there_is_downloaded_up_to_its_bound(server: str):
+def test_a_file_is_downloaded_up_to_its_bound(server: str):
     assert download.fetch(f"{server}/key", most_bytes=10, timeout=10) == b"0123456789"
     for bounds in ({"most_bytes": 9, "timeout": 10}, {"most_bytes": 10, "timeout": -1}):
         with pytest.raises(
@@ -50,7 +50,7 @@ def test_what_is_there_is_downloaded_up_to_its_bound(server: str):
             download.fetch(f"{server}/key", **bounds)
 
 
-def test_what_is_not_there_names_the_host(server: str):
+def test_a_failed_download_names_the_host(server: str):
     missing = http.HTTPStatus.NOT_FOUND.phrase
     with pytest.raises(
         download.DownloadError, match=rf"^no download from 127\.0\.0\.1 \(.*{missing}\)$"

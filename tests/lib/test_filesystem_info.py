@@ -81,7 +81,7 @@ def published(scheme: str, host: str, path: str = "/", user: str = "", /, **opti
     secret_id,
     revision.filter(lambda number: number is not None),
 )
-def test_what_upstream_publishes_is_read(
+def test_endpoints_of_upstream_are_read(
     host: str, port: int | None, path: str, user: str, fsid: str, name: str, secret: str, rev: int
 ):
     address = fs.join_address(host, port)
@@ -118,10 +118,8 @@ def test_hosts_are_read_in_lower_case_and_nothing_else_is():
     assert filesystem == fs.Cephfs(("mon1:1", "mon2"), "User", "F", "N", "/Path", "secret:X")
 
 
-@pytest.mark.parametrize(
-    ("uri", "message"), CASES["what_is_wrong_is_named_and_the_uri_is_not_quoted"]
-)
-def test_what_is_wrong_is_named_and_the_uri_is_not_quoted(uri: str, message: str | None):
+@pytest.mark.parametrize(("uri", "message"), CASES["the_fault_is_named_and_the_uri_is_not_quoted"])
+def test_the_fault_is_named_and_the_uri_is_not_quoted(uri: str, message: str | None):
     if message is None:
         fs.parse(uri)
         return
@@ -171,7 +169,7 @@ def test_any_text_is_a_filesystem_or_a_uri_error_of_one_line(uri: str):
         lambda: fs.Juicefs(name="train", hosts=("h:x",), engine="redis", db="1", uuid="u"),
     ],
 )
-def test_what_cannot_be_written_is_refused(build: typing.Callable[[], object]):
+def test_endpoints_that_no_uri_can_hold_are_refused(build: typing.Callable[[], object]):
     with pytest.raises(fs.UriError):
         build()
 

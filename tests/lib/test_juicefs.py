@@ -175,7 +175,7 @@ DIED: str = CASES["printed"]["DIED"]
     ("dies", "message"),
     [(2, None), (3, "juicefs crashed: route ip+net: no such network interface")],
 )
-def test_what_died_before_it_began_is_run_again(
+def test_a_juicefs_that_died_at_its_start_runs_again(
     program: Program, monkeypatch: pytest.MonkeyPatch, dies: int, message: str | None
 ):
     really, runs = juicefs.run, list[object]()

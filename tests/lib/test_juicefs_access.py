@@ -184,7 +184,7 @@ address = st.tuples(host, st.integers(1, 65535)).map(lambda pair: fs.join_addres
     ),
     st.none() | st.text(alphabet=string.printable.strip() + "é", min_size=1),
 )
-def test_what_is_written_is_read_back(engine: juicefs_access.Engine, user: str | None):
+def test_a_written_url_reads_back(engine: juicefs_access.Engine, user: str | None):
     assert juicefs_access.parse(engine.url(user)) == (engine, user)
 
 

@@ -67,7 +67,7 @@ def test_of_mounts_at_one_place_the_topmost_counts():
 
 
 @pytest.mark.parametrize(("table", "expected", "state"), CASES["table"])
-def test_what_the_table_shows_decides_before_anything_is_asked(
+def test_the_mount_table_decides_before_a_child_starts(
     here: list[mounts.Mount],
     monkeypatch: pytest.MonkeyPatch,
     table: list[str],
@@ -112,7 +112,7 @@ def test_a_write_that_does_not_end_is_followed_by_a_read(
 
 
 @pytest.mark.parametrize(("step", "error", "state", "detail"), CASES["answers"])
-def test_what_a_child_found_is_judged(step: str, error: str | None, state: str, detail: str):
+def test_answers_of_a_child_become_states(step: str, error: str | None, state: str, detail: str):
     answer = {"step": step} | ({"errno": getattr(errno, error)} if error else {})
     assert mounts.judge("/m", answer) == mounts.Result(State(state), detail)
 

@@ -145,7 +145,7 @@ def test_a_mount_that_never_answers_hangs_nobody(
 
 
 @needs_namespaces
-def test_what_a_client_remembers_is_not_taken_for_an_answer(
+def test_a_clients_cache_does_not_count_as_an_answer(
     play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
 ):
     """JuiceFS opens its root without its engine: a mount would be right for up to a minute after that died."""
@@ -179,7 +179,7 @@ def test_whoever_has_something_open_below_the_folder_uses_it(tmp_path: pathlib.P
         assert [pid for pid, _ in processes.users(f"{tmp_path}/ab/")] == [os.getpid()]
 
 
-def test_what_juicefs_keeps_of_a_removed_file_is_removed_too(tmp_path: pathlib.Path):
+def test_a_removed_probe_leaves_nothing_in_juicefs_trash(tmp_path: pathlib.Path):
     (tmp_path / "folder").mkdir()
     path = tmp_path / "folder/file"
     path.touch()

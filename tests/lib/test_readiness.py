@@ -30,14 +30,14 @@ def test_where_nobody_needs_anything_nothing_is_missing():
     assert (readiness.missing(), readiness.withdraw(UNIT)) == ([], False)
 
 
-def test_what_was_not_seen_to_work_is_missing():
+def test_a_contribution_that_did_not_work_is_missing():
     assert readiness.tell(UNIT, ready=False, detail="waiting for redis")
     assert readiness.missing() == [f"{UNIT} (waiting for redis)"]
     assert readiness.tell(UNIT, ready=False)
     assert readiness.missing() == [UNIT]
 
 
-def test_what_was_seen_to_work_is_there_and_telling_it_again_writes_nothing():
+def test_a_working_contribution_is_written_once():
     readiness.tell(UNIT, ready=False, detail="not yet")
     assert readiness.tell(UNIT, ready=True, mountpoint="/mnt/shared", detail="mounted")
     assert not readiness.tell(UNIT, ready=True, mountpoint="/mnt/shared", detail="mounted")

@@ -27,9 +27,11 @@ def test_a_node_of_24_11():
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "after"), CASES["what_stands_behind_the_reason_of_a_node"]
+    ("text", "reason", "after"), CASES["the_reason_of_a_node_is_split_from_who_set_it_and_when"]
 )
-def test_what_stands_behind_the_reason_of_a_node(text: str, reason: str, after: dict[str, str]):
+def test_the_reason_of_a_node_is_split_from_who_set_it_and_when(
+    text: str, reason: str, after: dict[str, str]
+):
     """src/api/node_info.c of 25.11 prints it there; a cluster with a topology has it on every node."""
     head = NODE_25_11.partition(" Reason=")[0]
     (node,) = show.records(f"{head} {text}\n")

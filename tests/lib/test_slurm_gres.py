@@ -13,7 +13,7 @@ CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 LINE = "Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-55 Links=-1,0 Flags=nvidia_gpu_env"
 
 
-def test_what_a_node_says():
+def test_a_nodes_databag_reads_back():
     offer = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:h100:1", lines=(LINE,), awaits=True)
     assert slurm_gres.NodeGres.model_validate_json(offer.model_dump_json()) == offer
 

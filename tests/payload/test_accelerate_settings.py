@@ -104,7 +104,7 @@ def test_machines_and_processes_are_the_jobs_whatever_the_file_says():
         ((), "/nowhere/python", "No such file"),
     ],
 )
-def test_what_its_parser_refuses_is_one_line(words: tuple[str, ...], python: str, reason: str):
+def test_refusals_of_its_parser_are_one_line(words: tuple[str, ...], python: str, reason: str):
     with pytest.raises(exit_codes.FatalError, match=f"^accelerate launch: .*{reason}"):
         accelerate_settings.variables(spec.Accelerate(words), python, environment(), num_ranks=2)
 

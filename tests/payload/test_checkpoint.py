@@ -264,7 +264,9 @@ def test_the_next_save_raises_the_error_of_the_one_before(
     ("number", "fails", "tried"),
     [(errno.EIO, 2, 3), (errno.ESTALE, 1, 2), (errno.EIO, 3, 3), (errno.ENOENT, 1, 1)],
 )
-def test_what_a_network_filesystem_gets_over_is_tried_again(number: int, fails: int, tried: int):
+def test_errors_that_a_network_filesystem_gets_over_are_tried_again(
+    number: int, fails: int, tried: int
+):
     calls: list[int] = []
 
     def action() -> str:

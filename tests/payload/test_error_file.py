@@ -64,7 +64,7 @@ def outcome(folder: pathlib.Path) -> dict[str, typing.Any]:
     ("where", "number"),
     [("run/.summary.json", "ENOTCONN"), ("epoch-0001.tmp-3.r0/dcp/__0_0.distcp", "EBADF")],
 )
-def test_what_the_system_refused_is_in_the_file_as_data(
+def test_a_system_error_is_in_the_file_as_data(
     dataset: pathlib.Path, tmp_path: pathlib.Path, where: str, number: str
 ):
     accident = f"accident_os FAIL_AT={where} FAIL_ERRNO={number} FAIL_MODE=wax+"
@@ -112,7 +112,7 @@ CAUSES = st.sampled_from(
 
 
 @hypothesis.given(st.lists(CAUSES, max_size=4), st.booleans(), st.booleans())
-def test_what_the_system_refused_is_found_behind_whatever_it_led_to(
+def test_a_system_error_is_found_behind_the_errors_that_it_caused(
     numbers: list[int | None], is_cause: bool, is_shared: bool
 ):
     links: list[Exception] = [

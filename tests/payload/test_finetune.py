@@ -130,7 +130,7 @@ def test_it_resumes(
         (["--no-local-files-only"], "models come from --model-local-dir only"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_impossible_options_are_one_line(
     model_dir: pathlib.Path,
     conversations: pathlib.Path,
     tmp_path: pathlib.Path,
@@ -203,7 +203,7 @@ def test_gpt2_tokens_go_to_a_model_with_gpt2s_own_vocabulary(
 
 
 @pytest.mark.parametrize("end", ["<|endoftext|>", "<odd>"])
-def test_what_tokenizers_alone_saved_is_read(
+def test_a_model_with_only_tokenizer_json_is_read(
     end: str, text_dir: pathlib.Path, tmp_path: pathlib.Path
 ):
     core = tokenizers.Tokenizer(

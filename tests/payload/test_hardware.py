@@ -42,7 +42,7 @@ def test_the_peak_that_mfu_is_measured_against(name: str, tflops: float | None):
     assert shapes.peak_flops(name) == (None if tflops is None else pytest.approx(tflops * 1e12))
 
 
-def test_what_compiling_needs_is_looked_for(
+def test_compiling_is_off_without_a_compiler(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/cc")

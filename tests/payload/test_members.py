@@ -81,7 +81,7 @@ def test_a_flipped_bit_or_a_cut_gives_the_right_text_or_one_line_that_names_the_
 
 
 @pytest.mark.parametrize("name", sorted(ARCHIVES))
-def test_what_follows_the_end_is_refused(name: str, tmp_path: pathlib.Path):
+def test_bytes_behind_the_end_are_refused(name: str, tmp_path: pathlib.Path):
     path = tmp_path / name
     path.write_bytes(ARCHIVES[name])
     assert read(path) in (TEXTS, TEXTS[:1], ["one\n" * 30, "two"])
@@ -142,7 +142,7 @@ def test_a_large_window_is_named_with_what_to_type(inside: str, tmp_path: pathli
     assert "repair" not in str(e.value)
 
 
-def test_what_to_type_for_a_large_window_makes_a_file_that_is_read(tmp_path: pathlib.Path):
+def test_the_remedy_for_a_large_window_makes_a_readable_file(tmp_path: pathlib.Path):
     path = pathlib.Path(__file__).parent / "cases" / "forum.jsonl.zst"
     made = tmp_path / "forum.jsonl"
     subprocess.run(["zstd", "-dq", "--long=31", path, "-o", made], check=True)
@@ -157,7 +157,7 @@ PLAIN = {".txt": b"text", ".jsonl": LINES, ".tar": ARCHIVES["x.tar"]}
     st.sampled_from([".gz", ".bz2", ".zst"]),
     st.sampled_from(["file", "member"]),
 )
-def test_what_a_browser_decompressed_is_read_as_it_is(suffix: str, compression: str, where: str):
+def test_files_that_a_browser_decompressed_are_read(suffix: str, compression: str, where: str):
     hypothesis.assume(where == "file" or suffix != ".tar")
     with tempfile.TemporaryDirectory() as root:
         plain = pathlib.Path(root, f"x{suffix}")
@@ -173,7 +173,7 @@ def test_what_a_browser_decompressed_is_read_as_it_is(suffix: str, compression: 
 @hypothesis.given(
     st.binary(min_size=1, max_size=40), st.sampled_from([".gz", ".bz2", ".zst"]), st.booleans()
 )
-def test_what_is_neither_compressed_nor_text_is_refused_whatever_errors_says(
+def test_binary_files_are_refused_with_any_errors_option(
     data: bytes, compression: str, is_short: bool
 ):
     """Else the garbage of a damaged file would be U+FFFD in the dataset."""

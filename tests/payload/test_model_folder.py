@@ -201,7 +201,7 @@ def test_a_model_of_another_kind_is_refused(model: pathlib.Path, case: dict[str,
 
 
 @pytest.mark.parametrize("values", CASES["models_that_are_left_to_transformers"])
-def test_what_is_not_known_is_left_to_transformers(model: pathlib.Path, values: dict[str, object]):
+def test_unknown_models_are_left_to_transformers(model: pathlib.Path, values: dict[str, object]):
     change(model, **values)
     judge.check(model)
 
@@ -221,7 +221,7 @@ def test_a_folder_without_a_model_says_what_it_holds(model: pathlib.Path):
     assert "holds an adapter, not a whole model; merge it" in refusal(model)
 
 
-def test_what_transformers_does_not_read_does_not_matter(model: pathlib.Path):
+def test_files_that_transformers_does_not_read_do_not_matter(model: pathlib.Path):
     for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "vocab.json"):
         (model / name).write_bytes(POINTER)
     judge.check(model)

@@ -54,7 +54,7 @@ def test_the_last_word_for_a_split_counts(name: str, split: str):
 
 
 @pytest.mark.parametrize("has_records", [True, False])
-def test_what_describes_records_is_not_trained_on(tmp_path: pathlib.Path, has_records: bool):
+def test_files_about_records_are_not_trained_on(tmp_path: pathlib.Path, has_records: bool):
     names = ["README_zh.md", "LICENSE", "LICENSE.txt", "README.rst", "wikitext.py"]
     for name in [*names, *(["data/train-0.jsonl"] if has_records else [])]:
         (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def test_train_tells_what_it_could_not_write(
     ("name", "may_work"),
     [("EDQUOT", False), ("ENOSPC", False), ("EMFILE", False), ("EIO", True), ("ENOENT", True)],
 )
-def test_what_comes_again_is_not_tried_again(name: str, may_work: bool):
+def test_errors_that_would_return_are_not_tried_again(name: str, may_work: bool):
     number = getattr(errno, name)
     assert files.describe(OSError(number, os.strerror(number), "x"))[1] == may_work
 

@@ -311,7 +311,7 @@ def test_auto_is_bytes_for_little_text_and_gpt2_for_much():
         (["--tokenizer", "bpe"], "invalid choice"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_impossible_preparations_are_one_line(
     tmp_path: pathlib.Path, text_dir: pathlib.Path, flags: list[str], words: str
 ):
     base = ["--source", str(text_dir)] if "--source" not in flags else []
@@ -364,7 +364,7 @@ def test_long_texts_are_cut_where_it_does_not_show(glue: str, monkeypatch: pytes
     assert GPT2.encode(text).tolist() == GPT2._core.encode_ordinary(text)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
+def test_the_memory_of_seen_documents_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tokenizers, "_MOST_KNOWN", 10)
     gpt2 = tokenizers.Gpt2Tokenizer()
     text = " ".join(conftest.WORDS) + " " + "x" * 100

@@ -43,7 +43,7 @@ def whole(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pa
     return run_dir
 
 
-def test_what_nobody_gives_is_the_run_s_own(
+def test_a_setting_that_is_not_given_comes_from_the_run(
     whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
     killed(dataset, tmp_path / "run", TINY, at=13)

@@ -270,7 +270,7 @@ def test_links_of_the_hubs_cache_are_read_and_counted_once(tmp_path: pathlib.Pat
         ({"a.txt": "a\0"}, "", r"a\.txt is no text in utf-8 at byte 1"),
     ],
 )
-def test_what_is_not_text_is_refused(
+def test_files_without_text_are_refused(
     files: dict[str, str | None], named: str, words: str, tmp_path: pathlib.Path
 ):
     with pytest.raises(errors.UserError, match=words):

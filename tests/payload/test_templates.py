@@ -98,7 +98,7 @@ MESSAGES = st.builds(
     template=st.sampled_from([CHATML, TAGGED]),
     messages=st.lists(MESSAGES, min_size=1, max_size=5),
 )
-def test_what_is_learned_masked_and_left_out_is_everything(
+def test_every_text_is_learned_masked_or_left_out(
     loaded: typing.Callable[[str], payload_tokenizers.HfTokenizer],
     template: str,
     messages: list[chats.Message],

@@ -145,9 +145,7 @@ FORMS = {"messages": lambda made: made, "parts": in_parts, "json": in_json, "col
     st.sampled_from([".jsonl", ".json", ".parquet", ".arrow"]),
     st.sampled_from(sorted(FORMS)),
 )
-def test_what_is_learned_masked_and_left_out_is_everything(
-    made: list[Made], suffix: str, form: str
-):
+def test_every_text_is_learned_masked_or_left_out(made: list[Made], suffix: str, form: str):
     is_table = suffix in (".parquet", ".arrow")
     # A column has one type: a struct of lists has no place for an empty list of messages
     hypothesis.assume(not is_table or form != "columns" or all(one.roles != [] for one in made))

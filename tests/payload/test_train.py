@@ -183,9 +183,9 @@ def short(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pa
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"), CASES["what_cannot_be_done_is_one_line_and_all_ranks_leave"]
+    ("flags", "words"), CASES["impossible_trainings_are_one_line_and_all_ranks_leave"]
 )
-def test_what_cannot_be_done_is_one_line_and_all_ranks_leave(
+def test_impossible_trainings_are_one_line_and_all_ranks_leave(
     dataset: pathlib.Path, short: pathlib.Path, tmp_path: pathlib.Path, flags: list[str], words: str
 ):
     flags = [flag.format(short=short) for flag in flags]

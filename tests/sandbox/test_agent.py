@@ -161,7 +161,7 @@ def test_a_unit_reads_which_unit_leaves_be_it_itself(agent: Agent, departing: st
     assert result["state"]["status"] == ["active", f"web/1: {departing} leaves"]
 
 
-def test_what_an_application_wrote_comes_from_no_unit(agent: Agent):
+def test_changes_of_application_data_name_no_unit(agent: Agent):
     agent.world.add("web", {"name": "web", "provides": {"api": {"interface": "http"}}})
     relation = rules.relate(agent.world.model, "thing:server", "web:api")
     relation.app_data["web"] = {"port": "80"}

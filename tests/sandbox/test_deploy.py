@@ -80,7 +80,7 @@ def test_units_relations_options_and_resources_come_from_the_bundle(bench: Bench
     assert bench.model.model_dump() == before
 
 
-def test_what_changed_is_brought_up_to_date(bench: Bench):
+def test_a_second_deploy_applies_the_differences(bench: Bench):
     bench.deploy()
     bench.folder.joinpath("bundle.yaml").write_text(
         BUNDLE.replace("81", "82").replace("num_units: 2", "num_units: 3")

@@ -42,7 +42,7 @@ def images(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     return tmp_path / "images"
 
 
-def test_what_is_cached_is_not_built_again(images: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_cached_image_is_not_built_again(images: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     built: list[pathlib.Path] = []
     monkeypatch.setattr(image, "_install_packages", lambda tree, _: built.append(tree))
     (images / ".new-killed").mkdir(parents=True)

@@ -72,7 +72,7 @@ RULES: dict[
 
 @pytest.mark.parametrize("rule", RULES)
 @hypothesis.given(st.data())
-def test_what_people_type_follows_the_tables_rules(rule: str, data: st.DataObject):
+def test_typed_values_follow_the_tables_rules(rule: str, data: st.DataObject):
     typed, meaning = RULES[rule]
     text = data.draw(typed)
     wanted = meaning(text)
@@ -98,7 +98,7 @@ def test_any_text_is_a_value_or_one_line(text: str):
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "{a: " * 30_000, "&x [*x]", "!!int x", "!!binary =", "{1: a}"]
 )
-def test_what_juju_refuses_is_refused(text: str):
+def test_values_that_juju_refuses_are_refused(text: str):
     with pytest.raises(SandboxError):
         values.parse(text)
 
@@ -141,7 +141,7 @@ def test_a_call_reaches_the_charm_with_juju_s_types(
         ("nodes", "@x", "not YAML: found character that cannot start any token"),
     ],
 )
-def test_what_yaml_takes_for_another_type_is_refused(name: str, text: str, problem: str):
+def test_values_of_another_yaml_type_are_refused(name: str, text: str, problem: str):
     with pytest.raises(SandboxError) as caught:
         settings.action_params(app("ddp-trainer"), "submit-ddp", {name: text})
     assert str(caught.value) == f"submit-ddp: parameter {name!r}: {problem}"

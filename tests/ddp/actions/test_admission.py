@@ -156,7 +156,7 @@ def test_more_than_the_partition_allows_is_refused(asked: str):
     "asked",
     ["0", "0:59", "00:00:59", "366-0", "1-2-3", "1:2:3:4", "-1", "unlimited", "1d", ":5", "5:"],
 )
-def test_what_is_no_time_is_refused(asked: str):
+def test_invalid_times_are_refused(asked: str):
     assert refusal(partition(node()), time_limit=asked) == (
         f"time-limit: '{asked}' is not allowed; minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-HH:MM:SS, from 1 minute to 365 "
         "days, or UNLIMITED"

@@ -38,7 +38,7 @@ def refused(
         ("--data /x", "--data is set by ddp; use the option dataset"),
     ],
 )
-def test_what_the_payload_would_refuse_is_refused_before_the_job(
+def test_arguments_that_the_payload_would_refuse_are_refused_before_the_job(
     settings: Settings, args: str, reason: str
 ):
     assert refused(settings, args) == f"args: {reason}"

@@ -136,7 +136,7 @@ def test_wrong_values_fail_with_the_first_ranks_words(ready: Trainer, cluster: C
         ({"nodes": 3}, "nodes: 3 requested, partition slurmd has 2 usable"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_impossible_measurements_are_refused(
     ready: Trainer, params: dict[str, typing.Any], line: str
 ):
     assert ready.fails("benchmark-collectives", **params).startswith(line)
@@ -286,7 +286,7 @@ def test_computation_is_taken_from_a_run_of_the_same_model(
     )
 
 
-def test_what_the_cluster_does_not_have_is_planned_for(ready: Trainer, cluster: Cluster):
+def test_a_plan_may_name_nodes_that_the_cluster_lacks(ready: Trainer, cluster: Cluster):
     measure(ready, cluster, 2.0)
     results = ready.run("plan", nodes=16, tokens_per_second=5000)
     assert results["resources"] == "16 nodes x 1 ranks in slurmd"
@@ -314,9 +314,7 @@ def test_what_the_cluster_does_not_have_is_planned_for(ready: Trainer, cluster: 
         ),
     ],
 )
-def test_what_cannot_be_planned_is_refused(
-    ready: Trainer, params: dict[str, typing.Any], line: str
-):
+def test_impossible_plans_are_refused(ready: Trainer, params: dict[str, typing.Any], line: str):
     assert ready.fails("plan", **params).startswith(line)
 
 
@@ -378,7 +376,9 @@ def test_a_submission_over_a_fast_link_is_told_nothing(ready: Trainer, cluster: 
 
 
 @pytest.mark.parametrize(("busbw", "compute_s"), [(0.00125, 0.05), (0.0125, 0.5), (200.0, 0.5)])
-def test_what_a_run_of_several_nodes_waited_is_no_computation(busbw: float, compute_s: float):
+def test_waiting_in_a_run_of_several_nodes_does_not_count_as_computation(
+    busbw: float, compute_s: float
+):
     (entry,) = baseline.entries_of(measured(busbw), "before")
     work = workload.Workload("tiny", 30_000_000, 128, 2048, 1)
     _, exposed_s = step.predict(work, compute_s, 2, entry["points"], overlap=0.7)

@@ -67,7 +67,7 @@ def test_a_workspace_in_which_others_can_replace_folders_is_an_error(
 
 
 @pytest.mark.parametrize("case", CASES["reports"], ids=lambda case: case[3])
-def test_what_is_wrong_is_reported_with_its_node_and_a_remedy(
+def test_findings_name_their_node_and_a_remedy(
     settings: Settings, facts: Facts, case: tuple[str, str, object, str]
 ):
     level, path, value, words = case
@@ -147,7 +147,7 @@ def test_a_clock_that_is_off_is_reported(
 
 
 @pytest.mark.parametrize("case", CASES["slurm.conf"], ids=lambda case: case[0])
-def test_what_slurms_configuration_means_is_reported(
+def test_settings_of_slurm_that_hurt_are_findings(
     settings: Settings, facts: Facts, case: tuple[str, str, str, str]
 ):
     name, value, level, words = case
@@ -490,7 +490,7 @@ def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster:
         ({"nodes": ",".join(f"n{i}" for i in range(65))}, "nodes: 65 named; at most 64 at once"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_impossible_requests_are_refused(
     trainer: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str
 ):
     assert trainer.fails("doctor", **params) == line

@@ -170,7 +170,7 @@ def test_environments_layers_and_images_go_unless_a_run_uses_them(program: Progr
     assert len(stored) == 4, "the newest stays, too"
 
 
-def test_what_the_runs_of_other_users_need_stays(program: Program):
+def test_environments_that_other_users_runs_need_stay(program: Program):
     used, unused = store_old(program, "1", name="a"), store_old(program, "2", name="b")
     theirs = program.workspace / "users" / "ann" / "runs" / "night"
     theirs.mkdir(parents=True)

@@ -102,7 +102,7 @@ def test_without_a_snapshot_the_script_lies_in_the_workspace(
         (("--claim", "My_Claim", "exp/train.py"), "no hyphen at either end"),
     ],
 )
-def test_what_cannot_be_leaves_nothing(
+def test_a_refused_request_leaves_nothing(
     settings: Settings, project: pathlib.Path, words: tuple[str, ...], message: str
 ):
     code, out, err = typed("render", "--kubernetes", *IMAGE, *words)

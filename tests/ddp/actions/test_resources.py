@@ -118,7 +118,9 @@ def test_a_constraint_that_no_node_meets_names_the_features(constraint: str, mes
         ("a100&[ib|h100]", 1),
     ],
 )
-def test_what_only_slurm_evaluates_asks_for_as_many_nodes_as_sbatch(constraint: str, nodes: int):
+def test_words_that_only_slurm_evaluates_ask_for_as_many_nodes_as_sbatch(
+    constraint: str, nodes: int
+):
     cluster = partition(*(featured(f"n{n}", "a100", "ib", "h100") for n in range(5)))
     params = fields.parse(models.SubmitDdp, {"constraint": constraint})
     request = resources.training(params, (cluster,))
@@ -256,9 +258,9 @@ def test_the_partitions_own_time_limit_stays_unspoken_but_decides_about_the_warn
 
 
 @pytest.mark.parametrize(
-    ("given", "line"), CASES["what_the_cluster_cannot_give_is_refused_by_name"]
+    ("given", "line"), CASES["requests_beyond_the_cluster_are_refused_by_name"]
 )
-def test_what_the_cluster_cannot_give_is_refused_by_name(given: dict[str, object], line: str):
+def test_requests_beyond_the_cluster_are_refused_by_name(given: dict[str, object], line: str):
     main = partition(
         node("n0", gpus=1), node("n1", gpus=1), node("n2", usable=False), max_time_s=3600
     )

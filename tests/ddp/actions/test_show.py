@@ -46,7 +46,7 @@ def test_a_run_is_shown_from_its_submission_to_its_result(program: Program, clus
     assert program.record["figures"]["last_loss"] == 0.586587
 
 
-def test_what_a_run_does_not_learn_is_shown(program: Program):
+def test_show_names_the_data_that_a_run_does_not_learn(program: Program):
     program.run("submit-ddp", workload="smoke", run="a")
     line = "120 of 300 conversations teach nothing: role narrator"
     start = {"kind": "start", "step": 0, "time": 1.0, "not_learned": [line, "\u001b[31mred"]}

@@ -251,7 +251,7 @@ def submission(
 
 @pytest.mark.parametrize("verb", ["submit", "sweep", "log", "watch", "cancel", "resume"])
 @pytest.mark.parametrize("looks", [1, 7])
-def test_what_follows_a_job_goes_on_after_a_silence_as_if_there_had_been_none(
+def test_following_a_job_survives_a_silent_controller(
     settings: Settings,
     cluster: Cluster,
     host: dict[str, typing.Any],
@@ -285,7 +285,7 @@ def test_what_follows_a_job_goes_on_after_a_silence_as_if_there_had_been_none(
 
 
 @pytest.mark.parametrize("verb", ["submit", "sweep", "log", "watch", "cancel", "resume"])
-def test_what_follows_a_job_waits_ten_minutes_and_says_that_the_job_may_still_run(
+def test_following_a_job_ends_after_ten_minutes_of_silence_and_says_that_it_may_still_run(
     settings: Settings,
     cluster: Cluster,
     host: dict[str, typing.Any],

@@ -326,7 +326,9 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
     ]
 
 
-def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, cluster: Cluster):
+def test_impossible_options_are_refused_by_name_and_leave_no_trace(
+    ready: Trainer, cluster: Cluster
+):
     table = refusals(ready)
     before = ready.files()
     for params, line in table:
@@ -338,8 +340,8 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, c
     assert ready.files() == before
 
 
-@pytest.mark.parametrize(("stderr", "line"), CASES["what_slurm_refuses_is_quoted"])
-def test_what_slurm_refuses_is_quoted(ready: Trainer, cluster: Cluster, stderr: str, line: str):
+@pytest.mark.parametrize(("stderr", "line"), CASES["refusals_of_slurm_are_quoted"])
+def test_refusals_of_slurm_are_quoted(ready: Trainer, cluster: Cluster, stderr: str, line: str):
     cluster.refusal = f"sbatch: error: Batch job submission failed\n{stderr}"
     before = ready.files()
     words = f"Batch job submission failed; {stderr}"

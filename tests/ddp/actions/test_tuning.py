@@ -88,8 +88,10 @@ def test_a_container_brings_its_own(trainer: Trainer, model: pathlib.Path, clust
     assert cluster.jobs
 
 
-@pytest.mark.parametrize("case", CASES["what_cannot_be_is_refused_before_anything_is_written"])
-def test_what_cannot_be_is_refused_before_anything_is_written(
+@pytest.mark.parametrize(
+    "case", CASES["impossible_fine_tunings_are_refused_before_anything_is_written"]
+)
+def test_impossible_fine_tunings_are_refused_before_anything_is_written(
     trainer: Trainer,
     model: pathlib.Path,
     cluster: Cluster,

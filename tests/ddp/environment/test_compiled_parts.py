@@ -62,7 +62,7 @@ def test_parts_that_load_and_what_lacks_other_libraries_pass(environment: pathli
     load(environment)
 
 
-def test_what_is_not_compiled_against_torch_is_not_looked_at(environment: pathlib.Path):
+def test_libraries_that_do_not_use_torch_are_not_looked_at(environment: pathlib.Path):
     compile_against(b"libxyz.so", site(environment) / "torchvision" / "a.so")
     assert compiled_parts.find(environment) == []
 

@@ -372,7 +372,7 @@ def test_an_archive_of_another_account_is_used_only_where_that_is_trusted(store:
     assert store.use(trusted_uids=(2077,)).returncode == 0
 
 
-def test_what_was_trusted_is_unpacked_whatever_its_name_leads_to_then(store: Store):
+def test_the_archive_that_was_checked_is_unpacked_even_if_its_name_is_exchanged(store: Store):
     """The archive is exchanged between the check of its owner and the unpacking."""
     other = store.archive.with_name("other")
     other.write_bytes(b"not an archive")

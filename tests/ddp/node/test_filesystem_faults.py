@@ -232,7 +232,7 @@ REPORTED = {
 @pytest.mark.parametrize("by", REPORTED)
 @pytest.mark.parametrize("wording", ["Python", "the payload, of a checkpoint"])
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_what_rank_1_passes_on_is_rank_0s(
+def test_an_error_that_rank_1_passes_on_belongs_to_rank_0(
     attempt: Attempt, number: int, by: str, wording: str, is_listed: bool
 ):
     words = WITH_PATH[wording].removeprefix("[FATAL] ")
@@ -247,7 +247,7 @@ def test_what_rank_1_passes_on_is_rank_0s(
     assert "metrics.jsonl" in found.words
 
 
-def test_what_rank_1_tells_of_a_bug_is_the_programs(attempt: Attempt):
+def test_a_bug_that_rank_1_reports_belongs_to_the_program(attempt: Attempt):
     attempt.fails(1, "rank 1 leaves: rank 0 on gpu-0: KeyError: 'x'", way="bare")
     found = attempt.blame()
     assert (found.kind, found.node) == ("program", "gpu-0")

@@ -92,7 +92,7 @@ def test_a_message_longer_than_what_is_read_of_a_log_is_reported(tmp_path: pathl
     assert found.lines[-1].startswith("ValueError: xxxx")
 
 
-def test_what_a_rank_writes_as_it_leaves_comes_last(tmp_path: pathlib.Path):
+def test_errors_of_a_leaving_rank_come_last(tmp_path: pathlib.Path):
     folder = make_run(tmp_path, {2: "no more data\n"}, [agent(1, 1, 0)])
     (log,) = folder.glob("logs/12.r0/node-1/*/attempt_0/0/*.log")
     log.with_name("stdout.log").write_text("step 7\n")

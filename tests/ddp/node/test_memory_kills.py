@@ -75,7 +75,7 @@ def test_a_kill_for_memory_is_described(
     )
 
 
-def test_what_is_no_jobs_cgroup_proves_nothing(tmp_path: pathlib.Path):
+def test_other_cgroups_prove_nothing(tmp_path: pathlib.Path):
     assert (
         memory_kills.shortage(
             "n1", make(tmp_path, 2, kills=1, limit=GIB, peak=GIB, job="ssh.service")

@@ -110,7 +110,7 @@ def test_a_later_attempt_counts_on_and_a_step_of_several_lines_has_a_rate(tmp_pa
     assert found.steps_per_second is not None
 
 
-def test_what_is_no_number_is_no_record_and_one_that_is_not_finite_shows(tmp_path: pathlib.Path):
+def test_only_numbers_are_records_and_nan_and_inf_are_kept(tmp_path: pathlib.Path):
     lines = output_metrics.Lines([LOSS])
     for text in ("loss=none", "loss=nano", "nothing", "loss=", "loss", "loss=-", "val_loss=1"):
         assert lines.record(text) == {}
@@ -167,6 +167,6 @@ def test_only_the_beginning_of_a_long_line_is_searched():
         ("loss=loss {} * s", "* may only stand before {}"),
     ],
 )
-def test_what_is_no_text_with_a_number_is_refused(metric: str, line: str):
+def test_patterns_without_a_place_for_a_number_are_refused(metric: str, line: str):
     with pytest.raises(ParameterError, match=f"^metric: .*{re.escape(line)}"):
         fields.parse(models.SubmitDdp, {"metric": metric})

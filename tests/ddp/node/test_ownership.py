@@ -89,7 +89,7 @@ def test_links_are_refused_wherever_they_stand(place: pathlib.Path, depth: int):
     )
 
 
-def test_what_is_no_regular_file_is_refused_at_once(place: pathlib.Path):
+def test_special_files_are_refused_at_once(place: pathlib.Path):
     fifo = place.with_name("fifo")
     os.mkfifo(fifo, 0o644)
     assert (
@@ -104,7 +104,7 @@ def test_only_absolute_paths_that_lead_where_they_say(path: str):
         ownership.open_trusted(path, TRUSTED)
 
 
-def test_what_is_not_there_is_an_oserror_that_names_it(place: pathlib.Path):
+def test_a_missing_file_is_an_oserror_that_names_it(place: pathlib.Path):
     for path, missing in (
         (place.with_name("b"), place.with_name("b")),
         (place.parent / "c" / "d", place.parent / "c"),
@@ -116,7 +116,7 @@ def test_what_is_not_there_is_an_oserror_that_names_it(place: pathlib.Path):
         ownership.open_trusted(f"{place}/x", TRUSTED)
 
 
-def test_what_was_opened_stays_what_was_checked(place: pathlib.Path):
+def test_the_checked_file_stays_the_opened_one(place: pathlib.Path):
     for folder in (str(place.parent), "/"):
         ownership.check_folder(folder, TRUSTED)
     file = ownership.open_trusted(str(place), TRUSTED)

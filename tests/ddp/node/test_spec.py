@@ -7,7 +7,7 @@ from job_specs import make
 from ddp.node import spec
 
 
-def test_what_was_written_is_read(tmp_path: pathlib.Path):
+def test_a_written_specification_reads_back(tmp_path: pathlib.Path):
     whole = make(
         tmp_path / "runs" / "first",
         command=(spec.Word("RUN_DIR", is_variable=True), spec.Word("$(id) '\" \n")),

@@ -90,7 +90,7 @@ def test_a_copy_that_failed_half_way_is_completed_without_a_line_twice(
     assert log.read_text() == "from an earlier start\none\ntwo\nthree\n"
 
 
-def test_what_others_append_stays(shared: pathlib.Path, source: pathlib.Path):
+def test_records_that_others_append_stay(shared: pathlib.Path, source: pathlib.Path):
     log = shared / "logs" / "12.out"
     mirror = spool.Mirror(str(source), str(log))
     add(source, "one\n")

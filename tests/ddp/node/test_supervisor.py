@@ -185,7 +185,7 @@ def test_a_cancellation_while_the_filesystem_is_awaited_ends_the_job(node: Node)
     assert not node.requeued()
 
 
-def test_what_the_rank_raised_is_reported_before_what_logs_say(node: Node):
+def test_a_rank_s_own_error_is_reported_before_its_log(node: Node):
     noise = (
         "d=$RUN_DIR/logs/$RUN_ATTEMPT_ID/node-0/x/attempt_0/0; mkdir -p $d; "
         "printf 'Traceback (most recent call last):\\nKeyError: lived on with\\n' > $d/stderr.log; "

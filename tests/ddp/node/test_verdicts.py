@@ -236,7 +236,7 @@ PATHS = st.text("abc/._- 0123", max_size=12)
 @hypothesis.given(
     st.sampled_from(sorted(AGAIN)), st.sampled_from(["", "[rank1]: "]), PATHS, st.booleans()
 )
-def test_what_comes_again_is_not_tried_again_and_has_its_remedy(
+def test_errors_that_would_return_are_not_tried_again_and_have_a_remedy(
     number: int, rank: str, path: str, has_words: bool
 ):
     what, remedy = AGAIN[number]

@@ -114,7 +114,7 @@ def test_a_mistake_is_looked_for_where_the_value_comes_from(
     )
 
 
-def test_what_the_charm_writes_is_read_as_it_was():
+def test_the_charms_file_reads_back():
     given: dict[str, str | bool] = {
         "workspace": "/mnt/shared",
         "node-cache": "/scratch",

@@ -127,7 +127,7 @@ def edit(folder: pathlib.Path, name: str, how: str, text: str) -> bool:
     max_examples=40, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 @hypothesis.given(rounds=st.lists(EDITS, min_size=1, max_size=5))
-def test_what_a_run_wrote_is_never_lost_and_what_the_project_has_is_what_runs(
+def test_files_of_the_run_stay_and_files_of_the_project_are_updated(
     settings: Settings, rounds: list[list[tuple[str, str, str]]]
 ):
     with tempfile.TemporaryDirectory() as made, pytest.MonkeyPatch.context() as patch:
@@ -168,7 +168,7 @@ def test_what_a_run_wrote_is_never_lost_and_what_the_project_has_is_what_runs(
 
 
 @pytest.mark.parametrize("how", ["remove", "write", "leave"])
-def test_what_lies_behind_a_link_of_the_run_is_not_touched(
+def test_files_behind_links_of_the_run_are_not_touched(
     settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path, how: str
 ):
     cluster.states = [("COMPLETED", 0)]

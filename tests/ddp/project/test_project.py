@@ -94,7 +94,7 @@ def test_submodules_and_repositories_inside(project: pathlib.Path, tmp_path: pat
     assert names(project / "train.py") == {"train.py", ".gitmodules", "sub/inner.py", "clone/a.py"}
 
 
-def test_what_a_build_or_a_script_made_and_git_ignores_is_kept_beside_others(project: pathlib.Path):
+def test_ignored_files_that_a_build_made_are_sent_along(project: pathlib.Path):
     write(
         project,
         "train.py",
@@ -284,7 +284,7 @@ def test_links_lead_where_they_led_and_nothing_outside_is_copied(
     assert (copy / "data/a.csv").exists()
 
 
-def test_what_is_no_file_is_never_opened(project: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_pipes_and_devices_are_never_opened(project: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     write(project, "train.py")
     os.mkfifo(project / "pipe")
     monkeypatch.chdir(project)  # a socket's path has 107 characters at most
@@ -353,7 +353,7 @@ def test_a_file_that_cannot_be_read_is_named(
 
 
 @pytest.mark.parametrize("name", ["absent.py", "", "loop"])
-def test_what_is_no_script(project: pathlib.Path, name: str):
+def test_paths_that_are_not_scripts_are_refused(project: pathlib.Path, name: str):
     project.mkdir()
     (project / "loop").symlink_to("loop")
     with pytest.raises(ParameterError, match="is not a file; give the path of a script"):

@@ -255,9 +255,9 @@ def test_without_a_snapshot_the_ranks_start_where_it_is_typed_if_the_nodes_share
 
 
 @pytest.mark.parametrize(
-    ("words", "text"), CASES["what_is_no_program_is_refused_at_once_with_what_to_type"]
+    ("words", "text"), CASES["words_that_start_no_program_are_refused_with_the_line_to_type"]
 )
-def test_what_is_no_program_is_refused_at_once_with_what_to_type(
+def test_words_that_start_no_program_are_refused_with_the_line_to_type(
     settings: Settings, cluster: Cluster, folder: pathlib.Path, words: str, text: str
 ):
     code, _, err = typed("submit", *words.split())
@@ -413,7 +413,7 @@ def test_the_settings_of_accelerate_go_with_the_job(
     assert job.accelerate == spec.Accelerate(("--use_fsdp",), "mixed_precision: bf16\n", ".yaml")
 
 
-def test_what_a_line_loses_is_remarked_once(
+def test_each_lost_word_of_a_line_is_remarked_once(
     settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path
 ):
     words = "torchrun --standalone --role x --tee 3 train.py".split()

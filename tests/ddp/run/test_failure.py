@@ -107,7 +107,7 @@ def test_a_module_of_the_project_is_never_to_be_installed(
         ),
     ],
 )
-def test_what_the_copy_lacks_is_named_where_it_lies(
+def test_a_module_that_the_copy_lacks_is_named_with_its_path(
     settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, lies: str, line: str
 ):
     for name in ("mine/train.py", lies):

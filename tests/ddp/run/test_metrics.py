@@ -135,7 +135,7 @@ def test_a_line_without_end_takes_no_memory(tmp_path: pathlib.Path):
         "\x00\xff",
     ],
 )
-def test_what_is_no_record_is_left_out(tmp_path: pathlib.Path, line: str):
+def test_lines_without_a_record_are_left_out(tmp_path: pathlib.Path, line: str):
     path = tmp_path / folder.METRICS
     path.write_text(record(1, 5.0) + line + "\n" + record(2, 4.0))
     metrics = Reader(path).read()

@@ -165,7 +165,7 @@ def test_a_run_that_ended_long_ago_is_counted_and_not_shown(
 
 
 @pytest.mark.parametrize("kind", ["sweep", "prepare", "collectives"])
-def test_what_is_no_training_is_left_out(
+def test_runs_that_do_not_train_are_left_out(
     settings: Settings, cluster: Cluster, workspace: pathlib.Path, kind: str
 ):
     folder = make(workspace, "owt")

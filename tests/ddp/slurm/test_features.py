@@ -41,7 +41,7 @@ def test_a_node_is_judged_by_its_features(text: str, has: set[str], is_allowed: 
         ("a&", ("a",), 1),
     ],
 )
-def test_what_only_slurm_evaluates(text: str, words: tuple[str, ...], num_nodes: int):
+def test_constraints_that_only_slurm_evaluates(text: str, words: tuple[str, ...], num_nodes: int):
     constraint = features.Constraint(text)
     assert not constraint.is_clear
     assert constraint.words == words

@@ -160,7 +160,7 @@ ACCOUNTED = """\
 """
 
 
-def test_what_the_accounting_kept(commands: Commands):
+def test_ended_jobs_are_read_from_the_accounting(commands: Commands):
     argv = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "1,4,5,10,15", "-o", SACCT_FIELDS)
     commands.expect(*argv, stdout=ACCOUNTED)
     found = jobs.accounted((1, 4, 5, 10, 15), user="ubuntu")

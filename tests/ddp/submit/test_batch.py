@@ -213,7 +213,7 @@ def test_the_ports_of_a_jobs_attempts_follow_from_nothing(settings: Settings, no
     assert all(20000 <= port < 30000 for port in ports)
 
 
-def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Settings, node: Node):
+def test_a_runs_own_checkpoint_goes_before_the_one_it_began_from(settings: Settings, node: Node):
     node.add("srun", 'echo "${!#}"; ' + ENDS % "done")
     program = scripts.Program(("x", scripts.RESUME), leaves_outcome=True, resume="/mnt/runs/base")
     params = fields.parse(models.SubmitDdp, {})

@@ -89,7 +89,7 @@ def test_the_pods_find_each_other():
     assert {one["metadata"]["namespace"] for one in parts(run(namespace="x"))} == {"x"}
 
 
-def test_what_a_pod_may_use():
+def test_the_resources_of_a_pod():
     spec, ranks = container(run())
     assert ranks["resources"]["limits"] == {"cpu": "16", "memory": "65536Mi", "nvidia.com/gpu": "4"}
     assert (
@@ -223,7 +223,7 @@ def test_any_text_arrives(text: str):
         ("command", ("train.py", "\udcff"), "is not UTF-8"),
     ],
 )
-def test_what_cannot_be_is_refused(field: str, value: object, problem: str):
+def test_impossible_manifests_are_refused(field: str, value: object, problem: str):
     with pytest.raises(ParameterError, match=re.escape(problem)):
         run(**{field: value})
 

@@ -192,7 +192,7 @@ def test_the_last_node_is_not_left_out(settings: Settings, node: Node):
     assert "[RESTART] slurmd-0 is suspect, but partition main has no other node for it" in output
 
 
-def test_what_every_node_complains_of_is_no_nodes_fault(settings: Settings, node: Node):
+def test_a_complaint_of_every_node_blames_none(settings: Settings, node: Node):
     node.hosts, node.addresses = (
         "slurmd-0 slurmd-1",
         {"slurmd-0": "192.0.2.1", "slurmd-1": "192.0.2.2"},

@@ -83,7 +83,7 @@ def test_a_workspace_with_a_blank_is_quoted_for_sbatch_and_the_shell(
     assert shlex.split(script.splitlines()[-1])[5] == f"{settings.workspace.runs}/first/program"
 
 
-def test_what_is_not_wanted_is_not_asked_for(settings: Settings):
+def test_unset_options_are_not_in_the_script(settings: Settings):
     script = texts(settings, resources.Request("main", 1, 0, 4, 8000, None, 180))["job.sbatch"]
     assert not [
         line
@@ -103,13 +103,13 @@ def test_what_is_not_wanted_is_not_asked_for(settings: Settings):
         ),
     ],
 )
-def test_what_would_break_the_job_is_refused(given: str, line: str):
+def test_arguments_that_would_break_the_job_are_refused(given: str, line: str):
     with pytest.raises(ParameterError) as caught:
         fields.parse(models.SubmitDdp, {"sbatch": given})
     assert str(caught.value).startswith(line)
 
 
-def test_what_the_job_runs_lies_in_its_own_folder(settings: Settings):
+def test_the_jobs_program_lies_in_its_own_folder(settings: Settings):
     """Nobody else can write there, and nothing is taken from elsewhere: -I, and no site-packages."""
     files = texts(settings)
     assert {name.partition("/")[0] for name in files} == {"job.sbatch", "program"}

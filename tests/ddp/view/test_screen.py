@@ -272,7 +272,7 @@ def test_a_failure_is_one_red_line(answers: None, monkeypatch: pytest.MonkeyPatc
 # --- progress --------------------------------------------------------------------------------------------------------
 
 
-def test_what_takes_long_has_one_line_that_changes(monkeypatch: pytest.MonkeyPatch):
+def test_progress_is_one_line_that_changes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress, "REPORT_S", 0.3)
     with terminal(90) as made, os.fdopen(os.dup(made.descriptor), "w") as out:
         monkeypatch.setattr(sys, "stderr", out)

@@ -121,7 +121,7 @@ def manifest(settings: Settings, digit: str = "a", **more: object) -> dict[str, 
     return record
 
 
-def test_what_the_workspace_holds(settings: Settings):
+def test_environments_and_datasets_of_the_workspace_are_listed(settings: Settings):
     manifest(settings, "a")
     manifest(settings, "b")
     (settings.workspace.datasets / "web").mkdir()

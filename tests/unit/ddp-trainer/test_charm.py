@@ -59,7 +59,7 @@ def test_an_environment_that_jobs_would_not_use_is_reported(ready: Trainer):
     )
 
 
-def test_what_the_environment_lacks_for_an_option_is_named(ready: Trainer):
+def test_the_status_names_an_option_that_the_environment_lacks(ready: Trainer):
     ready.run("install-environment")
     again = "the first job builds it, or: juju run trainer/leader install-environment"
     for given, lacks in (

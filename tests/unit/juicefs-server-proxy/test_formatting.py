@@ -131,7 +131,7 @@ def test_an_option_that_can_change_is_changed_alone(
     assert rig.world.commands == [("config", flag, "--yes", URL)]
 
 
-def test_what_is_removed_and_what_stays(rig: Rig, tmp_path: pathlib.Path):
+def test_removal_takes_the_charms_files_and_leaves_the_volume(rig: Rig, tmp_path: pathlib.Path):
     state = format_journal.STATE_DIR / APP
     program = target.program_path(APP)
     certificate = target.CONFIG_DIR / APP / "tls-ca.pem"

@@ -193,7 +193,7 @@ OFFERS = {
 
 
 @pytest.mark.parametrize(("offers", "config", "status", "message"), CASES["refused"])
-def test_what_contradicts_or_cannot_be_used_is_named(
+def test_contradicting_relations_and_options_are_named(
     rig: Rig, offers: list[str], config: Config, status: str, message: str
 ):
     relations = [OFFERS[offer] for offer in offers]

@@ -81,7 +81,7 @@ def test_an_application_of_the_same_name_takes_its_volume_over_without_a_questio
     assert rig.world.trials == ["shared"]
 
 
-def test_what_a_volume_holds_is_part_of_what_it_may_hold_from_the_first_hook_on(rig: Rig):
+def test_the_capacity_counts_a_taken_over_volumes_content_from_the_first_hook(rig: Rig):
     deploy(rig)
     remove(rig)
     rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=20 << 30)
@@ -175,7 +175,7 @@ def test_without_a_backup_nothing_is_changed(rig: Rig):
     assert offered(out) is None
 
 
-def test_what_fails_the_trial_is_the_status_and_nothing_is_offered(
+def test_a_failed_trial_is_the_status_and_nothing_is_offered(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     deploy(rig)

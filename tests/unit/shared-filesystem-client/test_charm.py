@@ -115,7 +115,7 @@ def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(
 
 
 @pytest.mark.parametrize(("offered", "config", "status", "message"), CASES["refused"])
-def test_what_is_missing_or_wrong_is_shown(
+def test_the_status_shows_a_missing_or_wrong_option(
     site: Site, offered: str | None, config: dict[str, typing.Any], status: str, message: str
 ):
     relations = (
@@ -160,7 +160,7 @@ def test_since_when_a_server_is_away(site: Site, ready: testing.State, hangs: bo
         (CommandError("apt-get exited 100"), testing.BlockedStatus("apt-get exited 100")),
     ],
 )
-def test_what_fails_is_shown_and_recovers_by_itself(
+def test_failures_are_shown_and_recover_by_themselves(
     site: Site, ready: testing.State, error: Exception, status: ops.StatusBase
 ):
     site.mounter.error = error

@@ -199,8 +199,10 @@ def test_nfs_options_that_contradict(rig: Rig, given: str, message: str):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("changes", "key", "message"), CASES["what_the_ceph_helper_would_misread"])
-def test_what_the_ceph_helper_would_misread(
+@pytest.mark.parametrize(
+    ("changes", "key", "message"), CASES["options_that_the_ceph_helper_would_misread_are_refused"]
+)
+def test_options_that_the_ceph_helper_would_misread_are_refused(
     rig: Rig, changes: dict[str, str], key: str, message: str
 ):
     with pytest.raises(mount_plan.MountError) as caught:
@@ -209,9 +211,9 @@ def test_what_the_ceph_helper_would_misread(
 
 
 @pytest.mark.parametrize(
-    ("choice", "known", "fuse_opens", "mounted", "expected"), CASES["what_mounts_cephfs"]
+    ("choice", "known", "fuse_opens", "mounted", "expected"), CASES["the_client_that_mounts_cephfs"]
 )
-def test_what_mounts_cephfs(
+def test_the_client_that_mounts_cephfs(
     rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
     choice: str,
@@ -309,7 +311,7 @@ def test_lustre_servers_and_their_rails_are_those_that_the_manual_writes(
 @pytest.mark.parametrize(
     "given_nids", [("2001:db8::1@tcp",), ("10.0.0.1@tcp:",), ("a@tcp:,b@tcp",)]
 )
-def test_what_is_no_list_of_lustre_servers_is_refused(given_nids: tuple[str, ...]):
+def test_invalid_lists_of_lustre_servers_are_refused(given_nids: tuple[str, ...]):
     with pytest.raises(mount_plan.MountError, match="is ADDRESS@NETWORK"):
         lustre.servers(given_nids)
 

@@ -32,7 +32,7 @@ def test_a_profile_never_makes_a_mount_that_gives_up(kind: str, profile: str):
     assert kind != "nfs" or "hard" in options
 
 
-def test_what_is_given_wins_over_the_profile_and_that_over_the_defaults():
+def test_options_win_over_the_profile_and_the_profile_over_the_defaults():
     assert presets.merge(presets.NFS, profile="none", given="")["nconnect"] == "8"
     assert "actimeo" not in presets.merge(presets.NFS, profile="checkpoint", given="")
     options = presets.merge(
@@ -44,9 +44,9 @@ def test_what_is_given_wins_over_the_profile_and_that_over_the_defaults():
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "message"), CASES["what_would_lose_data_or_open_a_hole_is_refused_by_name"]
+    ("kind", "given", "message"), CASES["options_that_lose_data_or_open_a_hole_are_refused_by_name"]
 )
-def test_what_would_lose_data_or_open_a_hole_is_refused_by_name(
+def test_options_that_lose_data_or_open_a_hole_are_refused_by_name(
     kind: str, given: str, message: str
 ):
     with pytest.raises(presets.OptionError) as caught:

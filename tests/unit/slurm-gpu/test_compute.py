@@ -29,7 +29,7 @@ def test_a_machine_without_gpus(slurm: SlurmDouble):
     assert (slurm.log, slurmd_options.PATH.read_text()) == ([], OPTIONS)
 
 
-def test_what_the_controller_gets(registered: SlurmDouble, mock_gpu: pathlib.Path):
+def test_the_unit_publishes_its_gres_and_lines(registered: SlurmDouble, mock_gpu: pathlib.Path):
     """No lines where slurmd finds the GPUs by itself, and where it does not, lines that must be live first."""
     assert offer() == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(), awaits=False)
     lines = (LINE.format(mock_gpu),)
@@ -188,7 +188,7 @@ def test_detection_by_nvml_needs_its_plugin(
     assert hook(ControllerGres(autodetect="nvml")) == Status(Level.ACTIVE, text)
 
 
-def test_what_is_detected_is_a_line_a_gpu(registered: SlurmDouble, mock_gpu: pathlib.Path):
+def test_each_detected_gpu_is_a_line(registered: SlurmDouble, mock_gpu: pathlib.Path):
     found = compute.detected(machines.look(None))
     assert (found["count"], found["gpus"]) == ("1", "0000:01:00.0: Mock GPU, /dev/nvidia0")
 
@@ -216,7 +216,7 @@ def test_device_files_are_waited_for(registered: SlurmDouble, mock_gpu: pathlib.
     assert hook(live()).level == Level.ACTIVE
 
 
-def test_what_an_administrator_added_to_the_gres_stays(registered: SlurmDouble):
+def test_gres_that_an_administrator_added_stay(registered: SlurmDouble):
     slurmd_options.PATH.write_text(OPTIONS.replace("features=slurmd", "features=slurmd gres=nic:2"))
     assert hook(live()).level == Level.ACTIVE
     assert registered.record is not None

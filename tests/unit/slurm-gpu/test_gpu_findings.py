@@ -25,7 +25,7 @@ def test_a_card_that_is_fine_or_does_not_tell(values: dict[str, str]):
 
 @pytest.mark.parametrize("path", [*HEALTHY, "ecc_errors/volatile/sram_uncorrectable"])
 @pytest.mark.parametrize("value", ["N/A", "[N/A]", "", "Not Supported", "[Not Supported]"])
-def test_what_a_card_does_not_report_is_no_fault(path: str, value: str):
+def test_values_that_a_card_does_not_report_are_not_faults(path: str, value: str):
     assert judged(HEALTHY | {path: value}) == []
 
 
@@ -227,7 +227,7 @@ def test_xids_whose_text_counts(rest: str, text: str | None):
 
 
 @pytest.mark.parametrize("text", ["109", "+x", "+1234", "+-1", "+74 -74", "$(id)"])
-def test_what_is_no_list_of_xids(text: str, capsys: pytest.CaptureFixture[str]):
+def test_invalid_lists_of_xids_are_refused(text: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ValueError, match=r"^(write \+XID .*, not '|Xid 74 is both)"):
         xids.parse(text)
     with pytest.raises(SystemExit):

@@ -46,7 +46,7 @@ def test_the_block_holds_each_units_lines():
 @pytest.mark.parametrize(
     "after", ["", "\n# by hand\nNodeName=old Name=gpu File=/dev/nvidia0\n", "no line end"]
 )
-def test_what_is_around_stays(before: str, after: str):
+def test_text_around_the_block_stays(before: str, after: str):
     text = book(entry(), before=before, after=after).text()
     again = gres_conf.parse(text)
     assert again.entries == {"slurm-gpu/0": entry()}

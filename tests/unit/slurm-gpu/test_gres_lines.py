@@ -164,7 +164,7 @@ def test_two_units_that_claim_one_node(cluster: Cluster):
     assert node_names() == ["NodeName=slurmd-0", "NodeName=slurmd-4"]
 
 
-def test_what_cannot_be_used_is_ignored(cluster: Cluster, caplog: pytest.LogCaptureFixture):
+def test_unusable_databags_are_ignored(cluster: Cluster, caplog: pytest.LogCaptureFixture):
     cluster.say(0)
     cluster.say(1)
     cluster.sync()

@@ -130,7 +130,7 @@ def test_a_node_that_another_took_back_waits_for_no_reboot(mig: MachineDouble, o
     )
 
 
-def test_what_the_card_refuses_leaves_it_as_it_was(mig: MachineDouble):
+def test_a_refused_layout_leaves_the_card_as_it_was(mig: MachineDouble):
     set_mig("3g.20gb x2")
     roles.maintain()
     mig.smi.refuses = {"2g.10gb"}

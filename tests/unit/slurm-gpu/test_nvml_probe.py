@@ -93,7 +93,7 @@ def test_the_probe_prints_one_card(probe: Probe):
     }
 
 
-def test_what_a_card_does_not_support_is_left_out(probe: Probe):
+def test_unsupported_values_of_a_card_are_left_out(probe: Probe):
     (gpu,) = probe(card("Tesla T4", 0, "00000000:01:00.0", cpus=None, instances={}))["gpus"]
     assert (gpu["cpus"], gpu["mig"], gpu["instances"]) == (None, True, [])
 

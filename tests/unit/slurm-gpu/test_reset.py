@@ -94,7 +94,7 @@ def test_boards_that_reset_all_cards_together(node: MachineDouble):
     assert node.smi.log == ["-r"]
 
 
-def test_what_the_driver_refuses(node: MachineDouble):
+def test_a_reset_that_the_driver_refuses_is_reported(node: MachineDouble):
     node.smi.broken = "GPU 00000000:1B:00.0 is currently in use by another process."
     with pytest.raises(
         ActionError, match=rf"GPU {BUS} could not be reset: .*in use by another process"

@@ -60,7 +60,7 @@ def hook(**options: object) -> Status:
         ("fail", "Node unexpectedly rebooted"),
     ],
 )
-def test_what_people_ordered_stays(node: SlurmDouble, state: str, reason: str):
+def test_states_that_people_ordered_stay(node: SlurmDouble, state: str, reason: str):
     node.run(
         "/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", f"reason={reason}"
     )

@@ -76,7 +76,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def test_what_upstream_writes_meanwhile_is_kept(beside: list[str]):
+def test_options_that_upstream_writes_at_the_same_time_are_kept(beside: list[str]):
     """Its set-node-config beside an action that is parallel."""
     slurmd_options.PATH.write_text(OPTIONS)
     beside.append(OPTIONS.replace("realmemory=4000", "realmemory=3000"))

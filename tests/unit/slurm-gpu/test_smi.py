@@ -102,7 +102,7 @@ def test_each_line_around_the_document_is_in_a_remark(
         ("", 15, "drain"),
     ],
 )
-def test_what_cannot_be_read_is_a_warning_and_asked_for_elsewhere(
+def test_unreadable_parts_are_a_warning_and_asked_for_elsewhere(
     scene: Scene, capsys: pytest.CaptureFixture[str], table: str, code: int, level: str
 ):
     xml = answer(HEALTHY).replace("<remapped_rows>", "<remapped_rows><x>")
