@@ -43,6 +43,7 @@ _SBATCH = {
 _GROUP_HELP = {
     "env": "Make, list and remove environments of packages.",
     "image": "Import container images.",
+    "user": "Let people use Slurm's accounts.",
 }
 _GROUPS = (
     "",
@@ -157,13 +158,13 @@ def _mistake(e: click.UsageError) -> str:
     return text if text.endswith("?") else f"{text};"
 
 
-def settings_of(session: Session) -> Settings:
+def settings_of(session: Session, *, may_be_root: bool = False) -> Settings:
     """Read the configuration and the flags. Raises click.UsageError, also for root."""
     try:
         found = config.settings(config.load(session.flags))
     except ParameterError as e:
         raise click.UsageError(str(e)) from e
-    if found.workspace.uid == 0:
+    if found.workspace.uid == 0 and not may_be_root:
         raise click.UsageError("jobs never run as root; log in to an ordinary account: su - NAME")
     return found
 
@@ -184,7 +185,8 @@ def perform(
         if text := _help_of_workload(params, arguments):
             click.echo(text)
             return OK
-        answer = verb.do_when_ready(settings_of(session), params, to.log)
+        settings = settings_of(session, may_be_root=verb.is_operators)
+        answer = verb.do_when_ready(settings, params, to.log)
         if answer is not None:  # else it was shown as it went on
             _write(session, to, verb, answer)
     except Problem as e:

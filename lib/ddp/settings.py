@@ -23,6 +23,7 @@ class Settings:
     wandb: bool = False
     transformers: bool = False  # whether the environment holds it, for fine-tuning
     accept_oci_risk: bool = False  # images may start by the OCI runtime of a Slurm without its fix
+    contact: str = ""  # whom people ask for an account; empty: the operator
     wheelhouse: pathlib.Path | None = None  # the wheels that the operator attached to the charm
     token: str = dataclasses.field(default="", repr=False)  # Hugging Face's; empty: jobs get none
     takes_any_script: bool = False  # a user's own command runs scripts outside the workspace, too

@@ -111,6 +111,8 @@ def changes(call: tuple[str, ...]) -> bool:
     """Return whether a command changes something."""
     if call[0] == "scontrol":
         return not {"ping", "show", "--version"} & {*call}
+    if call[0] == "sacctmgr":
+        return "show" not in call
     return call[0] in ("sbatch", "scancel") and "--test-only" not in call
 
 
@@ -147,6 +149,8 @@ class Cluster:
         self.accounting = ""  # what sacct prints
         self.everyones = ""  # what squeue prints of all accounts' active jobs
         self.usage = ""  # what sreport prints
+        self.accounts = {"chem": {user}, "physics": {user}}  # and who may use them
+        self.qos = "normal"  # that everybody may ask for
         self.reservations = ""
         self.running = ""  # user and TRES of running jobs, as squeue prints them
         self.config = (
@@ -379,6 +383,36 @@ class Cluster:
         assert arguments[:8] == ("-n", "-P", "-T", "ALL", "-t", "Seconds", *report)
         assert [word.partition("=")[0] for word in arguments[8:]] == ["Start", "End", "Format"]
         return Completed(0, self.usage, "")
+
+    def _sacctmgr(self, arguments: tuple[str, ...], _: str | None) -> Completed:
+        if self.accounting_silence:
+            return Completed(1, "", self.accounting_silence)
+        match arguments:
+            case ("--noheader", "--parsable2", "show", "associations", "where", *where, form):
+                return Completed(0, self._associations(where, form.removeprefix("format=")), "")
+            case ("--immediate", "add", "account", account, "cluster=main"):
+                assert account not in self.accounts
+                self.accounts[account] = set()
+            case ("--immediate", "add", "user", user, "cluster=main", named):
+                users = self.accounts[named.removeprefix("account=")]
+                assert user not in users
+                users.add(user)
+            case ("--immediate", "delete", "user", "where", name, "cluster=main", named):
+                self.accounts[named.removeprefix("account=")].remove(name.removeprefix("name="))
+            case _:
+                raise AssertionError(f"sacctmgr {arguments} is not known")
+        return Completed(0, " Associations =\n", "")
+
+    def _associations(self, where: list[str], column: str) -> str:
+        """Print a column of the associations: of each account itself, and of each of its people."""
+        wanted = dict(word.split("=") for word in where)
+        assert wanted.pop("cluster") == "main"
+        rows: list[dict[str, str]] = []
+        for account, users in self.accounts.items():
+            for user in ("", *sorted(users)):
+                rows.append({"account": account, "user": user, "qos": self.qos})
+        chosen = [row for row in rows if wanted.items() <= row.items()]
+        return "".join(f"{row[column.lower()]}\n" for row in chosen)
 
     def _sacct(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         assert arguments[:4] == ("-X", "-n", "-P", "-j")

@@ -158,8 +158,9 @@ class DdpTrainerCharm(ops.CharmBase):
             "token": token,
             "wheelhouse": host.share(self._fetch_wheelhouse()),
         }
+        user = "root" if verbs.ACTIONS[action].is_operators else config.submit_user
         with machine_lock.named_waiters(event.log, is_held=holds_machine) as log:
-            return program.ask(config.submit_user, request, log)
+            return program.ask(user, request, log)
 
     def _content(self, identifier: str) -> dict[str, str] | None:
         """Return a secret's newest content, or None if this application cannot read it."""

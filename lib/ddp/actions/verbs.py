@@ -27,6 +27,7 @@ class Verb:
     action: str = ""
     asks_nodes: bool = False
     needs: typing.Literal["slurm", "workspace", "nothing"] = "slurm"
+    is_operators: bool = False  # the charm does it as root, and root may type it
     hidden: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
 

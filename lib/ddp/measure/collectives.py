@@ -38,7 +38,8 @@ def benchmark_collectives(
     command = ("--module", "ddptrain", "collectives", *_flags(params), *files)
     program = scripts.Program(command, leaves_outcome=True)
     job = scripts.TrainingJob(settings, request, asked, run, program)
-    cluster.judge(job.texts(store.NOT_INSTALLED)["job.sbatch"], request.partition)
+    script = job.texts(store.NOT_INSTALLED)["job.sbatch"]
+    cluster.judge(script, request.partition, contact=settings.contact)
     environment = store.Store(settings).ensure(log)
     facts: dict[str, object] = {
         "kind": "collectives",

@@ -23,7 +23,7 @@ DEFAULT_WORKSPACE = "slurm-ddp"
 
 
 class Choices(fields.Parsed):
-    """The operator's choices about environments, trackers and images, in a file or in the charm."""
+    """The operator's choices about environments, trackers, images and whom to ask, in a file or in the charm."""
 
     torch_build: fields.TorchBuild = "auto"
     torch_version: fields.TorchVersion = ""
@@ -33,6 +33,7 @@ class Choices(fields.Parsed):
     wandb: bool = False
     transformers: bool = False
     accept_oci_risk: bool = False
+    contact: fields.Contact = ""
 
 
 class Config(Choices):
@@ -106,6 +107,7 @@ def settings(config: Config) -> Settings:
         wandb=config.wandb,
         transformers=config.transformers,
         accept_oci_risk=config.accept_oci_risk,
+        contact=config.contact,
         takes_any_script=True,
     )
 

@@ -379,6 +379,18 @@ Folder = typing.Annotated[
         r"/[A-Za-z0-9._/-]+", 200, "an absolute path of letters, digits and . _ / -", _check_path
     ),
 ]
+# As useradd and directories take them: the name of a person, or of a group
+Login = typing.Annotated[
+    str, matches(r"[A-Za-z_][A-Za-z0-9_.-]*", 32, "the name of an account on this host")
+]
+# Slurm keeps them in lower case
+SlurmAccount = typing.Annotated[
+    str, matches(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", 64, "letters, digits and . _ -")
+]
+# An address, a page or a name
+Contact = typing.Annotated[
+    str, matches(r"[A-Za-z0-9@._:/+ -]*", 100, "an address such as hpc@example.org, or nothing")
+]
 Account = typing.Annotated[str, matches(r"([a-z_][a-z0-9_-]*)?", 32, "the name of an account")]
 _URL = r"https?://[A-Za-z0-9._:/+-]+"
 Index = typing.Annotated[

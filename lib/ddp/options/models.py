@@ -314,6 +314,25 @@ class Usage(Parsed):
     by: typing.Annotated[str, among("account", "user")] = "account"
 
 
+class AddUser(Parsed):
+    """Options of user add."""
+
+    user: fields.Login
+    account: fields.SlurmAccount
+    new_account: bool = False
+    dry_run: bool = False
+
+
+class SyncUsers(Parsed):
+    """Options of user sync."""
+
+    group: fields.Login
+    account: fields.SlurmAccount | None = None
+    new_account: bool = False
+    remove: bool = False
+    dry_run: bool = False
+
+
 class InstallEnvironment(Parsed):
     """Options of env install."""
 

@@ -1,12 +1,15 @@
 """The cluster's partitions, and sbatch's verdict on a script with the option that it points to."""
 
 import concurrent.futures
+import os
+import pwd
 import re
 
 from ddp.problem import ParameterError, Problem, Step
 from ddp.results.progress import ahead
-from ddp.slurm import jobs, partition_limits, partition_list, submissions, usable_nodes
+from ddp.slurm import accounts, jobs, partition_limits, partition_list, submissions, usable_nodes
 
+_ACCOUNT = re.compile(r"^#SBATCH --account=(\S+)$", re.MULTILINE)
 _listing: concurrent.futures.Future[tuple[partition_list.Partition, ...]] | None = None
 
 
@@ -29,8 +32,11 @@ def partitions(reservation: str | None = None) -> tuple[partition_list.Partition
         return found
 
 
-def judge(script: str, partition: str) -> str:
-    """Return the verdict of `sbatch --test-only`. Raises Problem if Slurm rejects the script."""
+def judge(script: str, partition: str, *, contact: str = "") -> str:
+    """Return the verdict of `sbatch --test-only`. Raises Problem if Slurm rejects the script.
+
+    Whoever may not use an account or a QOS is told to ask `contact`, or the operator.
+    """
     try:
         return submissions.judge(script)
     except jobs.NotAnsweringError as e:
@@ -38,7 +44,14 @@ def judge(script: str, partition: str) -> str:
     except jobs.SlurmError as e:
         names = partition.split(",")
         chosen = next((one for one in partitions() if one.name in names), None)
-        raise refused(str(e), chosen) from e
+        raise _lacks_association(str(e), script, contact) or refused(str(e), chosen) from e
+
+
+def _lacks_association(words: str, script: str, contact: str) -> Problem | None:
+    """Return what this process's account has to ask for, or None if Slurm's words mean more."""
+    named = _ACCOUNT.search(script)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    return accounts.explain_refusal(words, user, named[1] if named else "", contact)
 
 
 # Words of sbatch, and the option that each points to

@@ -101,7 +101,8 @@ class _Preparation:
         drafts = self.texts(store.NOT_INSTALLED)
         for name in sorted(drafts):
             if name.endswith(".sbatch"):
-                cluster.judge(drafts[name], self.request.partition)
+                contact = self.settings.contact
+                cluster.judge(drafts[name], self.request.partition, contact=contact)
 
     def submit(
         self, environment: folders.Manifest, *, is_automatic: bool

@@ -203,7 +203,8 @@ def _ask_slurm(checked: Checked) -> str:
     params = checked.params.model_copy(update={"dependency": None})
     draft = dataclasses.replace(checked, params=params)
     script = draft.texts(store.NOT_INSTALLED)["job.sbatch"]
-    return cluster.judge(script, checked.request.partition)
+    contact = checked.settings.contact
+    return cluster.judge(script, checked.request.partition, contact=contact)
 
 
 def check_program(settings: Settings, params: models.Training) -> None:

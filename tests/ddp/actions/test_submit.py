@@ -345,7 +345,7 @@ def test_refusals_of_slurm_are_quoted(ready: Trainer, cluster: Cluster, stderr: 
     cluster.refusal = f"sbatch: error: Batch job submission failed\n{stderr}"
     before = ready.files()
     words = f"Batch job submission failed; {stderr}"
-    assert ready.fails("submit-ddp", workload="smoke") == f"{line}{words}"
+    assert ready.fails("submit-ddp", workload="smoke").startswith(f"{line}{words}")
     assert ready.files() == before
 
 

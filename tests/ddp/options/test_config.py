@@ -128,6 +128,7 @@ def test_the_charms_file_reads_back():
         "wandb": True,
         "transformers": False,
         "accept-oci-risk": False,
+        "contact": "hpc@example.org",
     }
     assert set(given) == {str(field.alias) for field in config.Config.model_fields.values()}
     config.SYSTEM.write_text(config.write(given))
