@@ -158,13 +158,18 @@ def _mistake(e: click.UsageError) -> str:
     return text if text.endswith("?") else f"{text};"
 
 
-def settings_of(session: Session, *, may_be_root: bool = False) -> Settings:
-    """Read the configuration and the flags. Raises click.UsageError, also for root."""
+def read_settings(session: Session) -> Settings:
+    """Read the configuration and the flags. Raises click.UsageError."""
     try:
-        found = config.settings(config.load(session.flags))
+        return config.settings(config.load(session.flags))
     except ParameterError as e:
         raise click.UsageError(str(e)) from e
-    if found.workspace.uid == 0 and not may_be_root:
+
+
+def settings_of(session: Session) -> Settings:
+    """Read the settings of an account that submits jobs. Raises click.UsageError, also for root."""
+    found = read_settings(session)
+    if found.workspace.uid == 0:
         raise click.UsageError("jobs never run as root; log in to an ordinary account: su - NAME")
     return found
 
@@ -185,7 +190,7 @@ def perform(
         if text := _help_of_workload(params, arguments):
             click.echo(text)
             return OK
-        settings = settings_of(session, may_be_root=verb.is_operators)
+        settings = read_settings(session) if verb.is_operators else settings_of(session)
         answer = verb.do_when_ready(settings, params, to.log)
         if answer is not None:  # else it was shown as it went on
             _write(session, to, verb, answer)

@@ -48,7 +48,8 @@ def overlay(name: str) -> dict[str, Any]:
 def overlays(names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return overlays as an operator fills them in, each with its second part on Ubuntu 26.04.
 
-    On machines that exist a filesystem's proxy is given its place; on those of 26.04, its base, too.
+    On machines that exist a filesystem's proxy is given its place, and on those of 26.04 its base, too; ldap-integrator
+    gets a container.
     """
     seconds = {path.stem: path for path in SECOND} if "2604" in names else {}
     found: list[dict[str, Any]] = []
@@ -61,6 +62,8 @@ def overlays(names: tuple[str, ...]) -> list[dict[str, Any]]:
         found += [
             {"applications": {f"{name}-server-proxy": place}} for name in PROXIES & set(names)
         ]
+    if {"machines", "identity"} <= set(names):
+        found.append({"applications": {"ldap-integrator": {"to": ["lxd:0"]}}})
     return found
 
 

@@ -66,7 +66,7 @@ def test_a_documented_line_parses(
     monkeypatch.setattr(verbs.Verb, "do", lambda _, __, params, *___: asked.append(params) or {})
     monkeypatch.setattr(prerequisites, "require", lambda *_, **__: None)
     monkeypatch.setenv("WANDB_API_KEY", "x")
-    monkeypatch.setattr(cli, "settings_of", lambda *_, **__: settings)
+    monkeypatch.setattr(cli, "settings_of", lambda _: settings)
     cli.program.main(words[1:], prog_name="ddp", standalone_mode=False)
     assert len(asked) == 1 or capsys.readouterr().out, (
         "it asks for something, or shows help or a version"

@@ -8,6 +8,7 @@ import pathlib
 import ops
 
 import accounts
+import logins
 import metrics
 import mount_plan
 from mount import actions, judge, mounter, plans, watching
@@ -146,6 +147,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         found = mounter.ensure(plan)
         if found.was_open is not None:
             logger.warning("%s: %s", plan.spec.mountpoint, keeper.made_sticky(found.was_open))
+        if found and (problem := logins.ensure(plan.spec)):
+            return Status(Level.ACTIVE, problem)
         return judge.judge(plan, found)
 
     def _tell(self, event: ops.EventBase, mountpoint: str | None, status: Status) -> None:

@@ -9,6 +9,7 @@ import shutil
 import time
 
 import accounts
+import logins
 import mount_plan
 from mount import states, watching
 from scripts import keeper
@@ -136,6 +137,7 @@ def remove(app: str, *, unit: str) -> None:
         for path in state.caches:
             shutil.rmtree(path, ignore_errors=True)
     accounts.remove(app)
+    logins.remove(app)
     readiness.withdraw(unit)  # which the keeper wrote
     with contextlib.suppress(OSError):
         readiness.DIRECTORY.rmdir()  # unless another unit's file lies there

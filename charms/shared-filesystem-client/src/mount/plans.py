@@ -4,6 +4,7 @@ import collections.abc
 import pathlib
 
 import accounts
+import logins
 import mount_plan
 from kinds import cephfs, kernel, lustre, nfs
 from kinds import juicefs as juicefs_kind
@@ -111,6 +112,7 @@ def _check(config: mount_plan.Config) -> None:
             "subdirectory: a folder of the filesystem, like team/a, without . and .. in it"
         )
     accounts.check(config.separate_accounts)
+    logins.check(config)
     juicefs_kind.check(config)
     lustre.check(config)
 

@@ -1,0 +1,153 @@
+"""What happens when a person logs in: a home on the filesystem is made, and on a compute node ssh joins a job."""
+
+import pathlib
+import re
+
+import mount_plan
+from slurm_ddp import apt, files, systemd
+from slurm_ddp.charm import naming
+from slurm_ddp.commands import CommandError, run
+from slurm_ddp.slurm import binaries, show
+
+HOMES, ADOPT = "homes", "pam-slurm-adopt"
+_PROFILES = pathlib.Path("/usr/share/pam-configs")
+_UPDATE = "/usr/sbin/pam-auth-update"
+_SSSD = pathlib.Path("/etc/sssd/conf.d")
+_SSHD = pathlib.Path("/etc/pam.d/sshd")
+_SLURMD = "slurmd.service"
+_PROFILE = """\
+Name: Make homes on the shared filesystem at the first login
+Default: yes
+Priority: 0
+Session-Interactive-Only: yes
+Session-Type: Additional
+Session:
+\toptional\tpam_mkhomedir.so umask=0077
+"""
+_ACCOUNT, _SESSION = "@include common-account\n", "@include common-session\n"
+# pam_slurm_adopt comes last in its stack. Juju's account and administrators log in without a job, as root always does
+_JOINS_JOB = """\
+account sufficient pam_succeed_if.so quiet user = ubuntu
+account sufficient pam_succeed_if.so quiet user ingroup sudo
+-account required pam_slurm_adopt.so
+"""
+# Without pam_systemd, which would move the session out of the job's cgroup
+_STAYS_THERE = "@include common-session-noninteractive\n"
+
+
+def check(config: mount_plan.Config) -> None:
+    """Raise `ValueError`, which names the option, for a folder that cannot be, and where ssh could join no job."""
+    with naming(HOMES):
+        if not re.fullmatch(
+            r"([A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*)?", config.homes
+        ):
+            raise ValueError("a folder of the mount is needed, like homes")
+    with naming(ADOPT):
+        if config.pam_slurm_adopt and not _contains_jobs():
+            raise ValueError("add PrologFlags=contain to slurmctld's slurm-conf-parameters")
+
+
+def ensure(spec: mount_plan.Spec) -> str:
+    """Follow both options; return why there are no homes, or "". Raises `CommandError`."""
+    _ensure_adoption(spec.app, is_wanted=spec.pam_slurm_adopt)
+    if not spec.homes:
+        _remove_homes(spec.app)
+        return ""
+    return _ensure_homes(spec.app, pathlib.Path(spec.mountpoint, spec.homes))
+
+
+def remove(app: str) -> None:
+    """Undo both. The homes stay. Raises `CommandError`."""
+    _ensure_adoption(app, is_wanted=False)
+    _remove_homes(app)
+
+
+# -- homes -------------------------------------------------------------------------------------------------------------
+
+
+def _ensure_homes(app: str, folder: pathlib.Path) -> str:
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as e:
+        return f"{HOMES}: root cannot make {folder}: {e.strerror}"
+    name = _profile(app)
+    if files.ensure_file(_PROFILES / name, _PROFILE):
+        run(_UPDATE, "--package", "--enable", name)
+    settings = f"[nss]\noverride_homedir = {folder}/%u\n"
+    if files.ensure_file(_settings(app), settings, mode=0o600):
+        _restart_sssd()
+    return ""
+
+
+def _remove_homes(app: str) -> None:
+    name = _profile(app)
+    if (_PROFILES / name).exists():
+        run(_UPDATE, "--package", "--remove", name)
+        files.ensure_absent(_PROFILES / name)
+    if files.ensure_absent(_settings(app)):
+        _restart_sssd()
+
+
+def _restart_sssd() -> None:
+    if systemd.is_active("sssd"):
+        systemd.restart("sssd")
+
+
+def _profile(app: str) -> str:
+    return f"slurm-ddp-homes-{app}"
+
+
+def _settings(app: str) -> pathlib.Path:
+    return _SSSD / f"50-slurm-ddp-homes-{app}.conf"
+
+
+# -- ssh on compute nodes ----------------------------------------------------------------------------------------------
+
+
+def _ensure_adoption(app: str, *, is_wanted: bool) -> None:
+    if not _SSHD.exists():
+        return
+    text = _SSHD.read_text()
+    wanted = original(text, app)
+    if is_wanted and systemd.exists(_SLURMD):
+        apt.ensure_packages(("libpam-slurm-adopt",))
+        wanted = adopting(text, app)
+    if wanted != text:
+        files.ensure_file(_SSHD, wanted)
+
+
+def adopting(text: str, app: str) -> str:
+    """Change sshd's PAM file so that people log in only where they have a job, and join it."""
+    if _mark(app) in text:
+        return text
+    for line, added in _changes(app).items():
+        text = text.replace(line, added, 1)
+    return text
+
+
+def original(text: str, app: str) -> str:
+    """Undo what `adopting` did for this application."""
+    for line, added in _changes(app).items():
+        text = text.replace(added, line)
+    return text
+
+
+def _changes(app: str) -> dict[str, str]:
+    """Return what stands in the file instead of each line."""
+    mark = _mark(app)
+    return {_ACCOUNT: f"{_ACCOUNT}{mark}{_JOINS_JOB}", _SESSION: f"{mark}{_STAYS_THERE}"}
+
+
+def _mark(app: str) -> str:
+    return f"# Of the charm shared-filesystem-client, application {app}\n"
+
+
+def _contains_jobs() -> bool:
+    """Report whether each job has a step that ssh can join; True where Slurm is not here or does not tell."""
+    if not systemd.exists(_SLURMD):
+        return True
+    try:
+        answer = run(binaries.find("scontrol"), "show", "config", timeout=20).stdout
+    except CommandError:
+        return True
+    return "contain" in show.config(answer).get("PrologFlags", "").lower()

@@ -1,0 +1,218 @@
+"""People of a team: Slurm's accounts, and the same person on every host by a directory (real slapd and SSSD)."""
+
+import collections.abc
+import contextlib
+import json
+import pathlib
+import re
+import typing
+
+import pytest
+
+from functional.conftest import DEPLOY, REPOSITORY, Cluster, eventually
+from functional.storage_faults import MP
+from functional.test_people import HOSTS, LOGIN, ONE, Person, person
+
+pytestmark = pytest.mark.timeout(1800)
+
+CLIENT, NODE, DIRECTORY = "shared-filesystem-client", "slurmd/1", "openldap/0"
+PARAMETERS = "slurm-conf-parameters"
+ENFORCED = "AccountingStorageEnforce=associations"
+SUFFIX = "dc=example,dc=org"
+UID = "2101"
+HELLO = "import os; print('uid', os.getuid(), flush=True)"
+PEOPLE = f"""\
+dn: uid=dora,ou=people,{SUFFIX}
+objectClass: inetOrgPerson
+objectClass: posixAccount
+cn: dora
+sn: dora
+uid: dora
+uidNumber: {UID}
+gidNumber: 3101
+homeDirectory: /home/dora
+loginShell: /bin/bash
+userPassword: unused
+
+dn: cn=ml,ou=groups,{SUFFIX}
+objectClass: groupOfNames
+objectClass: posixGroup
+cn: ml
+gidNumber: 3101
+member: uid=dora,ou=people,{SUFFIX}
+"""
+
+
+@contextlib.contextmanager
+def slurm_conf(cluster: Cluster, line: str) -> collections.abc.Generator[None]:
+    """Add a line to slurm.conf, as an operator does."""
+    before = cluster.ok("config", "slurmctld", PARAMETERS).strip()
+    cluster.ok("config", "slurmctld", f"{PARAMETERS}={before}\n{line}\n")
+    try:
+        yield
+    finally:
+        cluster.ok("config", "slurmctld", f"{PARAMETERS}={before}\n")
+
+
+@pytest.fixture(scope="module")
+def bob(cluster: Cluster) -> typing.Iterator[Person]:
+    with person(cluster, "bob", "2002") as one:
+        yield one
+
+
+@pytest.mark.trains
+def test_a_person_submits_once_there_is_an_account(cluster: Cluster, bob: Person):
+    cluster.action("install-environment", timeout=1500)
+    bob.does("mkdir -p hello")
+    bob.writes("hello/hello.py", HELLO)
+    submit = f"cd hello && ddp submit --wait --json {ONE} hello.py"
+    with slurm_conf(cluster, ENFORCED):
+        line = bob.refused(submit)
+        assert line == (
+            "bob has no account in Slurm on cluster ddp, so it takes no job; "
+            "ask the cluster's operator for: ddp user add bob --account ACCOUNT"
+        )
+        wanted = ("add-user", "user=bob", "account=Physics", "new-account=true")
+        shown = cluster.action(*wanted, "dry-run=true")["would-run"]
+        assert "sacctmgr add user bob cluster=ddp account=physics" in shown
+        assert cluster.action(*wanted)["changes"] == "2"
+        assert cluster.action(*wanted)["changes"] == "0"
+        result = json.loads(bob.does(submit))
+        assert result["state"] == "COMPLETED", result
+        assert "uid 2002" in bob.does(f"cat {result['log']}")
+
+        line = bob.refused(f"{submit} --account chem".replace("hello.py --account", "--account"))
+        assert "bob may not use chem; you may use physics" in line
+    cluster.on("slurmctld/0", "sacctmgr", "-i", "delete", "account", "physics")
+
+
+@contextlib.contextmanager
+def adopted(cluster: Cluster) -> collections.abc.Generator[None]:
+    """Let ssh on nodes join jobs, as an operator does."""
+    with slurm_conf(cluster, "PrologFlags=contain"):
+        cluster.ok("config", CLIENT, "pam-slurm-adopt=true")
+        try:
+            yield
+        finally:
+            cluster.ok("config", CLIENT, "pam-slurm-adopt=false")
+
+
+def test_ssh_needs_a_job_on_the_node_and_joins_it(cluster: Cluster, bob: Person):
+    address = cluster.on(NODE, "hostname", "--all-ip-addresses").split()[0]
+    cluster.on(NODE, "systemctl", "start", "ssh")
+    bob.does("ssh-keygen -q -t ed25519 -N '' -f .ssh/id_ed25519")
+    key = bob.does("cat .ssh/id_ed25519.pub")
+    keys = "umask 077; mkdir -p ~/.ssh; cat >~/.ssh/authorized_keys"
+    cluster.on(NODE, "runuser", "-l", "bob", "-c", f"{keys} <<'END'\n{key}\nEND")
+    ssh = f"ssh -o BatchMode=yes -o StrictHostKeyChecking=no {address}"
+    look = f"{ssh} 'cat /proc/self/cgroup'"
+    assert "job_" not in bob.does(look)
+    with adopted(cluster):
+        refused = bob.tries(look)
+        assert refused.code != 0
+        assert "Access denied by pam_slurm_adopt" in refused.out + refused.err
+        assert cluster.exec(LOGIN, "true").code == 0
+
+        job = bob.does("sbatch --parsable -w slurmd-1 --mem 200 --wrap 'sleep 600'")
+        with contextlib.ExitStack() as stack:
+            stack.callback(bob.tries, f"scancel {job}")
+
+            def joins() -> None:
+                found = bob.tries(look)
+                assert f"job_{job}/step_extern" in found.out, found
+
+            eventually(joins)
+            stays = f"nohup {ssh} sleep 300 >/dev/null 2>&1 &"
+            bob.does(stays)
+            eventually(lambda: _sleeps(cluster, 1))
+        eventually(lambda: _sleeps(cluster, 0))  # it ended with the job
+    assert "job_" not in bob.does(look)
+
+
+def _sleeps(cluster: Cluster, count: int) -> None:
+    found = cluster.exec(NODE, "pgrep", "-u", "bob", "-cx", "sleep").out.strip()
+    wanted = {0: ("0",), 1: ("1", "2")}[count]  # the job's own among them
+    assert found in wanted, found
+
+
+def overlay(folder: pathlib.Path, address: str) -> pathlib.Path:
+    """Fill in a copy of overlays/identity.yaml."""
+    text = (REPOSITORY / "overlays" / "identity.yaml").read_text()
+    values = {
+        "urls": f"ldap://{address}",
+        "base_dn": SUFFIX,
+        "bind_dn": f"cn=admin,{SUFFIX}",
+    }
+    for name, value in values.items():
+        text = text.replace(f"{name}: *FILL-IN", f"{name}: {value}")
+    path = folder / "identity.yaml"
+    path.write_text(text.replace("starttls: true", "starttls: false"))
+    return path
+
+
+@contextlib.contextmanager
+def directory(cluster: Cluster, folder: pathlib.Path) -> collections.abc.Generator[None]:
+    """Give the cluster the people of a directory, with homes on the shared filesystem."""
+    (folder / "openldap.yaml").write_text(
+        "applications: {openldap: {charm: openldap, num_units: 1}}\n"
+    )
+    cluster.ok("deploy", str(folder / "openldap.yaml"), timeout=1200)
+    address = cluster.on(DIRECTORY, "hostname", "--all-ip-addresses").split()[0]
+    password = cluster.on(DIRECTORY, "cat", "/root/password")
+    secret = cluster.ok("add-secret", "ldap-bind", f"password={password}").strip()
+    try:
+        cluster.ok(*DEPLOY, "--overlay", str(overlay(folder, address)), timeout=1800)
+        cluster.ok("grant-secret", "ldap-bind", "ldap-integrator")
+        cluster.ok("config", "ldap-integrator", f"bind_password={secret}")
+        cluster.ok("config", CLIENT, "homes=homes")
+        yield
+    finally:
+        cluster.ok("config", CLIENT, "homes=")
+        for name in ("sssd", "ldap-integrator", "openldap"):
+            cluster.ctl("remove-application", "--no-prompt", name)
+        cluster.ctl("remove-secret", "ldap-bind")
+
+
+def ldap(cluster: Cluster, tool: str, *arguments: str) -> None:
+    bind = ("-x", "-D", f"cn=admin,{SUFFIX}", "-y", "/root/password")
+    cluster.on(DIRECTORY, tool, *bind, *arguments)
+
+
+@pytest.mark.long
+@pytest.mark.trains
+def test_a_person_of_the_directory_is_the_same_everywhere(cluster: Cluster, tmp_path: pathlib.Path):
+    cluster.action("install-environment", timeout=1500)
+    with directory(cluster, tmp_path):
+        cluster.on(DIRECTORY, "sh", "-c", f"cat >/root/people.ldif <<'END'\n{PEOPLE}\nEND")
+        ldap(cluster, "ldapadd", "-f", "/root/people.ldif")
+
+        def known(host: str) -> None:
+            found = cluster.exec(host, "getent", "passwd", "dora").out
+            assert found.strip() == f"dora:*:{UID}:3101:dora:{MP}/homes/dora:/bin/bash"
+
+        for host in HOSTS:
+            eventually(lambda host=host: known(host))
+        found = cluster.action("sync-users", "group=ml", "new-account=true")
+        assert re.search(r"(?m)^dora +added$", found["users"]), found
+
+        dora = Person(cluster, "dora", UID)
+        with slurm_conf(cluster, ENFORCED):
+            assert dora.does("pwd; stat -c '%a %U' .").split("\n") == [
+                f"{MP}/homes/dora",
+                "700 dora",
+            ]
+            dora.does("mkdir -p hello")
+            dora.writes("hello/hello.py", HELLO)
+            result = dora.json(f"cd hello && ddp submit --wait --json {ONE} hello.py")
+            assert result["state"] == "COMPLETED", result
+            assert f"uid {UID}" in dora.does(f"cat {result['log']}")
+
+            ldap(cluster, "ldapdelete", f"uid=dora,ou=people,{SUFFIX}")
+            for host in HOSTS:
+                cluster.on(host, "sss_cache", "-E")  # else sssd knows her for an hour and a half
+            assert dora.tries("true").code != 0
+            sbatch = ("setpriv", "--reuid", UID, "--regid", "3101", "--clear-groups", "sbatch")
+            refused = cluster.exec(LOGIN, *sbatch, "--chdir", "/tmp", "--wrap", "true")
+            assert refused.code != 0, refused.out
+            print(f"removed: {refused.err.strip()}")
+        cluster.on("slurmctld/0", "sacctmgr", "-i", "delete", "account", "ml")
