@@ -7,6 +7,7 @@ import base64
 import collections.abc
 import contextlib
 import json
+import os
 import pathlib
 import re
 import secrets
@@ -103,9 +104,20 @@ def gather(
         trouble=trouble,
         config=config,
         manifests=contents.environments,
+        free=_free(workspace, contents),
         untrusted=contents.untrusted,
         stragglers=tuple(_stragglers(workspace)),
     )
+
+
+def _free(workspace: Workspace, contents: folders.Contents) -> tuple[tuple[str, int], ...]:
+    """Return what is left of this account's folders; a filesystem with quotas counts those."""
+    found = [(str(workspace.folder), contents.free_bytes)]
+    home = os.environ.get("HOME", "")
+    with contextlib.suppress(folders.WorkspaceError):
+        if home:
+            found.append((home, workspace.do(operations.free_bytes, path=home)))
+    return tuple(found)
 
 
 @contextlib.contextmanager

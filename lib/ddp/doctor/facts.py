@@ -20,6 +20,7 @@ class Facts:
     config: dict[str, str]  # of scontrol show config
     manifests: tuple[folders.Manifest, ...]
     stragglers: tuple[tuple[str, str, str], ...] = ()  # of the user's runs: run, host and words
+    free: tuple[tuple[str, int], ...] = ()  # folders of this account: path and bytes left
     untrusted: str = ""  # the workspace's folder whose content others can replace, and what to type
 
 

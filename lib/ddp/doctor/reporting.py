@@ -22,6 +22,7 @@ def report(
         "verdict": _verdict(facts, counts["error"], counts["warning"]),
         "tracking": settings.mlflow_uri
         or "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record",
+        "room": "; ".join(f"{size >> 30} GiB left in {path}" for path, size in facts.free),
         "nodes": _table(facts, findings),
         "findings": "\n".join(str(finding) for finding in findings) or "none",
         "errors": str(counts["error"]),

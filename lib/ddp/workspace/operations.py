@@ -177,6 +177,12 @@ def _manifests(
             yield manifest
 
 
+def free_bytes(path: str) -> int:
+    """Return how much this account may still write below a folder."""
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize
+
+
 def locate(workspace: str, path: str) -> Place:
     """Resolve all links of `path`."""
     real, top = pathlib.Path(os.path.realpath(path)), pathlib.Path(os.path.realpath(workspace))

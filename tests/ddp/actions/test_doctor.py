@@ -454,6 +454,21 @@ def test_of_several_partitions_one_that_takes_jobs_is_examined(
     assert "--partition=slurmd" in asked
 
 
+def test_what_is_left_of_the_own_folders_is_shown(
+    trainer: Trainer, cluster: Cluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    answering(cluster, *map(healthy, NAMES))
+    room = trainer.run("doctor")["room"].split("; ")
+    left = os.statvfs(tmp_path)
+    size = left.f_bavail * left.f_frsize >> 30
+    assert [line.partition(" left in ")[2] for line in room] == [
+        str(trainer.workspace),
+        str(tmp_path),
+    ]
+    assert abs(int(room[1].split()[0]) - size) <= 1
+
+
 def test_a_refusal_of_slurm_blames_no_node(trainer: Trainer, cluster: Cluster):
     trouble = (
         "Unable to allocate resources: Invalid account or account/partition combination specified"

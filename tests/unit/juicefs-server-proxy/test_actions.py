@@ -227,6 +227,38 @@ def test_a_quota_is_set_listed_and_lifted(rig: Rig, state: testing.State):
     )
 
 
+# Of JuiceFS 1.4.2
+QUOTAS_OF_ALL = """\
++----------+---------+------+------+-----------+-------+-------+
+|  Path/ID |   Size  | Used | Use% |   Inodes  | IUsed | IUse% |
++----------+---------+------+------+-----------+-------+-------+
+| /homes   | 3.0 GiB |  0 B |   0% | unchanged |     0 |       |
+| gid:3001 | 7.0 GiB |  0 B |   0% | unchanged |     0 |       |
+| uid:2001 | 2.0 GiB |  0 B |   0% |       100 |     0 |    0% |
++----------+---------+------+------+-----------+-------+-------+
+"""
+
+
+@pytest.mark.parametrize(("kind", "number", "size"), [("uid", 2001, "2.0"), ("gid", 3001, "7.0")])
+def test_a_person_or_a_group_has_a_quota(
+    rig: Rig, state: testing.State, kind: str, number: int, size: str
+):
+    rig.world.answers["quota"] = QUOTAS_OF_ALL
+    found = act(rig, state, "set-quota", **{kind: number}, capacity=2)
+    words = ("quota", "set", URL, f"--{kind}", str(number), "--capacity", "2")
+    assert words in rig.world.commands
+    assert (found[kind], found["size"]) == (str(number), f"{size} GiB")
+    assert f"{kind}:{number}: 0 B of {size} GiB" in act(rig, state, "list-quotas")["quotas"]
+    act(rig, state, "set-quota", **{kind: number}, remove=True)
+    assert rig.world.commands[-1] == ("quota", "delete", URL, f"--{kind}", str(number))
+
+
+@pytest.mark.parametrize("given", [{}, {"path": "/a", "uid": 7}, {"uid": 7, "gid": 7}])
+def test_a_quota_limits_one_thing(rig: Rig, state: testing.State, given: dict[str, typing.Any]):
+    line = failure(rig, state, "set-quota", capacity=1, **given)
+    assert line == "path, uid, gid: give one of them"
+
+
 @pytest.mark.parametrize("name", sorted(set(actions.ACTIONS) - {"restore-metadata"}))
 def test_an_engine_that_is_away_fails_every_action_in_one_line(
     rig: Rig, state: testing.State, name: str

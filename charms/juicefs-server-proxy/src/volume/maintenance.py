@@ -58,10 +58,21 @@ class _Restore(_Long, frozen=True):
 
 
 class _Quota(Parameters, frozen=True):
-    path: typing.Annotated[str, pydantic.AfterValidator(_inside)]
+    path: typing.Annotated[str, pydantic.AfterValidator(_inside)] | None = None
+    uid: int | None = pydantic.Field(default=None, ge=1)
+    gid: int | None = pydantic.Field(default=None, ge=1)
     capacity: int = pydantic.Field(default=0, ge=0)  # GiB
     inodes: int = pydantic.Field(default=0, ge=0)
     remove: bool = False
+
+    @property
+    def subject(self) -> tuple[str, str]:
+        """What is limited: the name of its parameter, and its value. Raises ActionError unless there is one."""
+        given = {"path": self.path, "uid": self.uid, "gid": self.gid}
+        chosen = [(name, str(value)) for name, value in given.items() if value is not None]
+        if len(chosen) != 1:
+            raise ActionError("path, uid, gid: give one of them")
+        return chosen[0]
 
 
 def _fsck(unit: Unit, wanted: _Fsck, log: Log) -> Results:
@@ -153,22 +164,25 @@ def _set_quota(unit: Unit, wanted: _Quota, _log: Log) -> Results:
     limits = {"--capacity": wanted.capacity, "--inodes": wanted.inodes}
     if not wanted.remove and not any(limits.values()):
         raise ActionError("capacity, inodes: set one of them, or remove=true")
+    kind, value = wanted.subject
     target = unit.verify()[0]
     if wanted.remove:
-        _quota(target, "delete", "--path", wanted.path)
-        return {"path": wanted.path, "capacity-gib": "unlimited", "inodes": "unlimited"}
+        _quota(target, "delete", f"--{kind}", value)
+        return {kind: value, "capacity-gib": "unlimited", "inodes": "unlimited"}
+
     flags = [word for flag, limit in limits.items() if limit for word in (flag, str(limit))]
-    _quota(target, "set", "--path", wanted.path, *flags)
+    _quota(target, "set", f"--{kind}", value, *flags)
+    listed = value if kind == "path" else f"{kind}:{value}"
     for quota in _quotas(target):
-        if quota["path"] == wanted.path:
-            return quota
-    raise ActionError(f"path: juicefs lists no quota of {wanted.path} after it was set")
+        if quota.pop("of") == listed:
+            return {kind: value, **quota}
+    raise ActionError(f"{kind}: juicefs lists no quota of {value} after it was set")
 
 
 def _list_quotas(unit: Unit, _: Parameters, _log: Log) -> Results:
     found = _quotas(unit.verify()[0])
     lines = [
-        f"{quota['path']}: {quota['used']} of {quota['size']}, {quota['inodes-used']} of {quota['inodes']} inodes"
+        f"{quota['of']}: {quota['used']} of {quota['size']}, {quota['inodes-used']} of {quota['inodes']} inodes"
         for quota in found
     ]
     return {"count": str(len(found)), "quotas": "\n".join(lines)}
@@ -186,14 +200,14 @@ ACTIONS: dict[str, Action[Unit]] = {
 
 def _quotas(target: Target) -> list[dict[str, str]]:
     """Read the table that `juicefs quota list` draws, with bars or with boxes."""
-    names = ("path", "size", "used", "used-percent", "inodes", "inodes-used", "inodes-used-percent")
+    names = ("of", "size", "used", "used-percent", "inodes", "inodes-used", "inodes-used-percent")
     found: list[dict[str, str]] = []
     for line in _quota(target, "list").splitlines():
         cells = [
             cell.strip()
             for cell in re.split(r"[|\u2502\u2503]", line.strip().strip("|\u2502\u2503"))
         ]
-        if len(cells) == len(names) and cells[0].startswith("/"):
+        if len(cells) == len(names) and cells[0].startswith(("/", "uid:", "gid:")):
             found.append(dict(zip(names, cells, strict=True)))
     return found
 
