@@ -1,4 +1,4 @@
-"""What happens when a person logs in: a home on the filesystem is made, and on a compute node ssh joins a job."""
+"""What happens when a user logs in: a home on the filesystem is made, and on a compute node ssh joins a job."""
 
 import pathlib
 import re
@@ -133,7 +133,7 @@ def original(text: str, app: str) -> str:
 
 
 def _changes(app: str) -> dict[str, str]:
-    """Return what stands in the file instead of each line."""
+    """Return the changes to the file: each line, and its replacement."""
     mark = _mark(app)
     return {_ACCOUNT: f"{_ACCOUNT}{mark}{_JOINS_JOB}", _SESSION: f"{mark}{_STAYS_THERE}"}
 

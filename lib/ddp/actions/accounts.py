@@ -17,7 +17,7 @@ _MAKE_ACCOUNT = Step("new-account", "to make it add --new-account")
 
 
 def add_user(_: Settings, params: models.AddUser, log: Log) -> Results:
-    """Let a person use an account; does nothing if they may already. Raises Problem."""
+    """Let a user use an account; does nothing if they may already. Raises Problem."""
     account = params.account.lower()
     _check_person(params.user)
     accounting = _accounting()
@@ -64,7 +64,7 @@ def _accounting() -> accounts.Accounting:
 def _additions(
     accounting: accounts.Accounting, account: str, people: list[str], *, may_make: bool
 ) -> list[accounts.Change]:
-    """Return what is missing until these people may use the account. Raises ParameterError."""
+    """Return the changes that let these people use the account. Raises ParameterError."""
     existing = accounting.accounts()
     if account in existing:
         before = accounting.users_of(account)

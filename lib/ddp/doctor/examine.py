@@ -111,7 +111,7 @@ def gather(
 
 
 def _free(workspace: Workspace, contents: folders.Contents) -> tuple[tuple[str, int], ...]:
-    """Return what is left of this account's folders; a filesystem with quotas counts those."""
+    """Return the room left in this account's folders, within the filesystem's quotas."""
     found = [(str(workspace.folder), contents.free_bytes)]
     home = os.environ.get("HOME", "")
     with contextlib.suppress(folders.WorkspaceError):

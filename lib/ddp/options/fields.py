@@ -379,7 +379,7 @@ Folder = typing.Annotated[
         r"/[A-Za-z0-9._/-]+", 200, "an absolute path of letters, digits and . _ / -", _check_path
     ),
 ]
-# As useradd and directories take them: the name of a person, or of a group
+# As useradd and directories take them: the name of a user, or of a group
 Login = typing.Annotated[
     str, matches(r"[A-Za-z_][A-Za-z0-9_.-]*", 32, "the name of an account on this host")
 ]

@@ -22,14 +22,14 @@ class Accounting:
     """A cluster whose jobs are charged to accounts."""
 
     cluster: str
-    is_enforced: bool  # Slurm refuses a job of a person without an account
+    is_enforced: bool  # Slurm refuses a job of a user without an account
 
     def accounts(self) -> frozenset[str]:
         """List the accounts of this cluster. Raises Problem."""
         return frozenset(_column("Account", "associations", f"cluster={self.cluster}"))
 
     def accounts_of(self, user: str) -> tuple[str, ...]:
-        """List the accounts that a person may use, by name. Raises Problem."""
+        """List the accounts that a user may use, by name. Raises Problem."""
         where = (f"cluster={self.cluster}", f"user={user}")
         return tuple(sorted(set(_column("Account", "associations", *where))))
 
@@ -39,7 +39,7 @@ class Accounting:
         return frozenset(_column("User", "associations", *where))
 
     def qos_of(self, user: str) -> tuple[str, ...]:
-        """List the qualities of service that a person may ask for, by name. Raises Problem."""
+        """List the qualities of service that a user may ask for, by name. Raises Problem."""
         where = (f"cluster={self.cluster}", f"user={user}")
         names: set[str] = set()
         for cell in _column("QOS", "associations", *where):
@@ -51,11 +51,11 @@ class Accounting:
         return ("add", "account", account, f"cluster={self.cluster}")
 
     def add_user(self, user: str, account: str) -> Change:
-        """Return the change that lets a person use an account."""
+        """Return the change that lets a user use an account."""
         return ("add", "user", user, f"cluster={self.cluster}", f"account={account}")
 
     def remove_user(self, user: str, account: str) -> Change:
-        """Return the change that takes an account from a person."""
+        """Return the change that takes an account from a user."""
         where = (f"name={user}", f"cluster={self.cluster}", f"account={account}")
         return ("delete", "user", "where", *where)
 
@@ -81,14 +81,14 @@ def typed(change: Change) -> str:
 
 
 def explain_refusal(words: str, user: str, account: str, contact: str) -> Problem | None:
-    """Return why a person may not use an account or a QOS, and what to ask for.
+    """Return why a user may not use an account or a QOS, and what to ask for.
 
     None if Slurm's words have another reason, or slurmdbd does not tell.
 
     Args:
         words: Slurm's refusal.
-        user: the person.
-        account: the one that the job names, or "" for the person's default.
+        user: the user.
+        account: the one that the job names, or "" for the user's default.
         contact: whom to ask, or "" for the operator.
     """
     try:

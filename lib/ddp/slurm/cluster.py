@@ -35,7 +35,7 @@ def partitions(reservation: str | None = None) -> tuple[partition_list.Partition
 def judge(script: str, partition: str, *, contact: str = "") -> str:
     """Return the verdict of `sbatch --test-only`. Raises Problem if Slurm rejects the script.
 
-    Whoever may not use an account or a QOS is told to ask `contact`, or the operator.
+    For an account or a QOS that is not the user's, the remedy is to ask `contact`, or the operator.
     """
     try:
         return submissions.judge(script)
@@ -48,7 +48,7 @@ def judge(script: str, partition: str, *, contact: str = "") -> str:
 
 
 def _lacks_association(words: str, script: str, contact: str) -> Problem | None:
-    """Return what this process's account has to ask for, or None if Slurm's words mean more."""
+    """Return the problem of a user without the account or the QOS, or None for another refusal."""
     named = _ACCOUNT.search(script)
     user = pwd.getpwuid(os.geteuid()).pw_name
     return accounts.explain_refusal(words, user, named[1] if named else "", contact)

@@ -1,4 +1,4 @@
-"""add-user and sync-users, and what a person without an account is told."""
+"""add-user and sync-users, and the refusal of a user without an account."""
 
 import grp
 import os
@@ -59,7 +59,7 @@ def test_a_person_gets_an_account_once(
     assert trainer.run("add-user", **wanted)["changes"] == "0"
 
 
-def test_an_account_is_made_only_if_that_is_said(
+def test_an_account_is_made_only_on_request(
     trainer: Trainer, cluster: Cluster, people: dict[str, list[str]]
 ):
     assert trainer.fails("add-user", user="alice", account="phisics") == (
@@ -81,7 +81,7 @@ def test_a_dry_run_shows_the_lines_and_changes_nothing(
     assert not cluster.changes
 
 
-def test_it_is_said_where_slurm_takes_jobs_of_everybody(
+def test_the_result_shows_where_slurm_takes_jobs_of_everybody(
     trainer: Trainer, people: dict[str, list[str]]
 ):
     enforced = trainer.run("add-user", user="alice", account="chem")["enforced"]
@@ -103,7 +103,7 @@ def test_a_name_that_is_no_person_is_refused(
 
 
 @pytest.mark.parametrize("action", ["add-user", "sync-users"])
-def test_what_is_missing_without_slurmdbd_is_said_in_one_line(
+def test_what_is_missing_without_slurmdbd_is_one_line(
     trainer: Trainer, cluster: Cluster, people: dict[str, list[str]], action: str
 ):
     cluster.config = cluster.config.replace("accounting_storage/slurmdbd", "(null)")
@@ -138,7 +138,7 @@ def test_a_group_gets_the_account_of_its_name(
     assert cluster.accounts["ml"] == {"alice", "bob", "carol"}
 
 
-def test_those_who_left_the_group_lose_the_account_only_if_that_is_said(
+def test_those_who_left_the_group_lose_the_account_only_on_request(
     trainer: Trainer, cluster: Cluster, people: dict[str, list[str]]
 ):
     cluster.accounts["ml"] = {"bob", "root"}
@@ -160,7 +160,7 @@ def test_a_group_without_members_changes_nothing(
     assert not cluster.changes
 
 
-def test_an_operator_without_an_account_is_told_what_to_type(ready: Trainer, cluster: Cluster):
+def test_an_operator_without_an_account_gets_the_line_to_type(ready: Trainer, cluster: Cluster):
     enforce(cluster)
     cluster.refusal, cluster.accounts = REFUSED, {"chem": set()}
     assert ready.fails("submit-ddp", workload="smoke") == (
@@ -170,7 +170,7 @@ def test_an_operator_without_an_account_is_told_what_to_type(ready: Trainer, clu
 
 
 @pytest.mark.parametrize("contact", ["", "hpc@example.org"])
-def test_a_person_without_an_account_is_told_whom_to_ask_for_what(
+def test_a_person_without_an_account_learns_whom_to_ask_for_what(
     program: Program, cluster: Cluster, contact: str
 ):
     enforce(cluster)
@@ -181,7 +181,7 @@ def test_a_person_without_an_account_is_told_whom_to_ask_for_what(
     assert line.endswith(f"; ask {whom} for: ddp user add {ME} --account chem")
 
 
-def test_a_person_is_told_which_accounts_are_theirs(ready: Trainer, cluster: Cluster):
+def test_a_person_learns_which_accounts_are_theirs(ready: Trainer, cluster: Cluster):
     enforce(cluster)
     cluster.refusal = REFUSED
     line = ready.fails("submit-ddp", workload="smoke", account="bio")
@@ -195,7 +195,7 @@ def test_slurms_own_words_remain_where_slurmdbd_does_not_tell(ready: Trainer, cl
     assert line == f"account: Slurm rejects the job: {REFUSED}"
 
 
-def test_a_person_is_told_which_qos_are_theirs(program: Program, cluster: Cluster):
+def test_a_person_learns_which_qos_are_theirs(program: Program, cluster: Cluster):
     cluster.refusal = "allocation failure: Invalid qos specification"
     cluster.qos = "low,normal"
     line = program.fails("submit-ddp", workload="smoke", qos="gold")

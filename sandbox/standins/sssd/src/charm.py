@@ -96,7 +96,7 @@ _FIRST = {
 
 
 def _settings(data: collections.abc.Mapping[str, str], password: str) -> dict[str, str]:
-    """Return what upstream writes at each change of a directory."""
+    """Return the settings that upstream writes at each change of a directory."""
     return {
         "ldap_uri": ",".join(json.loads(data["urls"])),
         "ldap_search_base": data["base_dn"],
