@@ -12,7 +12,7 @@ _START_DATABASE = Step("start-slurmdbd", "is slurmdbd up? see: systemctl status 
 _BE_ADMINISTRATOR = Step("be-administrator", "type it as root, or as an administrator of Slurm")
 # What sacctmgr prints where slurmdbd is silent, and where it refuses (24.11.5)
 _SILENT = re.compile(r"talking to the database|PersistInit|persistent connection")
-_DENIED = re.compile(r"[Pp]ermission denied|privilege")
+_DENIED = re.compile(r"ermission denied|Only admins|privilege")
 
 Change = tuple[str, ...]  # the words behind `sacctmgr`
 
