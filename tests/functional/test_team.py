@@ -21,8 +21,7 @@ ENFORCED = "AccountingStorageEnforce=associations"
 SUFFIX = "dc=example,dc=org"
 UID = "2101"
 HELLO = "import os; print('uid', os.getuid(), flush=True)"
-# The system's Python, so that no environment is built
-SUBMIT = f"cd hello && ddp submit --wait --json --launcher node --python /usr/bin/python3 {ONE}"
+SUBMIT = f"cd hello && ddp submit --wait --json {ONE}"
 PEOPLE = f"""\
 dn: uid=dora,ou=people,{SUFFIX}
 objectClass: inetOrgPerson
@@ -63,7 +62,8 @@ def bob(cluster: Cluster) -> typing.Iterator[Person]:
 
 
 @pytest.mark.trains
-def test_a_person_submits_once_there_is_an_account(cluster: Cluster, bob: Person):
+def test_a_user_submits_once_there_is_an_account(cluster: Cluster, bob: Person):
+    cluster.action("install-environment", timeout=1500)
     bob.does("mkdir -p hello")
     bob.writes("hello/hello.py", HELLO)
     submit = f"{SUBMIT} hello.py"
@@ -180,7 +180,9 @@ def ldap(cluster: Cluster, tool: str, *arguments: str) -> None:
 
 
 @pytest.mark.long
-def test_a_person_of_the_directory_is_the_same_everywhere(cluster: Cluster, tmp_path: pathlib.Path):
+@pytest.mark.trains
+def test_a_user_of_the_directory_is_the_same_everywhere(cluster: Cluster, tmp_path: pathlib.Path):
+    cluster.action("install-environment", timeout=1500)
     with directory(cluster, tmp_path):
         cluster.on(DIRECTORY, "sh", "-c", f"cat >/root/people.ldif <<'END'\n{PEOPLE}\nEND")
         ldap(cluster, "ldapadd", "-f", "/root/people.ldif")

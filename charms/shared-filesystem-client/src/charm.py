@@ -147,7 +147,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         found = mounter.ensure(plan)
         if found.was_open is not None:
             logger.warning("%s: %s", plan.spec.mountpoint, keeper.made_sticky(found.was_open))
-        if found and (problem := logins.ensure(plan.spec)):
+        if found and (problem := logins.ensure(plan.spec, watching.node_name())):
             return Status(Level.ACTIVE, problem)
         return judge.judge(plan, found)
 

@@ -29,7 +29,7 @@ _ACCOUNT, _SESSION = "@include common-account\n", "@include common-session\n"
 _JOINS_JOB = """\
 account sufficient pam_succeed_if.so quiet user = ubuntu
 account sufficient pam_succeed_if.so quiet user ingroup sudo
--account required pam_slurm_adopt.so
+-account required pam_slurm_adopt.so nodename={node}
 """
 # Without pam_systemd, which would move the session out of the job's cgroup
 _STAYS_THERE = "@include common-session-noninteractive\n"
@@ -47,9 +47,12 @@ def check(config: mount_plan.Config) -> None:
             raise ValueError("add PrologFlags=contain to slurmctld's slurm-conf-parameters")
 
 
-def ensure(spec: mount_plan.Spec) -> str:
-    """Follow both options; return why there are no homes, or "". Raises `CommandError`."""
-    _ensure_adoption(spec.app, is_wanted=spec.pam_slurm_adopt)
+def ensure(spec: mount_plan.Spec, node: str) -> str:
+    """Follow both options; return why there are no homes, or "". Raises `CommandError`.
+
+    `node` is the machine's name in Slurm; "" if it runs no jobs.
+    """
+    _ensure_adoption(spec.app, node if spec.pam_slurm_adopt else "")
     if not spec.homes:
         _remove_homes(spec.app)
         return ""
@@ -58,7 +61,7 @@ def ensure(spec: mount_plan.Spec) -> str:
 
 def remove(app: str) -> None:
     """Undo both. The homes stay. Raises `CommandError`."""
-    _ensure_adoption(app, is_wanted=False)
+    _ensure_adoption(app, "")
     _remove_homes(app)
 
 
@@ -104,38 +107,32 @@ def _settings(app: str) -> pathlib.Path:
 # -- ssh on compute nodes ----------------------------------------------------------------------------------------------
 
 
-def _ensure_adoption(app: str, *, is_wanted: bool) -> None:
+def _ensure_adoption(app: str, node: str) -> None:
+    """Let ssh join the jobs of a node; of "" leave it as the system has it."""
     if not _SSHD.exists():
         return
-    text = _SSHD.read_text()
-    wanted = original(text, app)
-    if is_wanted and systemd.exists(_SLURMD):
+    before = _SSHD.read_text()
+    wanted = original(before, app)
+    if node:
         apt.ensure_packages(("libpam-slurm-adopt",))
-        wanted = adopting(text, app)
-    if wanted != text:
+        wanted = adopting(wanted, app, node)
+    if wanted != before:
         files.ensure_file(_SSHD, wanted)
 
 
-def adopting(text: str, app: str) -> str:
-    """Change sshd's PAM file so that people log in only where they have a job, and join it."""
-    if _mark(app) in text:
-        return text
-    for line, added in _changes(app).items():
-        text = text.replace(line, added, 1)
-    return text
+def adopting(text: str, app: str, node: str) -> str:
+    """Change sshd's PAM file so that users log in only where they have a job, and join it."""
+    mark = _mark(app)
+    rules = "".join(f"{mark}{line}\n" for line in _JOINS_JOB.format(node=node).splitlines())
+    text = text.replace(_ACCOUNT, _ACCOUNT + rules, 1)
+    return text.replace(_SESSION, mark + _STAYS_THERE, 1)
 
 
 def original(text: str, app: str) -> str:
     """Undo what `adopting` did for this application."""
-    for line, added in _changes(app).items():
-        text = text.replace(added, line)
-    return text
-
-
-def _changes(app: str) -> dict[str, str]:
-    """Return the changes to the file: each line, and its replacement."""
     mark = _mark(app)
-    return {_ACCOUNT: f"{_ACCOUNT}{mark}{_JOINS_JOB}", _SESSION: f"{mark}{_STAYS_THERE}"}
+    text = text.replace(mark + _STAYS_THERE, _SESSION)
+    return re.sub(rf"{re.escape(mark)}[^\n]*\n", "", text)
 
 
 def _mark(app: str) -> str:

@@ -9,7 +9,7 @@ import mount_plan
 from machine import Machine
 from slurm_ddp.commands import Completed
 
-APP = "client-a"
+APP, NODE = "client-a", "slurmd-7"
 # Of Debian's openssh-server, without its comments
 SSHD = """\
 @include common-auth
@@ -74,7 +74,7 @@ def test_homes_are_on_the_mount_and_made_at_the_first_login(host: Host):
     host.units.add("sssd")
     host.active.add("sssd")
     spec = host.spec(homes="people/homes")
-    assert logins.ensure(spec) == ""
+    assert logins.ensure(spec, NODE) == ""
     folder = host.folder / "mnt/people/homes"
     assert folder.stat().st_mode & 0o7777 == 0o755
     (snippet,) = host.snippets.values()
@@ -83,16 +83,15 @@ def test_homes_are_on_the_mount_and_made_at_the_first_login(host: Host):
     assert ("/usr/bin/systemctl", "restart", "sssd") in host.calls
 
     host.calls.clear()
-    logins.ensure(spec)
+    logins.ensure(spec, NODE)
     assert not any("pam-auth-update" in call[0] or "restart" in call for call in host.calls)
 
 
 @pytest.mark.parametrize("how", ["option", "removal"])
 def test_nothing_but_the_homes_is_left(host: Host, how: str):
-    host.units.add("slurmd.service")
-    logins.ensure(host.spec(homes="homes", pam_slurm_adopt=True))
+    logins.ensure(host.spec(homes="homes", pam_slurm_adopt=True), NODE)
     if how == "option":
-        logins.ensure(host.spec())
+        logins.ensure(host.spec(), NODE)
     else:
         logins.remove(APP)
     assert (host.profiles, host.snippets, host.sshd) == (set(), {}, SSHD)
@@ -101,27 +100,25 @@ def test_nothing_but_the_homes_is_left(host: Host, how: str):
 
 def test_a_filesystem_on_which_root_may_not_write_is_named(host: Host):
     (host.folder / "mnt/homes").write_text("")
-    assert logins.ensure(host.spec(homes="homes")).startswith("homes: root cannot make ")
+    assert logins.ensure(host.spec(homes="homes"), NODE).startswith("homes: root cannot make ")
     assert not host.profiles
 
 
 def test_ssh_joins_a_job_on_compute_nodes_only(host: Host):
-    logins.ensure(host.spec(pam_slurm_adopt=True))
+    logins.ensure(host.spec(pam_slurm_adopt=True), "")
     assert (host.sshd, host.packages) == (SSHD, set())
 
-    host.units.add("slurmd.service")
     for _ in range(2):
-        logins.ensure(host.spec(pam_slurm_adopt=True))
+        logins.ensure(host.spec(pam_slurm_adopt=True), NODE)
     assert "libpam-slurm-adopt" in host.packages
     stack = [line for line in host.sshd.splitlines() if "account" in line]
-    assert stack[-1] == "-account required pam_slurm_adopt.so"
+    assert stack[-1] == "-account required pam_slurm_adopt.so nodename=slurmd-7"
     assert "@include common-session\n" not in host.sshd, "pam_systemd would move the session"
     assert host.sshd.count("pam_slurm_adopt") == 1
 
 
 def test_another_application_leaves_it_alone(host: Host):
-    host.units.add("slurmd.service")
-    logins.ensure(host.spec(pam_slurm_adopt=True))
+    logins.ensure(host.spec(pam_slurm_adopt=True), NODE)
     before = host.sshd
     logins.remove("client-b")
     assert host.sshd == before

@@ -34,7 +34,7 @@ def watch(plan: mount_plan.Plan, state: states.State) -> states.State:
         writable=not spec.read_only,
         servers=plan.servers,
         speaks=plan.speaks,
-        node=_node(),
+        node=node_name(),
         drain=spec.drain_on_failure,
         sticky=plan.sticky,
         port=plan.port,
@@ -102,7 +102,7 @@ def _units(app: str) -> tuple[str, str, str]:
     )
 
 
-def _node() -> str:
+def node_name() -> str:
     """Return this machine's name in Slurm; "" if it runs no jobs."""
     if not systemd.exists(SLURMD):
         return ""
