@@ -44,7 +44,7 @@ def enforce(cluster: Cluster) -> None:
     cluster.config += "AccountingStorageEnforce = associations,limits\n"
 
 
-def test_a_person_gets_an_account_once(
+def test_a_user_gets_an_account_once(
     trainer: Trainer, cluster: Cluster, people: dict[str, list[str]]
 ):
     enforce(cluster)
@@ -170,7 +170,7 @@ def test_an_operator_without_an_account_gets_the_line_to_type(ready: Trainer, cl
 
 
 @pytest.mark.parametrize("contact", ["", "hpc@example.org"])
-def test_a_person_without_an_account_learns_whom_to_ask_for_what(
+def test_a_user_without_an_account_learns_whom_to_ask_for_what(
     program: Program, cluster: Cluster, contact: str
 ):
     enforce(cluster)
@@ -181,7 +181,7 @@ def test_a_person_without_an_account_learns_whom_to_ask_for_what(
     assert line.endswith(f"; ask {whom} for: ddp user add {ME} --account chem")
 
 
-def test_a_person_learns_which_accounts_are_theirs(ready: Trainer, cluster: Cluster):
+def test_a_user_learns_which_accounts_are_theirs(ready: Trainer, cluster: Cluster):
     enforce(cluster)
     cluster.refusal = REFUSED
     line = ready.fails("submit-ddp", workload="smoke", account="bio")
@@ -195,7 +195,7 @@ def test_slurms_own_words_remain_where_slurmdbd_does_not_tell(ready: Trainer, cl
     assert line == f"account: Slurm rejects the job: {REFUSED}"
 
 
-def test_a_person_learns_which_qos_are_theirs(program: Program, cluster: Cluster):
+def test_a_user_learns_which_qos_are_theirs(program: Program, cluster: Cluster):
     cluster.refusal = "allocation failure: Invalid qos specification"
     cluster.qos = "low,normal"
     line = program.fails("submit-ddp", workload="smoke", qos="gold")

@@ -240,7 +240,7 @@ QUOTAS_OF_ALL = """\
 
 
 @pytest.mark.parametrize(("kind", "number", "size"), [("uid", 2001, "2.0"), ("gid", 3001, "7.0")])
-def test_a_person_or_a_group_has_a_quota(
+def test_a_user_or_a_group_has_a_quota(
     rig: Rig, state: testing.State, kind: str, number: int, size: str
 ):
     rig.world.answers["quota"] = QUOTAS_OF_ALL
