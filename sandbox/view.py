@@ -1,7 +1,6 @@
 """The model as `juju status` and `juju config` show it: as data, and as text in the same layout."""
 
 import collections
-import collections.abc
 import time
 import typing
 
