@@ -126,7 +126,7 @@ def test_a_run_that_ends_posts_to_the_url_of_a_private_file(carol: Person):
     try:
         carol.does(f"(umask 077; echo http://{address}:8099/hooks/SECRET > .notify)")
         carol.does("mkdir -p exp && echo 'raise ValueError(\"boom\")' > exp/bad.py")
-        carol.tries(f"cd exp && ddp submit --wait --run told --notify ~/.notify {ONE} bad.py")
+        carol.tries(f"cd exp && ddp submit --wait --run hooked --notify ~/.notify {ONE} bad.py")
 
         def posted() -> str:
             answer = cluster.exec(LOGIN, "cat", "/tmp/posted")
@@ -135,11 +135,11 @@ def test_a_run_that_ends_posts_to_the_url_of_a_private_file(carol: Person):
 
         path, _, text = eventually(posted).partition(" ")
         assert path == "/hooks/SECRET"
-        assert json.loads(text)["text"].startswith("told: failed (job ")
+        assert json.loads(text)["text"].startswith("hooked: failed (job ")
         assert "ValueError: boom" in text
-        run = f"{carol.folder}/runs/told"
+        run = f"{carol.folder}/runs/hooked"
         assert carol.does(f"grep -rl SECRET {run} {carol.folder}/.secrets || true") == ""
-        assert "[NOTIFY] sent" in carol.does("ddp log told")
+        assert "[NOTIFY] sent" in carol.does("ddp log hooked")
     finally:
         cluster.exec(LOGIN, "systemctl", "stop", "posted")
         cluster.exec(LOGIN, "rm", "-f", "/tmp/posted")

@@ -113,7 +113,7 @@ def test_a_rank_that_was_killed_is_named_and_not_one_that_lost_it(double: pathli
         job.result(timeout=240)
 
 
-def test_an_exception_that_cannot_be_loaded_is_told_by_its_text(double: pathlib.Path):
+def test_an_exception_that_cannot_be_loaded_is_shown_by_its_text(double: pathlib.Path):
     job = submit(local(odd))
     with pytest.raises(errors.FailedJobError, match="OddError: strange"):
         job.result(timeout=240)
@@ -235,7 +235,7 @@ def test_modules_beside_a_script_are_found_in_the_copy_of_its_project(tmp_path: 
     subprocess.run(argv, check=True, cwd=project, env=env)
     copy = tmp_path / "run" / "code"
     copy.parent.mkdir()
-    project.rename(copy)  # the original is gone, as on a node that does not share it
+    project.rename(copy)  # the original is not there, as on a node that does not share it
     reads = "import pathlib, sys; from ddptrain.functions import calls; print(calls.read(pathlib.Path(sys.argv[1]))())"
     done = subprocess.run(
         [sys.executable, "-c", reads, argv[-1]],

@@ -19,7 +19,7 @@ _MATTERMOST = "/hooks/"
 
 
 def message(job: StartedJob, *, state: str, exit_code: int, reason: str) -> dict[str, object]:
-    """Return what is said of a run that has ended."""
+    """Return the message on a run that has ended."""
     name = job.spec.run if job.array is None else f"{job.spec.run}-{job.array[1]}"
     text = f"{name}: {state} (job {job.slurm_id})"
     if state == "failed":

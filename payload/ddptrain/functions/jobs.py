@@ -98,7 +98,7 @@ class Job(typing.Generic[R]):
         return kind(f"{self.run} is {about.get('state')}: {reason}")
 
     def _explain(self) -> command.Json:
-        """Return what ddp knows of its end, after the ranks' files have had time to arrive."""
+        """Return ddp's account of its end, after the ranks' files have had time to arrive."""
         about = command.ask("show", self.run)
         until = time.monotonic() + _FILES_S
         while True:

@@ -1,5 +1,6 @@
 """Pickles in files that their owner alone can write: whoever writes one can run code in its reader."""
 
+import importlib
 import os
 import pathlib
 import pickle
@@ -60,7 +61,7 @@ def read(path: pathlib.Path) -> typing.Any:
 
 def _cloudpickle() -> typing.Any:
     try:
-        import cloudpickle
+        cloudpickle = importlib.import_module("cloudpickle")
     except ImportError:
         hint = "install it beside ddptrain: python -m pip install cloudpickle"
         raise errors.FunctionError(f"this Python has no cloudpickle; {hint}") from None

@@ -138,7 +138,10 @@ def _with_signal(call: calls.Call, options: named.Options) -> named.Options:
 
 def _combinations(kwargs: dict[str, typing.Any]) -> collections.abc.Iterator[dict[str, typing.Any]]:
     """Yield the keywords of each run: every combination of those with a list or a range."""
-    swept = {name: value for name, value in kwargs.items() if isinstance(value, list | range)}
+    swept: dict[str, collections.abc.Iterable[typing.Any]] = {}
+    for name, value in kwargs.items():
+        if isinstance(value, list | range):
+            swept[name] = typing.cast("collections.abc.Iterable[typing.Any]", value)
     for values in itertools.product(*swept.values()):
         yield {**kwargs, **dict(zip(swept, values, strict=True))}
 

@@ -23,7 +23,7 @@ class Watch:
         self._known_at = time.monotonic()
 
     def state(self, run: str, *, is_now: bool = False) -> str:
-        """Return a run's state as ddp last told it. Raises FunctionError if ddp fails for long."""
+        """Return a run's state by ddp's last answer. Raises FunctionError if ddp fails for long."""
         if is_now or time.monotonic() >= self._next:
             self._look()
         return self._states.get(run, "UNKNOWN")

@@ -20,7 +20,7 @@ KEY = "T0SECRET"
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A server that keeps what is posted to it, and answers as it is told."""
+    """A server that keeps what is posted to it, and answers as a test wants."""
 
     daemon_threads = True
 
@@ -79,7 +79,7 @@ def files(node: Node, url: str, **more: typing.Any) -> dict[str, str]:
     return program(make(node.run_dir, notify_path=str(path), **more))
 
 
-def test_a_run_that_completes_is_told_once(node: Node, server: Server):
+def test_a_run_that_completes_is_posted_once(node: Node, server: Server):
     node.add("srun", "exit 0")
     code, output = node.run(files(node, server.url))
     assert code == 0, output
@@ -116,22 +116,22 @@ def test_a_restart_is_no_end(node: Node, server: Server):
 
 
 @pytest.mark.parametrize(
-    ("number", "state", "told"),
+    ("number", "state", "posted"),
     [
         pytest.param(signal.SIGUSR1, "RUNNING", [], id="it is requeued"),
         pytest.param(signal.SIGTERM, "CANCELLED", ["cancelled"], id="it is cancelled"),
     ],
 )
-def test_only_an_end_is_told(
-    node: Node, server: Server, number: signal.Signals, state: str, told: list[str]
+def test_only_an_end_is_posted(
+    node: Node, server: Server, number: signal.Signals, state: str, posted: list[str]
 ):
     node.add("srun", WAITS + ENDS % "preempted")
     stop(node, files(node, server.url, leaves_outcome=True), number, STATE=state)
-    assert [about["state"] for _, about in server.posted] == told
+    assert [about["state"] for _, about in server.posted] == posted
 
 
-@pytest.mark.parametrize(("left", "told"), [("40_0\\n40_1", 0), ("40_1", 1)])
-def test_a_sweep_is_told_at_its_end(node: Node, server: Server, left: str, told: int):
+@pytest.mark.parametrize(("left", "posted"), [("40_0\\n40_1", 0), ("40_1", 1)])
+def test_a_sweep_is_posted_at_its_end(node: Node, server: Server, left: str, posted: int):
     (node.run_dir.parent / "first-1" / "control").mkdir(parents=True)
     (node.run_dir.parent / "first-1" / "args").write_text("")
     node.add("srun", "exit 0")
@@ -141,7 +141,7 @@ def test_a_sweep_is_told_at_its_end(node: Node, server: Server, left: str, told:
     )
     code, output = node.finish(process)
     assert code == 0, output
-    assert [about["run"] for _, about in server.posted] == ["first-1"] * told
+    assert [about["run"] for _, about in server.posted] == ["first-1"] * posted
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
@@ -184,7 +184,7 @@ def test_a_job_ends_although_the_server_hangs(node: Node, server: Server):
     assert time.monotonic() - began < notification.SEND_S + 20
 
 
-@pytest.mark.parametrize("url", ["http://[", "http://a b/", "nonsense://x", ""])
+@pytest.mark.parametrize("url", ["http://[", "http://a b/", "gopher://x", ""])
 def test_a_damaged_url_fails_no_run(node: Node, url: str):
     node.add("srun", "exit 0")
     assert node.run(files(node, url))[0] == 0
