@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import parallel
 
 from ddptrain.ground import log
@@ -97,12 +98,13 @@ def _distributed(
         **more,
     )
     if settings.gradients == "bf16":
-        wrapped.register_comm_hook(group, reduce_bf16)
+        hook = default_hooks.bf16_compress_hook if world.backend == "nccl" else reduce_bf16
+        wrapped.register_comm_hook(group, hook)
     return wrapped
 
 
 def reduce_bf16(group: typing.Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Take the mean of a bucket of gradients in bf16. torch's own hook refuses gloo."""
+    """Take the mean of a bucket of gradients in bf16, as torch's own hook does, which wants NCCL."""
     buffer = bucket.buffer()
     wire = buffer.bfloat16().div_(dist.get_world_size(group))
     work = dist.all_reduce(wire, group=group, async_op=True)

@@ -70,6 +70,9 @@ class Journal:
         # Of the steps of this attempt, but for those up to the first agreement
         self._measured_s = 0.0
         self._measured_tokens = 0
+        # Since the sites' last exchange
+        self._alone_s = 0.0
+        self._alone_steps = 0
 
     def begin(self, record: Record) -> None:
         """Write the run's settings, and print the model and the plan."""
@@ -79,6 +82,8 @@ class Journal:
             files.write_json(self._run_dir / config.FILE, record)
             start = {"step": so_far.step, "total_steps": self._schedule.steps}
             start |= distributed.describe(self._world)
+            if "site" in self._world.members[0]:
+                start["sites"] = _hosts_of_sites(self._world.members)
             if self._dataset.not_learned:
                 start["not_learned"] = self._dataset.not_learned
             self._trackers = trackers.Trackers(trackers.targets(self._run_dir, os.environ))
@@ -118,6 +123,7 @@ class Journal:
         """
         tokens = len(steps) * self._size.step_tokens
         rate = tokens / elapsed_s
+        exchanges = self._per_step(exchanges, elapsed_s, len(steps))
         if is_measured:
             self._measured_s += elapsed_s
             self._measured_tokens += tokens
@@ -126,6 +132,21 @@ class Journal:
             is_last = step is steps[-1]
             self._step(step, rate, slowest, exchanges if is_last else {}, is_last=is_last)
         self._flush()
+
+    def _per_step(
+        self, exchanges: collections.abc.Mapping[str, float], elapsed_s: float, num_steps: int
+    ) -> collections.abc.Mapping[str, float]:
+        """Return the figures of an exchange with its share of the time, and what a step sent; {} before one."""
+        self._alone_s += elapsed_s
+        self._alone_steps += num_steps
+        if not exchanges.get("sync_s"):
+            return {}
+        found = dict(exchanges)
+        found["sync_share"] = found["sync_s"] / self._alone_s
+        found["sync_bytes_per_step"] = found["sync_mib"] * 2**20 / self._alone_steps
+        self._alone_s = 0.0
+        self._alone_steps = 0
+        return found
 
     def _step(
         self,
@@ -280,6 +301,14 @@ class Journal:
         if peak is None:
             return None
         return tokens_per_second * self._size.flops_per_token / (peak * self._world.size)
+
+
+def _hosts_of_sites(members: list[dict[str, object]]) -> list[list[object]]:
+    """Return the hosts of each site, by their first ranks."""
+    found: dict[object, dict[object, None]] = {}
+    for member in members:
+        found.setdefault(member["site"], {})[member["host"]] = None
+    return [list(hosts) for hosts in found.values()]
 
 
 def perplexity(loss: float) -> float:

@@ -18,7 +18,7 @@ from ddptrain.data import sampler, shards
 from ddptrain.ground import errors, files, log
 from ddptrain.options import config, recipe
 from ddptrain.records import metrics
-from ddptrain.world import diloco, distributed, hardware
+from ddptrain.world import diloco, distributed, hardware, sites
 
 _OR_NEVER = ", or start over with --resume never"
 
@@ -69,6 +69,7 @@ class Decided:
     batching: Batching
     schedule: Schedule
     kind: model.Kind
+    place: tuple[int, ...] = ()  # the site of each rank; () without exchanges
     found: stored.Checkpoint | None = None  # what it goes on from
     changes: tuple[recipe.Change, ...] = ()  # of the settings, that of this attempt last
 
@@ -102,15 +103,31 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
     dataset = _open_data(settings, world)
 
     with world.together():
+        place = _divide(settings, world) if world.is_main else ()
+    place = typing.cast(tuple[int, ...], world.broadcast(place))
+    with world.together():
         decided = _decide(asked, settings, dataset, origin, world)
         if world.is_main:
-            hardware.need_disk(asked.run_dir, decided.kind.parameters)
+            num_sites = 1 + max(place, default=-1)
+            hardware.need_disk(asked.run_dir, decided.kind.parameters, num_sites)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32
     hardware.keep_memory(world.device)
     settings = choose_precision(decided.settings, world)
     _report_data(decided)
-    return dataclasses.replace(decided, settings=settings, changes=_changes(origin, settings))
+    changes = _changes(origin, settings)
+    return dataclasses.replace(decided, settings=settings, changes=changes, place=place)
+
+
+def _divide(settings: config.Config, world: distributed.World) -> tuple[int, ...]:
+    """Return the site of each rank; () without exchanges. Rank 0 only."""
+    if not settings.sync_every:
+        return ()
+    hosts = [str(member["host"]) for member in world.members]
+    place = sites.divide(hosts, settings.sites)
+    for member, site in zip(world.members, place, strict=True):
+        member["site"] = site
+    return tuple(place)
 
 
 def _decide(
@@ -137,7 +154,8 @@ def _decide(
     kind = _model_kind(settings, dataset)
     if found:
         _same_training(found, kind.identity, dataset, plan)
-    return Decided(settings, dataset, plan, batching, make_schedule(settings), kind, found)
+    schedule = make_schedule(settings)
+    return Decided(settings, dataset, plan, batching, schedule, kind, found=found)
 
 
 def _report_data(decided: Decided) -> None:

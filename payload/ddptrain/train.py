@@ -24,8 +24,9 @@ from ddptrain.ground import attempt, errors, log
 from ddptrain.options import config, recipe
 from ddptrain.world import agreement, diloco, distributed, sites, stragglers
 
-# A request to stop waits so long for the sites' next exchange: half of the shortest warning before a time limit
-_STOPS_WITHIN_S = 15.0
+# A request to stop leaves so much time for the checkpoint; one that names no time waits as long for the sites' next
+# exchange. The shortest warning before a time limit is 30 s
+_SAVING_S = 15.0
 _BETWEEN_SITES_S = 10.0  # between agreements of sites, which each cost several round trips
 _DIVERGED = "lower --lr, or use --precision fp32, and resume"
 
@@ -68,6 +69,7 @@ class Training:
         engine.set_modes(self.settings)
         self.core = decided.kind.build().to(world.device)
         self.optimizer = engine.make_optimizer(self.core, self.settings, world.device)
+        self.place = list(decided.place)
         self.link = self._make_link()
         self.ddp = engine.wrap(
             self.core, self.settings, world, self.link.sites if self.link else None
@@ -97,14 +99,7 @@ class Training:
         settings = self.settings
         if not settings.sync_every:
             return None
-        place: list[int] = []
-        with self.world.together():
-            if self.world.is_main:
-                hosts = [str(member["host"]) for member in self.world.members]
-                place = sites.divide(hosts, settings.sites)
-        for member, site in zip(self.world.members, place, strict=False):
-            member["site"] = site
-        within = sites.Sites(self.world, place)
+        within = sites.Sites(self.world, self.place)
         rhythm = diloco.Rhythm(
             settings.sync_every,
             self.schedule.warmup,
@@ -223,13 +218,20 @@ class Training:
         before = found.meta["world_size"]
         if before != self.world.size:
             differences.append(f"{before} ranks there, {self.world.size} here")
-        sites_before = found.meta.get("sites", {}).get("count", 1)
-        num_sites = self.link.sites.count if self.link else 1
-        if sites_before != num_sites:
-            what = f"{sites_before} sites there, {num_sites} here"
-            differences.append(f"{what}: all go on with site 0's moments")
+        differences += self._sites_differences(found)
         micro = self.batching.micro_batch
         return differences + arithmetic.differences(found, self.settings, micro, self.world)
+
+    def _sites_differences(self, found: stored.Checkpoint) -> list[str]:
+        before = found.meta.get("sites", {})
+        num_before = before.get("count", 1)
+        num_sites = self.link.sites.count if self.link else 1
+        if num_before != num_sites:
+            what = f"{num_before} sites there, {num_sites} here"
+            return [f"{what}: all go on with site 0's moments"]
+        if self.link and before.get("place", self.place) != self.place:
+            return ["the sites have other ranks"]
+        return []
 
     def run(self, began: float) -> str:
         """Take the remaining steps, and write the files for people and the batch script."""
@@ -410,8 +412,12 @@ class Training:
         more = self.link.rhythm.until(step)
         if not more:
             return False
+        exchanged_s = more * step_s + self.link.exchange.last_s
+        stop_by = self.agreement.stop_by()
+        if stop_by is not None:
+            return time.time() + exchanged_s < stop_by - _SAVING_S
         since_s = max(0.0, time.monotonic() - self._asked_at)
-        return since_s + more * step_s + self.link.exchange.last_s < _STOPS_WITHIN_S
+        return since_s + exchanged_s < _SAVING_S
 
     def _known_to_all(
         self, last: int, totals: list[float], norms: list[float]
@@ -502,7 +508,11 @@ class Training:
     def _meta(self) -> dict[str, typing.Any]:
         meta = self._described()
         if self.link:
-            meta["sites"] = {"count": self.link.sites.count, "is_synced": self._is_synced}
+            meta["sites"] = {
+                "count": self.link.sites.count,
+                "place": self.place,
+                "is_synced": self._is_synced,
+            }
         return meta
 
     def _described(self) -> dict[str, typing.Any]:

@@ -2,6 +2,7 @@
 
 # pyright: basic, reportPrivateImportUsage=false
 import json
+import pathlib
 
 import pytest
 import ranks
@@ -120,3 +121,26 @@ def test_values_tell_whence_whither_and_where():
         assert int((values[1:] != values[:-1]).sum()) == 999
         for other, others in parts.items():
             assert int((values != others).sum()) == (0 if one == other else 1000), (one, other)
+
+
+MEETS = """
+import json, os, torch.distributed as dist
+rank = int(os.environ["RANK"])
+os.environ["SLURMD_NODENAME"] = "abb"[rank]
+from ddptrain.world import distributed, round_trips
+dist.init_process_group("gloo")
+world = distributed.adopted()
+trips = round_trips.measure(world)
+assert bool(trips) == world.is_main
+print("TRIPS", json.dumps(trips), flush=True)
+"""
+
+
+def test_hosts_measure_the_round_trips_between_them(tmp_path: pathlib.Path):
+    script = tmp_path / "meets.py"
+    script.write_text(MEETS)
+    result = ranks.succeed(3, script, accident=ranks.SCRIPT, DO="nothing", AT="0")
+    (line,) = [line for line in result.output.splitlines() if line.startswith('TRIPS {"')]
+    trips = json.loads(line.removeprefix("TRIPS"))
+    assert {one: list(others) for one, others in trips.items()} == {"a": ["b"], "b": ["a"]}
+    assert all(0 < trip_ms < 10_000 for others in trips.values() for trip_ms in others.values())

@@ -5,6 +5,7 @@ import itertools
 import json
 import pathlib
 import re
+import time
 
 import conftest
 import pytest
@@ -68,11 +69,29 @@ def test_an_exchange_moves_all_ranks_as_nesterov_sgd_on_the_mean_does(
     assert result.output.count("exchanged") == size
 
 
-def test_sites_are_the_hosts_or_equal_parts_of_the_ranks():
+def test_sites_are_the_hosts_or_equal_parts_of_the_ranks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(sites.NEAR, raising=False)
     assert sites.divide(["a", "a", "b", "b", "c"]) == [0, 0, 1, 1, 2]
     assert sites.divide(["a", "b", "c", "d"], 2) == [0, 0, 1, 1]
     with pytest.raises(errors.UserError, match=r"--sites 2: 3 ranks do not make 2 equal sites"):
         sites.divide(["a", "b", "c"], 2)
+
+
+@pytest.mark.parametrize(
+    ("near", "hosts", "place"),
+    [
+        ("a,b c,d", "a a b c d", [0, 0, 0, 1, 1]),
+        ("a,c b", "a b c", [0, 1, 0]),
+        ("a,b c", "a b x", [0, 0, 1]),  # x was not measured
+        ("a,b c,d", "a b", [0, 1]),  # all are near, and exchanges are wanted
+        ("", "a b", [0, 1]),
+    ],
+)
+def test_hosts_with_short_round_trips_are_one_site(
+    near: str, hosts: str, place: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(sites.NEAR, near)
+    assert sites.divide(hosts.split()) == place
 
 
 def test_the_sites_average_through_the_warm_up_and_at_the_end_of_each_epoch():
@@ -110,6 +129,14 @@ def test_it_trains_and_says_how_the_sites_exchange(
     sent_mib = {line["step"]: line["sync_mib"] for line in records if line.get("sync_mib")}
     bf16_mib = pytest.approx(2 * summary["parameters"] / 2**20)
     assert sent_mib == dict.fromkeys((3, 4, 7, 10, 13, 16, 19, 20), bf16_mib)
+    a_step = {line["step"]: line["sync_bytes_per_step"] for line in records if "sync_s" in line}
+    assert a_step[3] == pytest.approx(2 * summary["parameters"] / 3)
+    assert a_step[4] == pytest.approx(2 * summary["parameters"])
+    shares = [line["sync_share"] for line in records if "sync_s" in line]
+    assert len(shares) == 8
+    assert all(0 < share < 1 for share in shares)
+    (host,) = {rank["host"] for rank in summary["ranks"]}
+    assert records[0]["sites"] == [[host], [host]]
 
 
 def test_bf16_gradients_train_as_fp32_ones_do(dataset: pathlib.Path, tmp_path: pathlib.Path):
@@ -165,13 +192,30 @@ def test_stopped_between_exchanges_it_waits_for_the_next(
     assert conftest.outcome(run_dir, "7.r0")["outcome"] == "preempted"
     assert conftest.outcome(run_dir, "7.r0")["step"] == 3
     saved = stored.verify(run_dir / "epoch-0001-step-000003")
-    assert saved.meta["sites"] == {"count": 2, "is_synced": True}
+    assert saved.meta["sites"] == {"count": 2, "place": [0, 1], "is_synced": True}
 
     stop.unlink()
     ranks.trained(2, dataset, run_dir, *TINY, *SITES)
 
     assert conftest.losses(run_dir) == conftest.losses(whole)
     assert ending(run_dir) == ending(whole)
+
+
+@pytest.mark.parametrize(("left_s", "step"), [(600, 20), (12, 1)])
+def test_it_waits_for_an_exchange_that_comes_within_the_warning(
+    left_s: float, step: int, dataset: pathlib.Path, tmp_path: pathlib.Path
+):
+    """The file that asks it to stop has the end of the time limit, and saving takes up to 15 s of what is left."""
+    far = "--sites 2 --sync-every 20 --warmup 0 --steps 100 --epoch-steps 100".split()
+    run_dir, stop = tmp_path / "run", tmp_path / "stop"
+    stop.write_text(f"{time.time() + left_s:.0f}\n")
+    attempt = {"STOP_FILE": str(stop), "RUN_ATTEMPT_ID": "7.r0"}
+
+    ranks.trained(2, dataset, run_dir, *TINY, *far, **attempt)
+
+    assert conftest.outcome(run_dir, "7.r0")["step"] == step
+    saved = stored.verify(pathlib.Path(conftest.outcome(run_dir, "7.r0")["checkpoint"]))
+    assert saved.meta["sites"]["is_synced"] == (step == 20)
 
 
 def test_stopped_far_from_an_exchange_it_saves_each_sites_own_weights(
@@ -189,7 +233,7 @@ def test_stopped_far_from_an_exchange_it_saves_each_sites_own_weights(
         result = ranks.trained(2, dataset, broken, *TINY, *far, **about)
 
     saved = stored.verify(pathlib.Path(conftest.outcome(broken, "8.r2")["checkpoint"]))
-    assert saved.meta["sites"] == {"count": 2, "is_synced": False}
+    assert saved.meta["sites"] == {"count": 2, "place": [0, 1], "is_synced": False}
     resumed = next(line for line in result.marked("CKPT") if "resumed" in line)
     assert (resumed["step"], resumed["exact"]) == ("2", "yes")
     wanted = conftest.losses(whole)

@@ -24,6 +24,19 @@ def test_the_disk_is_checked_before_anything_is_built(
         hardware.need_disk(tmp_path, 1000)
 
 
+@pytest.mark.parametrize(("num_sites", "each"), [(0, 12), (1, 20), (3, 44)])
+def test_the_disk_must_hold_the_parts_of_all_sites(
+    num_sites: int, each: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A site saves its weights and AdamW's moments, and one of them what the exchanges need."""
+    two_bytes = 2 * each * 1000
+    monkeypatch.setattr("ddptrain.ground.files.free_bytes", lambda _: two_bytes)
+    hardware.need_disk(tmp_path, 1000, num_sites)
+    monkeypatch.setattr("ddptrain.ground.files.free_bytes", lambda _: two_bytes - 1)
+    with pytest.raises(errors.UserError, match="too little space"):
+        hardware.need_disk(tmp_path, 1000, num_sites)
+
+
 def test_a_rank_takes_its_gpu_by_its_number(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

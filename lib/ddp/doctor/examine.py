@@ -20,6 +20,7 @@ from ddp.doctor.facts import Facts, Json
 from ddp.doctor.findings import Finding, Findings, first_few
 from ddp.environment import store
 from ddp.options import declared, models
+from ddp.prediction import round_trips
 from ddp.problem import Problem, Results
 from ddp.results.progress import Log, with_progress
 from ddp.run import catalog, telemetry, untrusted
@@ -43,6 +44,7 @@ def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
     findings = judge(settings, facts)
     results = reporting.report(settings, facts, findings)
     _note_counts(settings.workspace, findings)
+    _note_trips(settings.workspace, facts)
     for finding in findings:
         if finding.level == "error":
             first = f"the first: {finding.where}: {finding.text}"
@@ -211,6 +213,18 @@ def _note_counts(workspace: Workspace, findings: tuple[Finding, ...]) -> None:
     with contextlib.suppress(folders.WorkspaceError):  # only the metrics lack it then
         folder = str(workspace.baselines)
         workspace.do(telemetry.note_findings, folder=folder, counts=counts)
+
+
+def _note_trips(workspace: Workspace, facts: Facts) -> None:
+    """Store the round trips, by which a training over slow links divides its nodes."""
+    trips: round_trips.Trips = {}
+    for name, report in facts.reports.items():
+        for host, peer in report["network"]["peers"].items():
+            trip_ms = untrusted.real(peer.get("trip_ms"))
+            if trip_ms is not None:
+                trips.setdefault(name, {})[host] = trip_ms
+    with contextlib.suppress(folders.WorkspaceError):  # each node is a site then
+        round_trips.store(workspace, trips)
 
 
 def _stragglers(workspace: Workspace) -> collections.abc.Iterator[tuple[str, str, str]]:

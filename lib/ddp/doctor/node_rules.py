@@ -4,6 +4,7 @@ import statistics
 
 from ddp.doctor.facts import Facts, Json, capacity, clock_offsets, mib, release
 from ddp.doctor.findings import Findings
+from ddp.prediction import round_trips
 from ddp.run.untrusted import as_object
 from ddp.settings import Settings
 from ddp.slurm import advisories
@@ -23,7 +24,6 @@ _USERNS = {
     "kernel/unprivileged_userns_clone": ("0", "1"),
     "user/max_user_namespaces": ("0", "65536"),
 }
-_SLOW_TRIP_MS = 5.0
 _LINK_BYTES_S = 125e6  # a link of 1 Gbit/s, which one connection should fill
 _ETHERNET_MTU = 1500
 _LAST_PORT = 29999  # of the rendezvous, see ddp.node.supervisor
@@ -163,7 +163,7 @@ def _slow_link(name: str, about: Json, findings: Findings) -> None:
     trips_ms = {host: peer.get("trip_ms") or 0.0 for host, peer in sorted(peers.items())}
     host = max(trips_ms, key=lambda one: trips_ms[one], default="")
     trip_ms = trips_ms.get(host, 0.0)
-    if trip_ms <= _SLOW_TRIP_MS:
+    if trip_ms <= round_trips.SLOW_MS:
         return
 
     tcp = as_object(about.get("tcp"))

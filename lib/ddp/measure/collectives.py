@@ -6,7 +6,7 @@ import typing
 
 from ddp.environment import store
 from ddp.options import fields, models
-from ddp.prediction import baseline
+from ddp.prediction import baseline, round_trips
 from ddp.problem import Command, Results
 from ddp.results.progress import Log
 from ddp.run import logs, untrusted
@@ -72,6 +72,7 @@ def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Res
         else:
             stored.append(entry)
         comparison.append(verdict + ("; not stored" if is_slower else "; stored"))
+    round_trips.store(workspace, measured.get("trips_ms", {}))
     path = str(workspace.baselines / baseline.FILE)
     if stored:
         workspace.do(operations.store_baseline, path=path, entries=stored)

@@ -82,10 +82,14 @@ class ControlFiles:
         """Return the file that asks the ranks of an attempt to save and leave."""
         return f"{self._job.control}/{attempt}.stop"
 
-    def ask_to_stop(self, attempt: str) -> None:
-        """Ask the ranks of an attempt to save and leave. Raises OSError, FatalError."""
+    def ask_to_stop(self, attempt: str, stop_by: float | None = None) -> None:
+        """Ask the ranks of an attempt to save and leave, until a time if it is known.
+
+        Raises OSError, FatalError.
+        """
         path = self.stop_path(attempt)
-        self._storage.do(lambda: _write(path, ""))
+        text = "" if stop_by is None else f"{stop_by:.0f}\n"
+        self._storage.do(lambda: _write(path, text))
 
     def clear(self, attempt: str) -> bool:
         """Remove an earlier attempt's files; return whether the run has a checkpoint."""

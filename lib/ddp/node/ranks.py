@@ -197,11 +197,11 @@ class Ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._step.wait(timeout_s)
 
-    def ask_to_stop(self) -> None:
-        """Ask the ranks by $STOP_FILE to save and leave."""
+    def ask_to_stop(self, stop_by: float | None = None) -> None:
+        """Ask the ranks by $STOP_FILE to save and leave, until a time if it is known."""
         if self.attempt_id:
             with contextlib.suppress(OSError, exit_codes.FatalError):
-                self._files.ask_to_stop(self.attempt_id)
+                self._files.ask_to_stop(self.attempt_id, stop_by)
 
     def signal(self, name: str) -> bool:
         """Send a signal to the ranks, and log which nodes it reached; return whether any."""

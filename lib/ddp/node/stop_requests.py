@@ -89,7 +89,18 @@ class StopRequests:
             self._signal(ranks, self._job.spec.stop_signal)
         if name == "TERM" and ranks.is_running() and not slurm_calls.signals_every_process():
             self._signal(ranks, name)
-        ranks.ask_to_stop()
+        ranks.ask_to_stop(self._stop_by(name))
+
+    def _stop_by(self, name: str) -> float | None:
+        """Return the end of the time limit if it is that which the signal warns of."""
+        if name == "TERM" or self._is_by_operator():
+            return None
+        if slurm_calls.is_preempted(self._job.slurm_id):
+            return None
+        return self._job.end
+
+    def _is_by_operator(self) -> bool:
+        return time.time() < self._job.end - WARNED_S
 
     def _signal(self, ranks: Ranks, name: str) -> None:
         if ranks.signal(name):
@@ -147,8 +158,7 @@ class StopRequests:
 
     def _makes_progress(self) -> bool:
         """Return whether another attempt may get further; note where this one began."""
-        is_by_operator = time.time() < self._job.end - WARNED_S
-        if is_by_operator:
+        if self._is_by_operator():
             return True
         places = time_limit.folders(self._job.run_dir, self._job.spec.workdir, self._words)
         before = self._files.read_mark()

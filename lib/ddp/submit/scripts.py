@@ -62,6 +62,7 @@ class TrainingJob:
     array: Array | None = None  # of a sweep
     secrets: collections.abc.Collection[str] = ()  # names of variables in a file of their own
     notifies: bool = False  # there is a file with the URL
+    near_nodes: str = ""  # the groups of nodes that ranks take for sites
 
     def texts(self, environment: folders.Manifest) -> dict[str, str]:
         """Render the files by name."""
@@ -140,6 +141,8 @@ class TrainingJob:
         found = _tracking(self.settings, own)
         if self._has_token:
             found[tokens.VARIABLE] = tokens.path(self.settings.workspace, self.run)
+        if self.near_nodes:
+            found["NEAR_NODES"] = self.near_nodes
         if start.python_path:
             own.pop("PYTHONPATH", None)
             own["PYTHONPATH"] = start.python_path

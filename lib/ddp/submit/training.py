@@ -7,6 +7,7 @@ import shlex
 
 from ddp.environment import requirements, store
 from ddp.options import fabrics, fields, models
+from ddp.prediction import round_trips
 from ddp.problem import Command, ParameterError
 from ddp.project import copies
 from ddp.results.progress import Log
@@ -46,6 +47,7 @@ class Checked:
         default_factory=dict[str, str], repr=False
     )  # variables
     notify: str = dataclasses.field(default="", repr=False)  # the URL
+    near_nodes: str = ""  # groups of them
 
     @property
     def token(self) -> str:
@@ -63,6 +65,7 @@ class Checked:
             array=self.array,
             secrets=self.secrets,
             notifies=bool(self.notify),
+            near_nodes=self.near_nodes,
         )
         return job.texts(environment)
 
@@ -180,6 +183,8 @@ def check(
         secrets=tokens.read_variables(workspace, params),
         notify=tokens.read_notify(workspace, params),
     )
+    if request.num_nodes > 1:
+        checked = dataclasses.replace(checked, near_nodes=round_trips.near_nodes(workspace))
     return dataclasses.replace(checked, verdict=_ask_slurm(checked))
 
 

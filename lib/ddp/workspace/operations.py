@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import stat
 import time
@@ -17,6 +18,8 @@ from ddp.node import checkpoints, ownership, small_files
 HF_SUFFIX = ".hf-token"
 ENV_SUFFIX = ".env"
 NOTIFY_SUFFIX = ".notify"
+_NODE = re.compile(r"[A-Za-z0-9._-]{1,80}")
+MAX_NODES = 128  # whose round trips are kept: a file of half a MiB
 USERS = "users"  # in the workspace: a folder for each user but the trainer's account
 
 
@@ -330,6 +333,33 @@ def store_baseline(path: str, entries: list[small_files.Json]) -> None:
     fresh = [shape(entry) for entry in entries]
     kept = [entry for entry in known if shape(entry) not in fresh]
     replace(file, json.dumps({"format": 1, "entries": [*kept, *entries][-500:]}, indent=1) + "\n")
+
+
+def read_round_trips(path: str) -> dict[str, dict[str, float]]:
+    """Return the valid round trips in a file, in ms; none where there is no file."""
+    trips: dict[str, dict[str, float]] = {}
+    with contextlib.suppress(OSError, ValueError):
+        held = small_files.read_object(pathlib.Path(path)).get("trips_ms")
+        for one, others in _items(held):
+            for other, trip_ms in _items(others):
+                if type(trip_ms) is float and _NODE.fullmatch(one) and _NODE.fullmatch(other):
+                    trips.setdefault(one, {})[other] = trip_ms
+    return trips
+
+
+def store_round_trips(path: str, trips: dict[str, dict[str, float]]) -> None:
+    """Write round trips, each in place of the one of its nodes."""
+    known = read_round_trips(path)
+    for one, others in trips.items():
+        known[one] = known.get(one, {}) | others
+    if len(known) > MAX_NODES:
+        known = trips
+    if len(known) <= MAX_NODES:
+        replace(pathlib.Path(path), json.dumps({"format": 1, "trips_ms": known}) + "\n")
+
+
+def _items(value: object) -> list[tuple[str, typing.Any]]:
+    return list(typing.cast(small_files.Json, value).items()) if isinstance(value, dict) else []
 
 
 def open_examination(workspace: str, nonce: str) -> str:

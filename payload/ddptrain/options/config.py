@@ -148,7 +148,10 @@ class Config:
         0, "steps between exchanges of sites that train by themselves (DiLoCo); 0: DDP", least=0
     )
     sites: int | None = flags.setting(
-        None, "number of sites, equal parts of the ranks [default: each node]", int, least=1
+        None,
+        "number of sites, equal parts of the ranks [default: by the round trips of nodes]",
+        int,
+        least=1,
     )
     outer_lr: float | None = flags.setting(
         None, "rate of an exchange [default: 0.3 up to every 10 steps, 0.7]", float, above=0.0

@@ -146,6 +146,15 @@ class Agreement:
         wanted = round(self._target_s * self._steps / max(elapsed_s, 1e-6))
         return float(min(self._at_most, max(1, wanted)))
 
+    def stop_by(self) -> float | None:
+        """Return until when the ranks have time to stop, if the file that asks for it has the time. Rank 0 only."""
+        if self._stop_file is None:
+            return None
+        try:
+            return float(self._stop_file.read_text())
+        except (OSError, ValueError):
+            return None
+
     def _is_asked(self) -> bool:
         if self._world.stop_requested.is_set():
             return True

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ddptrain.ground import attempt, errors, files, log
 from ddptrain.options import flags
-from ddptrain.world import distributed, exchanges
+from ddptrain.world import distributed, exchanges, round_trips
 
 Figures = dict[str, typing.Any]
 
@@ -108,12 +108,14 @@ def run(options: Options, world: distributed.World) -> None:
             files.need_outputs(options.run_dir, {"--json": options.json})
     bench = Bench(options, world)
     results = [bench.measure(name) for name in options.collective]
+    trips_ms = round_trips.measure(world)
     wrong = sum(result["out_of_bounds"]["count"] for result in results)
     if world.is_main and options.json is not None:
         found = distributed.describe(world)
         found["ranks"] = world.members
         found["iface"] = world.interface
         found["collectives"] = results
+        found["trips_ms"] = trips_ms
         found["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         files.write_json(options.json, found)
     if wrong:

@@ -17,9 +17,20 @@ CPUINFO = pathlib.Path("/proc/cpuinfo")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
-def need_disk(folder: pathlib.Path, parameters: int) -> None:
-    """Raise UserError when two checkpoints would not fit."""
-    need = 2 * 12 * parameters
+# Of a parameter in a checkpoint: itself, and AdamW's two moments
+STATE_BYTES = 12
+OUTER_BYTES = 8  # of the sites' exchanges: the anchor and its momentum
+
+
+def need_disk(folder: pathlib.Path, parameters: int, num_sites: int = 0) -> None:
+    """Raise UserError when two checkpoints would not fit; each site but the first has a part of its own in them.
+
+    A part may have the site's own weights. Without exchanges there are no sites.
+    """
+    each = STATE_BYTES * max(1, num_sites)
+    if num_sites:
+        each += OUTER_BYTES
+    need = 2 * each * parameters
     have = files.free_bytes(folder)
     if have < need:
         what = f"two checkpoints need {need / GIB:.2f} GiB, {have / GIB:.2f} GiB is free"

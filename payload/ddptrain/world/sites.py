@@ -5,7 +5,7 @@ other, and each passes on to its site what came of it.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
-import itertools
+import os
 import typing
 
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from ddptrain.ground import errors
 from ddptrain.world import agreement
+
+# The variable with groups of nodes whose round trips are short, as measured: a,b c,d
+NEAR = "NEAR_NODES"
 
 
 class Sites:
@@ -64,15 +67,30 @@ class Sites:
 
 
 def divide(hosts: list[str], count: int | None = None) -> list[int]:
-    """Return the site of each rank, by the hosts of all: each host, or so many equal parts of the ranks in order.
+    """Return the site of each rank, by the hosts of all: the near ones, or so many equal parts of the ranks in order.
 
     Raises UserError if the ranks do not make so many.
     """
     if count is None:
-        changes = (int(before != host) for before, host in itertools.pairwise(hosts))
-        return list(itertools.accumulate(changes, initial=0))
+        return _divide_by_trips(hosts)
     size = len(hosts)
     if size % count:
         what = f"{size} ranks do not make {count} equal sites"
         raise errors.UserError(f"--sites {count}: {what}; give a number that divides them")
     return [rank * count // size for rank in range(size)]
+
+
+def _divide_by_trips(hosts: list[str]) -> list[int]:
+    """Return the site of each rank: hosts with a short round trip are one, and a host that was not measured is one.
+
+    If all hosts would be one site, each is: whoever wants exchanges knows that the link is slow.
+    """
+    groups: dict[str, str] = {}
+    for group in os.environ.get(NEAR, "").split():
+        for host in group.split(","):
+            groups[host] = group
+    names = [groups.get(host, host) for host in hosts]
+    if len(set(names)) == 1:
+        names = hosts
+    order = list(dict.fromkeys(names))
+    return [order.index(name) for name in names]

@@ -157,6 +157,26 @@ def test_term_reaches_the_ranks_where_slurm_signals_only_the_tasks(
     assert ("TERM was sent to the ranks on slurmd-0" in output) == is_sent
 
 
+@pytest.mark.parametrize(
+    ("left_s", "preempted", "is_told"),
+    [(120, "N/A", True), (120, "2026-11-29T19:00:00", False), (3600, "N/A", False)],
+)
+def test_a_warning_before_the_time_limit_tells_the_ranks_when_it_ends(
+    node: Node, left_s: int, preempted: str, is_told: bool
+):
+    """Another job, or an operator, may want the nodes at once."""
+    node.add("srun", TRAINS)
+    end = str(int(time.time()) + left_s)
+    process = node.start(files(node), SLURM_JOB_END_TIME=end, PREEMPTED=preempted)
+    wait_for(node.notes / "started")
+    process.send_signal(signal.SIGUSR1)
+    asked = node.run_dir / "control" / "12.r0.stop"
+    wait_for(asked)
+    (node.notes / "end").touch()
+    node.finish(process)
+    assert asked.read_text().strip() == (end if is_told else "")
+
+
 class TestProgress:
     """Two starts of a job that reach their limit."""
 
