@@ -73,6 +73,7 @@ class Journal:
         # Since the sites' last exchange
         self._alone_s = 0.0
         self._alone_steps = 0
+        self._sites = _hosts_of_sites(world.members)
 
     def begin(self, record: Record) -> None:
         """Write the run's settings, and print the model and the plan."""
@@ -82,8 +83,8 @@ class Journal:
             files.write_json(self._run_dir / config.FILE, record)
             start = {"step": so_far.step, "total_steps": self._schedule.steps}
             start |= distributed.describe(self._world)
-            if "site" in self._world.members[0]:
-                start["sites"] = _hosts_of_sites(self._world.members)
+            if self._sites:
+                start["sites"] = self._sites
             if self._dataset.not_learned:
                 start["not_learned"] = self._dataset.not_learned
             self._trackers = trackers.Trackers(trackers.targets(self._run_dir, os.environ))
@@ -123,25 +124,26 @@ class Journal:
         """
         tokens = len(steps) * self._size.step_tokens
         rate = tokens / elapsed_s
-        exchanges = self._per_step(exchanges, elapsed_s, len(steps))
+        synced = self._per_step(exchanges, elapsed_s, len(steps))
         if is_measured:
             self._measured_s += elapsed_s
             self._measured_tokens += tokens
         for step in steps:
             self._so_far.advance(step.number, self._size.step_tokens, step.loss)
             is_last = step is steps[-1]
-            self._step(step, rate, slowest, exchanges if is_last else {}, is_last=is_last)
+            self._step(step, rate, slowest, synced if is_last else {}, is_last=is_last)
         self._flush()
 
     def _per_step(
         self, exchanges: collections.abc.Mapping[str, float], elapsed_s: float, num_steps: int
-    ) -> collections.abc.Mapping[str, float]:
+    ) -> Record:
         """Return the figures of an exchange with its share of the time, and what a step sent; {} before one."""
         self._alone_s += elapsed_s
         self._alone_steps += num_steps
         if not exchanges.get("sync_s"):
             return {}
-        found = dict(exchanges)
+        found: Record = dict(exchanges)
+        found["sites"] = self._sites  # for who reads only the end of the file
         found["sync_share"] = found["sync_s"] / self._alone_s
         found["sync_bytes_per_step"] = found["sync_mib"] * 2**20 / self._alone_steps
         self._alone_s = 0.0
@@ -153,7 +155,7 @@ class Journal:
         step: Step,
         rate: float,
         slowest: dict[str, object],
-        exchanges: collections.abc.Mapping[str, float],
+        synced: Record,
         *,
         is_last: bool,
     ) -> None:
@@ -166,7 +168,7 @@ class Journal:
             "grad_norm": step.norm,
             "tokens_per_second": rate,
         }
-        more: Record = dict(exchanges)
+        more: Record = dict(synced)
         if mfu is not None:
             more["mfu"] = mfu
         if is_last:
@@ -303,12 +305,13 @@ class Journal:
         return tokens_per_second * self._size.flops_per_token / (peak * self._world.size)
 
 
-def _hosts_of_sites(members: list[dict[str, object]]) -> list[list[object]]:
-    """Return the hosts of each site, by their first ranks."""
-    found: dict[object, dict[object, None]] = {}
+def _hosts_of_sites(members: list[dict[str, object]]) -> str:
+    """Return the hosts of each site such as `a,b c`; "" without exchanges."""
+    found: dict[object, dict[str, None]] = {}
     for member in members:
-        found.setdefault(member["site"], {})[member["host"]] = None
-    return [list(hosts) for hosts in found.values()]
+        if "site" in member:
+            found.setdefault(member["site"], {})[str(member["host"])] = None
+    return " ".join(",".join(hosts) for hosts in found.values())
 
 
 def perplexity(loss: float) -> float:

@@ -28,6 +28,8 @@ _VALUES = {
     "steps_per_second": "Steps per second, evaluations and checkpoints included.",
     "tokens_per_second": "Tokens per second of all ranks.",
     "mfu_ratio": "Share of the GPUs' peak that the model uses.",
+    "sync_ratio": "Share of the time that the sites exchanged.",
+    "sync_bytes_per_step": "Bytes a step that a site sent to others.",
     "progress_timestamp_seconds": "When the run made its last step.",
     "checkpoint_timestamp_seconds": "When the run's last checkpoint was complete.",
     "checkpoint_stall_seconds": "How long the last checkpoint held up the training.",
@@ -94,6 +96,12 @@ def _of_runs(shown: list[dict[str, typing.Any]]) -> collections.abc.Iterator[cor
             slowest.append((_labels(run) | {"rank": str(rank), "host": host}, times))
     text = "Data and forward pass of the slowest rank, times the median's."
     yield gauge("run_slowest_rank_ratio", text, slowest)
+
+    sites: list[tuple[dict[str, str], float]] = []
+    for run in shown:
+        for host, number in run["sites"].items():
+            sites.append((_labels(run) | {"host": host}, float(number)))
+    yield gauge("run_site", "Site of the host in a training over slow links.", sites)
 
 
 def _of_doctor(last: dict[str, typing.Any]) -> collections.abc.Iterator[core.Metric]:

@@ -112,6 +112,8 @@ def _record(settings: Settings, run: Run) -> Results:
         "changed": "\n".join(map(change_text, run.changes)),
         "not-learned": "\n".join(run.not_learned),
         "metrics": _metrics(settings, run),
+        "sites": run.metrics.sites_text,
+        "exchanges": _exchanges(run),
         "best": f"validation loss {best[1]:.4f} at step {best[0]:.0f}" if best else "",
         "checkpoints": "\n".join(map(_checkpoint, run.checkpoints)),
         "attempts": "\n".join(map(_attempt, run.attempts[-_MAX_ATTEMPTS:])),
@@ -156,6 +158,15 @@ def _metrics(settings: Settings, run: Run) -> str:
     if metrics.lost_step is not None:
         parts.append(f"the loss is not finite from step {metrics.lost_step:.0f} on")
     return ", ".join(parts)
+
+
+def _exchanges(run: Run) -> str:
+    """Say what the exchanges of sites cost; "" without them."""
+    share = run.metrics.last("sync_share")
+    sent = run.metrics.last("sync_bytes_per_step")
+    if share is None or sent is None:
+        return ""
+    return f"{share:.1%} of the time, {sent / 1e6:.4g} MB a step"
 
 
 def _no_metrics(settings: Settings, run: Run) -> str:

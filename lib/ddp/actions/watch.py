@@ -119,6 +119,9 @@ def record(now: live.Frame) -> dict[str, object]:
     record["left_s"] = now.left_s
     record["limit_left_s"] = now.limit_left_s
     record["attempts"] = len(run.attempts)
+    record["sync_share"] = run.metrics.last("sync_share")
+    record["sync_bytes_per_step"] = run.metrics.last("sync_bytes_per_step")
+    record["sites"] = run.metrics.site_of_hosts or None
     record["beginning"] = run.beginning or None
     record["slurm"] = run.silence or None
     record["failures"] = [one.reason for one in run.failures]

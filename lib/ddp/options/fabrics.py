@@ -8,7 +8,8 @@ from slurm_ddp import backports
 _HERE = pathlib.Path(__file__)
 _DECLARED = backports.read_toml(_HERE.with_suffix(".toml"))
 FABRICS = tuple(
-    spec.build(spec.Fabric, {"name": name, **about}) for name, about in _DECLARED.items()
+    spec.build(spec.Fabric, {**_DECLARED[about.get("alias-of", name)], "name": name})
+    for name, about in _DECLARED.items()
 )
 NAMES = ("auto", *sorted(_DECLARED))
 

@@ -28,6 +28,7 @@ _LEAST = 1e-200  # smaller magnitudes count as 0
 _LARGEST_STEP = 2.0**53  # from there on a float does not hold every whole number
 _NOT_CURVES = {"step", "epoch", "time", "tokens", "samples", "perplexity", "total_steps"}
 TOO_SLOW = 1.5  # times the median, as in ddptrain/world/stragglers.py
+_LONGEST_SITES = 20_000  # characters: hundreds of nodes
 _RECENT = 64  # records that give the rate of steps
 
 Point = tuple[float, float]
@@ -119,6 +120,8 @@ class Metrics:
     noted: untrusted.Json = dataclasses.field(default_factory=untrusted.Json)
     # The slowest rank: rank, host, times the ranks' median
     slowest: untrusted.Json = dataclasses.field(default_factory=untrusted.Json)
+    # The hosts of each site of a training over slow links, such as a,b c
+    sites: str = ""
     step: int | None = None
     total_steps: int | None = None
     time: float | None = None  # of the last step
@@ -153,6 +156,22 @@ class Metrics:
         host = untrusted.printable(str(self.slowest.get("host")), 64)
         rate = f"{times:.3g} times the ranks' median"
         return f"rank {rank} on {host} takes {rate} for its data and forward pass"
+
+    @property
+    def site_of_hosts(self) -> dict[str, int]:
+        """The site of each host; {} unless the run trains over slow links."""
+        found: dict[str, int] = {}
+        for number, hosts in enumerate(self.sites.split()):
+            found |= dict.fromkeys(hosts.split(","), number)
+        return found
+
+    @property
+    def sites_text(self) -> str:
+        """The hosts of each site in words, or ""."""
+        words: list[str] = []
+        for number, hosts in enumerate(self.sites.split()):
+            words.append(f"site {number}: {hosts.replace(',', ', ')}")
+        return "; ".join(words)
 
     @property
     def best(self) -> Point | None:
@@ -202,6 +221,7 @@ class Metrics:
             self.checkpoint = record
         elif kind == "start":
             self.slowest = {}
+            self.sites = _sites(record)
             self.recent.clear()  # the pause before an attempt belongs to no step
             self.start = record
             self.total_steps = untrusted.whole(record.get("total_steps")) or self.total_steps
@@ -226,6 +246,7 @@ class Metrics:
 
     def _add_step(self, step: float, record: untrusted.Json) -> None:
         self.slowest = untrusted.as_object(record.get("slowest")) or self.slowest
+        self.sites = _sites(record) or self.sites
         self.step = untrusted.whole(step)
         self.is_counted = record.get("counted") is True
         self.time = untrusted.real(record.get("time"))
@@ -305,6 +326,11 @@ class Reader:
         for line in data.decode(errors="replace").split("\n"):
             if line and not line.isspace():
                 self._metrics.add(_parse(line))
+
+
+def _sites(record: untrusted.Json) -> str:
+    found = record.get("sites")
+    return untrusted.printable(found, _LONGEST_SITES) if isinstance(found, str) else ""
 
 
 def _parse(line: str) -> untrusted.Json:

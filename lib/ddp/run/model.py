@@ -318,6 +318,7 @@ class Run:
         found |= self.metrics.start
         found["nodes"] = ", ".join(self.hosts)
         found["devices"] = ", ".join(f"{count} x {one}" for one, count in self.devices.items())
+        found["sites"] = self.metrics.sites_text
         for name in ("kind", "step", "time", "not_learned"):  # of the record
             found.pop(name, None)
         return {name: text(value) for name, value in found.items() if value}

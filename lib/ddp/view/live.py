@@ -91,8 +91,10 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
 
 
 def _notes(run: Run) -> list[rich.text.Text]:
-    """Return a line for a straggler, a remark and each of the last failures."""
+    """Return a line for the sites, a straggler, a remark and each of the last failures."""
     notes: list[rich.text.Text] = []
+    if run.metrics.sites:
+        notes.append(_text(run.metrics.sites_text, "dim"))
     if run.state.is_active and run.metrics.straggler:
         notes.append(_text(run.metrics.straggler, "yellow"))
     if run.remark:

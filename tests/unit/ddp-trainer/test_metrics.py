@@ -35,7 +35,7 @@ def run(name: str = "owt", **changed: object) -> Json:
         "restarts": 0,
         "failures": {},
     }
-    return record | {"is_shown": True, "values": {"step": 10}, "slowest": []} | changed
+    return record | {"is_shown": True, "values": {"step": 10}, "slowest": [], "sites": {}} | changed
 
 
 @dataclasses.dataclass
