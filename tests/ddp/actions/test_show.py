@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pathlib
 import typing
 
 import left_by_jobs
@@ -53,6 +54,26 @@ def test_show_names_the_data_that_a_run_does_not_learn(program: Program):
     metrics = program.workspace / "runs" / "a" / "metrics.jsonl"
     metrics.write_text(json.dumps(start) + "\n")
     assert program.run("show-run")["not-learned"].splitlines() == [line, "?[31mred"]
+
+
+def test_a_run_over_slow_links_is_shown_with_its_sites_and_what_they_exchange(program: Program):
+    program.run("submit-ddp", workload="smoke", run="a")
+    about: dict[str, object] = {"sites": "a,b c", "sync_share": 0.125, "sync_bytes_per_step": 4e6}
+    lines = [
+        {"kind": "start", "step": 0, "time": 1.0, "sites": "a,b c"},
+        {"kind": "step", "step": 1, "loss": 2.0, "time": 2.0, **about},
+    ]
+    metrics = program.workspace / "runs" / "a" / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    shown = program.run("show-run")
+
+    assert shown["sites"] == "site 0: a, b; site 1: c"
+    assert shown["exchanges"] == "12.5% of the time, 4 MB a step"
+    report = program.run("report", runs="a")["report"]
+    page = pathlib.Path(report).read_text()
+    for text in ("site 0: a, b; site 1: c", "sync_share", "sync_bytes_per_step"):
+        assert text in page, text
 
 
 def test_a_failed_run_is_shown_with_its_reason_once(program: Program, cluster: Cluster):

@@ -77,6 +77,9 @@ def test_a_run_that_trains(settings: Settings, cluster: Cluster, workspace: path
             "time": 5000.5,
             "mfu": 0.375,
             "slowest": SLOW,
+            "sync_share": 0.25,
+            "sync_bytes_per_step": 5e6,
+            "sites": "slurmd-0,slurmd-1 slurmd-2",
         },
     ]
     log = "0: [TRAIN] step=9/999 loss=3.5 mfu=0.99\n0: [CKPT] saved=epoch-1 step=9 stall_s=9.9 write_s=2\n"
@@ -94,6 +97,8 @@ def test_a_run_that_trains(settings: Settings, cluster: Cluster, workspace: path
         "loss": 3.25,
         "tokens_per_second": 1000.0,
         "mfu_ratio": 0.375,
+        "sync_ratio": 0.25,
+        "sync_bytes_per_step": 5e6,
         "progress_timestamp_seconds": 5000.5,
         "checkpoint_stall_seconds": 0.5,
     }
@@ -105,6 +110,7 @@ def test_a_run_that_trains(settings: Settings, cluster: Cluster, workspace: path
     )
     assert (run["requeues"], run["restarts"], run["failures"]) == (0, 0, {})
     assert run["slowest"] == [3, "slurmd-1", 1.83]
+    assert run["sites"] == {"slurmd-0": 0, "slurmd-1": 0, "slurmd-2": 1}
     listed = listing.list_runs(settings, models.ListRuns(), print).values["runs"]
     assert [one["straggler"] for one in typing.cast("list[Json]", listed)] == [WORDS]
 

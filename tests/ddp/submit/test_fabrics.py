@@ -130,13 +130,12 @@ def test_roots_part_of_tcpxo_is_a_prolog_and_an_epilog():
     assert not fabrics.root_scripts("efa")
 
 
-def test_the_interface_is_tailscales_own(settings: Settings, node: Node):
-    code, output = node.run(texts(settings, fabric="tailscale"))
-    assert code == 78
-    assert (
-        "[FATAL] slurmd-0: fabric=tailscale needs the interface tailscale0 with an address"
-        in output
-    )
+@pytest.mark.parametrize("name", ["overlay", "tailscale"])
+def test_an_overlay_has_sockets_over_any_interface(settings: Settings, name: str):
+    show = ("FABRIC", "NCCL_IB_DISABLE", "NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS")
+    assert fabric(settings, name, *show) == (0, [f"{name} 1 4 2"])
+    (found,) = [one for one in fabrics.FABRICS if one.name == name]
+    assert not found.interface
 
 
 CONTAINED: dict[str, typing.Any] = {"container_image": "nvcr.io#nvidia/pytorch:25.01-py3"}
