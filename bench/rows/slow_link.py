@@ -254,6 +254,7 @@ class _Meter:
     def __init__(self) -> None:
         self._times: list[float] = []
         self._sent: list[int] = []
+        self._counters = slow_link.Counters()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._read)
 
@@ -264,10 +265,11 @@ class _Meter:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
+        self._counters.close()
 
     def _read(self) -> None:
         while not self._end.wait(0.1):
-            sent = slow_link.counters()
+            sent = self._counters.read()
             self._times.append(time.time())
             self._sent.append(sum(sent) // 2)
 

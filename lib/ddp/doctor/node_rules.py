@@ -5,7 +5,7 @@ import statistics
 from ddp.doctor.facts import Facts, Json, capacity, clock_offsets, mib, release
 from ddp.doctor.findings import Findings
 from ddp.prediction import round_trips
-from ddp.run.untrusted import as_object
+from ddp.run.untrusted import as_object, printable
 from ddp.settings import Settings
 from ddp.slurm import advisories
 from ddp.workspace.folders import Workspace
@@ -195,6 +195,9 @@ def _peer(name: str, host: str, peer: Json, facts: Facts, findings: Findings) ->
     elif "unreachable" in peer and host in facts.reports:
         error = peer["unreachable"]
         findings.add("unreachable", name, peer=host, address=address, last=_LAST_PORT, error=error)
+    relay = as_object(facts.reports[name].get("relays")).get(address)
+    if relay:
+        findings.add("relayed", name, peer=host, relay=printable(str(relay), 64))
     if "seen_ms" in peer and peer["seen_ms"] is None:
         findings.add("unseen", name, peer=host)
 

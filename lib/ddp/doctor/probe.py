@@ -75,6 +75,24 @@ def tcp() -> dict[str, int]:
     return found
 
 
+def relays() -> dict[str, str]:
+    """Return the relays by which Tailscale reaches other machines, by their addresses; {} without it.
+
+    Of a machine that it reaches directly `tailscale status --json` has an address in CurAddr, of others the relay.
+    """
+    try:
+        text = subprocess.check_output(("tailscale", "status", "--json"), timeout=10)
+        peers = json.loads(text)["Peer"].values()
+    except (OSError, ValueError, LookupError, AttributeError, subprocess.SubprocessError):
+        return {}
+    found: dict[str, str] = {}
+    for peer in peers:
+        relay = peer.get("PeerRelay") or peer.get("Relay")
+        if peer.get("Active") and relay and not peer.get("CurAddr"):
+            found |= dict.fromkeys(peer.get("TailscaleIPs") or (), str(relay))
+    return found
+
+
 def disk(cache: str) -> Json:
     """Return the free space of the disk that environments are unpacked to, and whether it is mounted noexec."""
     folder = pathlib.Path(cache)
@@ -455,6 +473,7 @@ def examine(spec: Json) -> Json:
         "versions": versions(),
         "limits": limits(),
         "tcp": tcp(),
+        "relays": relays(),
         "gpus": gpus(),
         "infiniband": infiniband(),
         "disk": disk(spec["cache"]),

@@ -137,6 +137,45 @@ def test_over_a_slow_link_the_kernels_settings_are_judged_with_the_line_to_type(
     assert not [one for one in examine.judge(settings, facts) if "sysctl" in one.remedy]
 
 
+STATUS = {
+    "BackendState": "Running",
+    "Peer": {
+        "a": {
+            "TailscaleIPs": ["10.0.0.0", "fd7a::1"],
+            "CurAddr": "",
+            "Relay": "fra",
+            "Active": True,
+        },
+        "b": {
+            "TailscaleIPs": ["10.0.0.8"],
+            "CurAddr": "203.0.113.7:41641",
+            "Relay": "fra",
+            "Active": True,
+        },
+        "c": {"TailscaleIPs": ["10.0.0.9"], "CurAddr": "", "Relay": "fra", "Active": False},
+    },
+}
+
+
+def test_a_path_by_a_relay_of_tailscale_is_reported(
+    settings: Settings, facts: Facts, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """10.0.0.8 is reached directly, and nothing was sent to 10.0.0.9."""
+    program = tmp_path / "tailscale"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(STATUS)}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert probe.relays() == {"10.0.0.0": "fra", "fd7a::1": "fra"}
+    facts.reports["slurmd-1"]["relays"] = probe.relays()
+
+    (found,) = [one for one in examine.judge(settings, facts) if "relay" in one.text]
+
+    assert (found.level, found.where) == ("warning", "slurmd-1")
+    assert found.text.startswith("Tailscale reaches slurmd-0 by a relay (fra)")
+    program.write_text("#!/bin/sh\necho '{}'\n")
+    assert probe.relays() == {}
+
+
 @pytest.mark.parametrize(("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")])
 def test_a_clock_that_is_off_is_reported(
     settings: Settings, facts: Facts, offset: float, level: str | None
