@@ -21,6 +21,7 @@ PAGES = [  # in the order in which a new user reads them
         f"docs/{path.relative_to(ROOT / 'docs')}"
         for path in sorted((ROOT / "docs").glob("howto/*.md"))
     ),
+    "docs/ways/several-clouds.md",
 ]
 _BLOCK = re.compile(r"^```(shell|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"\s+# .*")
