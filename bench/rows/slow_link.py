@@ -21,9 +21,9 @@ import typing
 from bench import data, row, slow_link
 from ddptrain.data import prepare
 
-TEXT_BYTES = 8 << 20
+TEXT_BYTES = 4 << 20
 SEEDS = (1, 2, 3)
-STEPS = 300  # of a training whose loss counts
+STEPS = 200  # of a training whose loss counts
 LAST = 20  # steps over which a training's loss is smoothed
 SIZE = (
     "--layers 6 --heads 4 --width 256 --seq-len 64 --batch 4 --precision fp32 --log-every 1"
@@ -50,14 +50,14 @@ class Way:
     flags: str
     bytes_per_parameter: int
     every: int  # steps between exchanges
-    timed: int  # steps of a measure of the rate
+    timed: int  # steps of a measure of the rate: with exchanges, from the first one to the second
 
 
 WAYS = (
-    Way("DDP", "", 4, 1, 12),
-    Way("bf16", "--gradients bf16", 2, 1, 16),
-    Way("H=10", "--sync-every 10 --sites 2", 2, 10, 31),
-    Way("H=50", "--sync-every 50 --sites 2", 2, 50, 101),
+    Way("DDP", "", 4, 1, 7),
+    Way("bf16", "--gradients bf16", 2, 1, 9),
+    Way("H=10", "--sync-every 10 --sites 2", 2, 10, 11),
+    Way("H=50", "--sync-every 50 --sites 2", 2, 50, 51),
 )
 
 
