@@ -119,7 +119,7 @@ class Run:
     ) -> collections.abc.Iterator["diloco.Loop"]:
         """Train the sites by themselves, and let them exchange after every so many steps of the optimizer (DiLoCo).
 
-        Each node is a site, or `sites` equal parts of the ranks. In the first `warmup` steps the sites take the plain
+        Near nodes are a site, or `sites` equal parts of the ranks. In the first `warmup` steps the sites take the plain
         mean every 10 steps. `should_stop` answers after an exchange. Every rank enters and leaves the block.
         """
         from ddptrain.world import diloco

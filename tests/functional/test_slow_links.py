@@ -9,8 +9,10 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import time
+import uuid
 
 import pytest
 
@@ -23,7 +25,7 @@ pytestmark = [pytest.mark.trains, pytest.mark.long, pytest.mark.timeout(3000)]
 NODES = ("slurmd-0", "slurmd-1")
 RATE = "rate 100mbit burst 64kb latency 400ms"
 TRAINING = (
-    "--sync-every 5 --steps 30 --epoch-steps 10 --layers 2 --heads 2 --width 64 --seq-len 64"
+    "--sync-every 5 --steps 100 --epoch-steps 20 --layers 2 --heads 2 --width 128 --seq-len 128"
     " --batch 4 --eval-rows 16 --precision fp32 --deterministic --log-every 1 --warmup 5"
 )
 
@@ -111,7 +113,7 @@ def move(cluster: Cluster, node: str, address: str) -> None:
     def answers() -> None:
         shown = cluster.on("slurmctld/0", "scontrol", "show", "node", node, "-o")
         assert f"NodeAddr={address} " in shown
-        assert "State=IDLE " in shown
+        assert re.search(r" State=IDLE[^* ]* ", shown), shown
 
     eventually(answers)
 
@@ -136,15 +138,16 @@ def kill_a_rank(cluster: Cluster, job: dict[str, str]) -> None:
     while "saved=epoch-0001" not in log_of(cluster, job):
         assert time.monotonic() < deadline, log_of(cluster, job)
         time.sleep(0.1)
-    cluster.on("slurmd/1", "pkill", "-KILL", "-f", "ddptrain train --data")
+    cluster.on("slurmd/1", "pkill", "-KILL", "-f", "--", "-m ddptrain train")
 
 
 def test_over_wireguard_it_trains_is_killed_and_goes_on_bit_for_bit(
     overlay: list[Machine], drills: Cluster
 ):
-    whole = train(drills, "wan-whole", "wait=true")
+    name = f"wan-{uuid.uuid4().hex[:6]}"
+    whole = train(drills, f"{name}-whole", "wait=true")
     assert whole["state"] == "COMPLETED"
-    broken = train(drills, "wan-broken", "max-restarts=1")
+    broken = train(drills, f"{name}-broken", "max-restarts=1")
     kill_a_rank(drills, broken)
     until_state(drills, broken, "COMPLETED")
     until(drills, broken, "[DONE]")
@@ -160,7 +163,7 @@ def test_over_wireguard_it_trains_is_killed_and_goes_on_bit_for_bit(
         "slurmd-0": 0,
         "slurmd-1": 1,
     }
-    shown = drills.action("show-run", "run=wan-broken")
+    shown = drills.action("show-run", f"run={name}-broken")
     assert shown["sites"] == "site 0: slurmd-0; site 1: slurmd-1"
     assert shown["exchanges"].endswith(" MB a step")
     for one in overlay[1:]:
