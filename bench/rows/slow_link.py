@@ -23,15 +23,14 @@ from ddptrain.data import prepare
 
 TEXT_BYTES = 4 << 20
 SEEDS = (1, 2, 3)
-STEPS = 200  # of a training whose loss counts
+STEPS = 150  # of a training whose loss counts
 LAST = 20  # steps over which a training's loss is smoothed
 SIZE = (
-    "--layers 6 --heads 4 --width 256 --seq-len 64 --batch 4 --precision fp32 --log-every 1"
+    "--layers 6 --heads 4 --width 256 --seq-len 64 --batch 2 --precision fp32 --log-every 1"
     " --lr 0.001 --resume never"
 )
 LINKS = [
     slow_link.Link(0, 0),
-    slow_link.Link(100, 20),
     slow_link.Link(100, 40),
     slow_link.Link(100, 80),
     slow_link.Link(1000, 20),
@@ -54,8 +53,8 @@ class Way:
 
 
 WAYS = (
-    Way("DDP", "", 4, 1, 7),
-    Way("bf16", "--gradients bf16", 2, 1, 9),
+    Way("DDP", "", 4, 1, 6),
+    Way("bf16", "--gradients bf16", 2, 1, 7),
     Way("H=10", "--sync-every 10 --sites 2", 2, 10, 11),
     Way("H=50", "--sync-every 50 --sites 2", 2, 50, 51),
 )
@@ -185,7 +184,7 @@ def _time_to_loss(
 
 
 def _tokens() -> int:
-    return 2 * 4 * 64  # of a step: ranks, sequences, tokens
+    return 2 * 2 * 64  # of a step: ranks, sequences, tokens
 
 
 def _dataset(scratch: pathlib.Path) -> pathlib.Path:
