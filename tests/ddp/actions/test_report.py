@@ -122,6 +122,16 @@ def test_runs_stand_side_by_side_with_what_differs_marked(
     assert not any(row[0].startswith("width") for row in rows)
 
 
+def test_a_run_over_slow_links_has_its_sites_and_what_they_exchange(make_run: MakeRun):
+    start = {"kind": "start", "step": 0, "time": 1.0, "sites": "a,b c"}
+    about = {"sync_share": 0.125, "sync_bytes_per_step": 4e6, "sites": "a,b c"}
+    steps = [{"kind": "step", "step": step, "loss": 2.0, "time": 2.0, **about} for step in (1, 2)]
+    lines = "".join(json.dumps(record) + "\n" for record in (start, *steps))
+    words = shown(make_run("a", **{"metrics.jsonl": lines})).text
+    for text in ("site 0: a, b; site 1: c", "sync_share", "sync_bytes_per_step"):
+        assert text in words, text
+
+
 def test_a_hostile_run_stays_text(make_run: MakeRun):
     texts = {f"{word}{number}": word for number, word in enumerate(HOSTILE)}
     lines = "\n".join(HOSTILE)
