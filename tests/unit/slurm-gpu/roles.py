@@ -1,14 +1,17 @@
-"""What one hook of the compute role runs, without Juju."""
+"""What a hook of the compute role runs, and the registration by itself, without Juju."""
 
 import time
 
+from slurm_double import Record
+
 import settings
 from maintenance import hooks
-from node import compute, registration
+from node import compute, journals, registration, slurmd_options, slurmd_unit
 from node import machine as machines
 from slurm_ddp.charm import Status
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 
+GRES = "gpu:mock_gpu:1"
 UPSTREAM = ControllerGres(autodetect="nvidia", applied=())  # its gres.conf, without lines of ours
 OFF = ControllerGres(autodetect="off", applied=())
 
@@ -53,3 +56,25 @@ def maintain(stage: registration.Stage = registration.Stage.REGISTERED) -> bool:
 def stamp(seconds: float) -> str:
     """Write a time as Slurm does, from now on."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+def advance(*, lines_live: bool = True, gres: str | None = GRES) -> registration.Progress:
+    options = slurmd_options.read()
+    assert options is not None
+    return registration.advance(
+        registration.Target("slurmd-0", gres, options, lines_live=lines_live)
+    )
+
+
+def leave() -> None:
+    options = slurmd_options.read()
+    assert options is not None
+    registration.leave(registration.Target("slurmd-0", None, options))
+
+
+def drained(reason: str, gres: str = GRES) -> Record:
+    return Record(gres, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
+
+
+def assert_no_journal() -> None:
+    assert journals.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()

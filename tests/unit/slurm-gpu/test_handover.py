@@ -4,7 +4,7 @@ import copy
 import pathlib
 
 import pytest
-import registering
+import roles
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import Record, SlurmDouble
 
@@ -43,7 +43,7 @@ def test_what_slurmctld_forgot_while_it_was_reconfigured_is_ordered_again(
     for module in (nodes, systemd):
         monkeypatch.setattr(module, "run", run)
     monkeypatch.setattr(registration.time, "sleep", sleep)
-    registering.advance()
+    roles.advance()
     assert successors
     assert (slurm.record, slurm.state()) == (Record("gpu:mock_gpu:1"), "IDLE+DYNAMIC_NORM")
-    registering.assert_no_journal()
+    roles.assert_no_journal()

@@ -8,8 +8,7 @@ import pytest
 from conftest import COMPUTE
 from machines import H200S, Card, add_driver, bring_back, lose
 from ops import testing
-from registering import GRES, drained
-from roles import hook, offer
+from roles import GRES, drained, hook, offer
 from slurm_double import SHORT_OF_GPUS, Record, SlurmDouble
 
 import charm

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from conftest import OPTIONS, WITH_GPU
-from registering import GRES, advance, assert_no_journal, drained
+from roles import GRES, advance, assert_no_journal, drained
 from slurm_double import SHORT_OF_GPUS, Killed, Record, SlurmDouble
 
 import settings

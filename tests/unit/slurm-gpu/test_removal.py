@@ -4,12 +4,10 @@ import pathlib
 import shutil
 
 import pytest
-import registering
 import roles
 from conftest import OPTIONS, WITH_GPU
 from machines import H200S, Card, add_driver, bring_back, lose
-from registering import assert_no_journal
-from roles import hook
+from roles import assert_no_journal, hook
 from slurm_double import Record, SlurmDouble
 
 from maintenance import hooks
@@ -31,7 +29,7 @@ def remove() -> None:
 
 
 def drained(reason: str) -> Record:
-    return registering.drained(reason, GRES)
+    return roles.drained(reason, GRES)
 
 
 def test_cards_that_came_back_since(two_cards: SlurmDouble, paths: pathlib.Path):
@@ -161,11 +159,11 @@ def test_a_node_that_cannot_be_registered_again_keeps_its_options(slurm: SlurmDo
     slurmd_options.PATH.write_text(WITH_GPU)
     slurm.register()
     slurm.jobs = ["7"]
-    registering.leave()
+    roles.leave()
     assert slurmd_options.PATH.read_text() == WITH_GPU
     slurm.end_jobs()
     slurm.register()
-    assert (slurm.record, slurm.state()) == (Record(registering.GRES), "IDLE+DYNAMIC_NORM")
+    assert (slurm.record, slurm.state()) == (Record(roles.GRES), "IDLE+DYNAMIC_NORM")
 
 
 def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(
@@ -177,15 +175,15 @@ def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(
     slurmd_options.PATH.write_text(WITH_GPU)
     slurm.register()
     monkeypatch.setattr(nodes, "delete", refuses)
-    registering.leave()
+    roles.leave()
     assert slurm.record is not None
-    assert (slurmd_options.PATH.read_text(), slurm.record.gres) == (WITH_GPU, registering.GRES)
+    assert (slurmd_options.PATH.read_text(), slurm.record.gres) == (WITH_GPU, roles.GRES)
 
 
 def test_a_node_that_others_deleted_is_not_registered_again(slurm: SlurmDouble):
     """latest/edge's slurmctld deletes a departing unit's node; a restart of slurmd would bring it back."""
     slurmd_options.PATH.write_text(WITH_GPU)
-    registering.leave()
+    roles.leave()
     assert (slurm.record, slurm.log) == (None, [])
     assert "gres=" not in slurmd_options.PATH.read_text()
 
@@ -193,9 +191,9 @@ def test_a_node_that_others_deleted_is_not_registered_again(slurm: SlurmDouble):
 def test_leaving_without_a_controller(slurm: SlurmDouble, caplog: pytest.LogCaptureFixture):
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.record, slurm.jobs = Record(""), ["7"]
-    registering.advance()
+    roles.advance()
     assert journals.NodeSnapshot.load() is not None
     slurm.answering = False
-    registering.leave()
+    roles.leave()
     assert "the GPUs of slurmd-0 stay in Slurm" in caplog.text
     assert journals.NodeSnapshot.load() is None

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 from conftest import OPTIONS, WITH_GPU
-from registering import GRES, advance, drained, leave
+from roles import GRES, advance, drained, leave
 from slurm_double import Record, SlurmDouble
 
 from node import journals, registration, slurmd_unit
