@@ -47,7 +47,9 @@ def capacity(facts: Facts, name: str) -> partition_list.Capacity:
 def release(text: str) -> tuple[int, ...]:
     """Parse the year and month of a release of Slurm; an empty tuple for any other text."""
     found = re.match(r"(\d+)\.(\d+)", text)
-    return tuple(int(part) for part in found.groups()) if found else ()
+    if found is None:
+        return ()
+    return tuple(int(part) for part in found.groups())
 
 
 def leading_number(text: str) -> int | None:

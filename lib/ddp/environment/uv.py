@@ -110,11 +110,10 @@ def bootstrap(
 
     `wheels` are folders that replace all indexes; `variables` are uv's own. Raises InstallError.
     """
-    options = (
-        ("--no-index", "--only-binary=:all:", *(f"--find-links={one}" for one in wheels))
-        if wheels
-        else ()
-    )
+    options: tuple[str, ...] = ()
+    if wheels:
+        links = [f"--find-links={one}" for one in wheels]
+        options = ("--no-index", "--only-binary=:all:", *links)
     pip = (str(python), "-m", "pip", "--disable-pip-version-check", "--no-input")
     target = (f"--target={folder}", "--require-hashes", "-r", PINNED)
     if not (folder / "bin" / "uv").exists():

@@ -79,7 +79,8 @@ def _newest(pattern: str, inside: str) -> str:
 
 def _natural(path: str) -> list[tuple[int, str]]:
     """Return a key that sorts numbers in a path by their value."""
-    return [
-        (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
-        for part in _NUMBER.split(path)
-    ]
+    key: list[tuple[int, str]] = []
+    for part in _NUMBER.split(path):
+        is_number = part.isascii() and part.isdigit()
+        key.append((int(part), "") if is_number else (-1, part))
+    return key

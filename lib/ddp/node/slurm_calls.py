@@ -63,7 +63,9 @@ def lacks_fix(version: str, fixed: collections.abc.Sequence[str], since: str = "
 def _numbers(version: str) -> tuple[int, ...]:
     """Parse a version of Slurm, such as `slurm-wlm 24.11.5`."""
     found = re.search(r"\b(\d+)\.(\d+)(?:\.(\d+))?", version)
-    return tuple(int(part or 0) for part in found.groups()) if found else ()
+    if found is None:
+        return ()
+    return tuple(int(part or 0) for part in found.groups())
 
 
 def hostnames(nodelist: str) -> list[str]:

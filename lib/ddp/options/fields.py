@@ -260,7 +260,9 @@ def parse_gpus(text: str) -> tuple[tuple[str, int], ...]:
 
 def num_gpus(text: str | None) -> int | None:
     """Return the number of GPUs that a checked text names; None if there is none."""
-    return None if text is None else sum(number for _, number in parse_gpus(text))
+    if text is None:
+        return None
+    return sum(number for _, number in parse_gpus(text))
 
 
 def gpus_of_gres(text: str) -> str:

@@ -34,10 +34,11 @@ _HIDDEN = (  # in the help
 def words(choice: Choice) -> list[str]:
     """Format options for the payload, whose flags take no value: true is --x, false --no-x."""
     flags = {"true": "--", "false": "--no-"}
-    return [
-        f"{flags[value]}{name}" if value in flags else f"--{name}={value}"
-        for name, value in choice.items()
-    ]
+    written: list[str] = []
+    for name, value in choice.items():
+        is_flag = value in flags
+        written.append(f"{flags[value]}{name}" if is_flag else f"--{name}={value}")
+    return written
 
 
 def check(payload: pathlib.Path, kind: str, folder: str, args: Words, choices: Choices) -> str:
