@@ -40,10 +40,7 @@ class Submit:
     ) -> jobs.Job[R]:
         """Submit a call of a function. Raises FunctionError."""
         kwargs, options = self._divide(function, keywords, named.NAMES)
-        call = calls.Call(function, args, kwargs)
-        found = _submit([call], ["submit", *named.flags(_with_signal(call, options))])
-        folder = pathlib.Path(found["run-dir"])
-        return jobs.Job(found["run"], folder, str(found["job-id"]))
+        return submit_one(calls.Call(function, args, kwargs), options)
 
     def map(
         self,
@@ -101,16 +98,23 @@ class Submit:
 submit = Submit()
 
 
+def submit_one(call: calls.Call, options: named.Options, label: str = "") -> jobs.Job[typing.Any]:
+    """Submit a call; its run is named after `label`, or after the function. Raises FunctionError."""
+    own = {name: value for name, value in options.items() if name not in named.OF_SWEEPS}
+    found = _submit([call], ["submit", *named.flags(_with_signal(call, own))], label)
+    return jobs.Job(found["run"], pathlib.Path(found["run-dir"]), str(found["job-id"]))
+
+
 def submit_many(
-    many: collections.abc.Sequence[calls.Call], options: named.Options
+    many: collections.abc.Sequence[calls.Call], options: named.Options, label: str = ""
 ) -> jobs.Jobs[typing.Any]:
-    """Submit calls as sweeps of at most MOST runs. Raises FunctionError."""
+    """Submit calls as sweeps of at most MOST runs, named as one is. Raises FunctionError."""
     found: jobs.Jobs[typing.Any] = jobs.Jobs()
     for first in range(0, len(many), MOST):
         part = list(many[first : first + MOST])
         numbers = ",".join(map(str, range(len(part))))
         flags = named.flags(_with_signal(part[0], options), is_sweep=True)
-        answer = _submit(part, ["sweep", f"--grid=call={numbers}", *flags])
+        answer = _submit(part, ["sweep", f"--grid=call={numbers}", *flags], label)
         sweep = answer["sweep"]
         folder = pathlib.Path(answer["run-dir"]).parent
         watch = Watch(f"{sweep}-*")
@@ -120,9 +124,9 @@ def submit_many(
     return found
 
 
-def _submit(many: list[calls.Call], words: list[str]) -> command.Json:
+def _submit(many: list[calls.Call], words: list[str], label: str) -> command.Json:
     """Hand calls to ddp in a file, which it copies into the run's folder."""
-    label = re.sub(r"[^A-Za-z0-9._-]", "-", many[0].name)[:40]
+    label = re.sub(r"[^A-Za-z0-9._-]", "-", label or many[0].name)[:40]
     with tempfile.TemporaryDirectory(prefix="ddp-function-") as folder:
         path = pathlib.Path(folder, f"{label}.pkl")
         calls.write(path, many)

@@ -18,7 +18,6 @@ from ddptrain.functions import options as named
 from ddptrain.submitit import jobs, parameters
 
 R = typing.TypeVar("R")
-Function = collections.abc.Callable[..., typing.Any]
 
 
 class Executor:
@@ -115,17 +114,11 @@ class SlurmExecutor(Executor):
 
     def _submit(self, many: list[calls.Call]) -> list[jobs.Job[typing.Any]]:
         options = self._options()
+        label = parameters.label(self.parameters)
         if len(many) == 1:
-            options.pop("parallel", None)
-            one = many[0]
-            submit = submission.submit.options(**options)
-            found = [
-                submit(
-                    _named(one.function, parameters.label(self.parameters)), *one.args, **one.kwargs
-                )
-            ]
+            found = [submission.submit_one(many[0], options, label)]
         else:
-            found = submission.submit_many(many, options)
+            found = submission.submit_many(many, options, label)
         return [_with_methods(job, options) for job in found]
 
     def _options(self) -> named.Options:
@@ -190,19 +183,6 @@ class AutoExecutor(Executor):
     def _submit(self, many: list[calls.Call]) -> list[jobs.Job[typing.Any]]:
         self._inner.parameters = self.parameters
         return self._inner._submit(many)
-
-
-def _named(function: Function, label: str) -> Function:
-    """Return a function under the name that its run is to have."""
-    if not label:
-        return function
-
-    def call(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        return function(*args, **kwargs)
-
-    call.__name__ = label
-    call.__module__ = "__main__"  # pickled by value
-    return call
 
 
 def _with_methods(job: runs.Job[typing.Any], options: named.Options) -> jobs.SlurmJob[typing.Any]:

@@ -65,8 +65,23 @@ class Job(jobs.Job[R]):
             raise ValueError(f"task_id {task_id} must be between 0 and {self.num_tasks - 1}")
         return Task(self, task_id)
 
-    def get_info(self) -> dict[str, str]:
+    def done(self, force_check: bool = False) -> bool:
+        """Return whether it has ended; with `force_check`, Slurm is asked now."""
+        if force_check:
+            self.watch.state(self.run, is_now=True)
+        return super().done()
+
+    def cancel(self, check: bool = True) -> None:
+        """Cancel it; without `check`, a failure to do so is not raised."""
+        try:
+            super().cancel()
+        except errors.FunctionError:
+            if check:
+                raise
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
         """Return the job's state."""
+        del mode
         return {"JobID": self.job_id, "State": self.state}
 
     def awaitable(self) -> "Awaitable[R]":
@@ -100,9 +115,9 @@ class Task(typing.Generic[R]):
         """Wait for the job's end and return this rank's result. Raises FailedJobError."""
         return self.job.results()[self.task_id]
 
-    def done(self) -> bool:
+    def done(self, force_check: bool = False) -> bool:
         """Return whether the job has ended."""
-        return self.job.done()
+        return self.job.done(force_check)
 
     def stdout(self) -> str | None:
         """Return the last lines of this rank's output; None before it exists."""
@@ -152,8 +167,9 @@ class LocalJob(Job[R]):
             return "RUNNING"
         return "COMPLETED" if not any(codes) else "FAILED"
 
-    def done(self) -> bool:
+    def done(self, force_check: bool = False) -> bool:
         """Return whether all processes have ended."""
+        del force_check
         self._read()
         return self.state != "RUNNING"
 
@@ -172,8 +188,9 @@ class LocalJob(Job[R]):
             found += (self.folder / f"{number}.log").read_text(errors="replace").splitlines()
         return "\n".join(found[-lines:])
 
-    def cancel(self) -> None:
+    def cancel(self, check: bool = True) -> None:
         """End the processes."""
+        del check
         for rank in self._ranks:
             rank.terminate()
 
@@ -194,8 +211,9 @@ class DebugJob(Job[R]):
             return "DONE"
         return "CANCELLED" if self._is_cancelled else "QUEUED"
 
-    def done(self) -> bool:
+    def done(self, force_check: bool = False) -> bool:
         """Call the function, so that it has ended."""
+        del force_check
         self.results()
         return True
 
@@ -234,8 +252,9 @@ class DebugJob(Job[R]):
         del rank, lines
         return ""
 
-    def cancel(self) -> None:
+    def cancel(self, check: bool = True) -> None:
         """Never call the function."""
+        del check
         self._is_cancelled = True
 
 
