@@ -88,7 +88,11 @@ def _of_runs(shown: list[dict[str, typing.Any]]) -> collections.abc.Iterator[cor
     for name, text in _VALUES.items():
         having = [run for run in shown if name in run["values"]]
         yield gauge(f"run_{name}", text, [(_labels(run), run["values"][name]) for run in having])
+    yield from _of_hosts(shown)
 
+
+def _of_hosts(shown: list[dict[str, typing.Any]]) -> collections.abc.Iterator[core.Metric]:
+    """Report each run's slowest rank, and the site of each of its hosts."""
     slowest: list[tuple[dict[str, str], float]] = []
     for run in shown:
         if run["slowest"]:

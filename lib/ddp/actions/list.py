@@ -39,12 +39,17 @@ def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
     silence = catalog.silence_of(runs, queue)
     runs = _choose(runs, params)
     count = len(names) if is_newest else len(runs)
-    runs = runs[: params.lines]
-
-    positions = _positions(runs)
     others: list[jobs.Job] = []
     if is_newest:
         others = _others(settings.workspace, pattern, queue)
+    if not names and not others and params.name is None:
+        log(f"no runs yet; start one: {settings.render(catalog.START)}")
+    return _listed(runs[: params.lines], others, count, silence)
+
+
+def _listed(runs: list[Run], others: list[jobs.Job], count: int, silence: str) -> Result:
+    """Return the table of runs and other jobs, with the number of all runs."""
+    positions = _positions(runs)
     rows = [_job_row(job) for job in others] + [_row(run, positions) for run in runs]
     shown = {"count": str(count), "runs": catalog.aligned([_HEAD, *rows])}
     values: dict[str, object] = {
@@ -55,8 +60,6 @@ def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
     if silence:
         shown["slurm"] = silence
         values["slurm"] = silence
-    if not names and not others and params.name is None:
-        log(f"no runs yet; start one: {settings.render(catalog.START)}")
     return Result(shown, values)
 
 

@@ -30,13 +30,12 @@ def prune(settings: Settings, params: models.Prune, log: Log) -> Result:
     units = _units(workspace)
     old = _old_and_free(workspace, units, before)
 
-    if params.keep_best or params.keep_last is not None:
-        going: list[Run] = []
+    keeps_runs = params.keep_best or params.keep_last is not None
+    going: list[Run] = [] if keeps_runs else _runs(old)
+    items = [Item("run", run.name, (run.folder,)) for run in going]
+    if keeps_runs:
         items = _checkpoints(workspace, old, params)
-    else:
-        going = [run for unit in old for run in unit.runs]
-        items = [Item("run", run.name, (run.folder,)) for run in going]
-    staying = {run.name for unit in units for run in unit.runs} - {run.name for run in going}
+    staying = {run.name for run in _runs(units)} - {run.name for run in going}
     unused = _unused_environments(settings, before, staying, log)
     items += [_environment_item(one) for one in unused]
     items = removing.measured(workspace, items)
@@ -46,6 +45,10 @@ def prune(settings: Settings, params: models.Prune, log: Log) -> Result:
         return _with_command(settings, params, shown) if items else shown
     _remove(settings, old, items, unused, log)
     return removing.result(items, {})
+
+
+def _runs(units: "list[_Unit]") -> list[Run]:
+    return [run for unit in units for run in unit.runs]
 
 
 def _with_command(settings: Settings, params: models.Prune, shown: Result) -> Result:
@@ -69,7 +72,7 @@ def _remove(
 ) -> None:
     workspace = settings.workspace
     own = [item for item in items if item.kind in ("run", "checkpoint")]
-    runs = {run.name: run for unit in old for run in unit.runs}
+    runs = {run.name: run for run in _runs(old)}
     for item in own:
         name = item.name.partition("/")[0]
         removing.claim(workspace, name)
