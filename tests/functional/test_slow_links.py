@@ -122,7 +122,7 @@ def train(cluster: Cluster, run: str, *more: str) -> dict[str, str]:
     """Submit a training over both nodes."""
     words = (f"run={run}", "workload=gpt", "nodes=2", "gpus-per-node=0", "cpus-per-task=1")
     return cluster.action(
-        "submit-ddp", *words, "memory=1G", "fabric=overlay", f"args={TRAINING}", *more, timeout=1200
+        "submit-ddp", *words, "memory=2G", "fabric=overlay", f"args={TRAINING}", *more, timeout=1200
     )
 
 
