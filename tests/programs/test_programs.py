@@ -108,6 +108,8 @@ def place_of(one: Person, name: str, row: dict[str, str]) -> str:
             target = path.relative_to(source)
             one.does(f"mkdir -p {name}/{target.parent}")
             one.writes(f"{name}/{target}", text)
+    if "prepare" in row:
+        one.does(f"cd {name} && {row['prepare']}")
     return name
 
 
