@@ -108,6 +108,12 @@ _COMMANDS = {
         "write a checkpoint as a model for transformers: safetensors, settings, license",
         has_ranks=False,
     ),
+    "mirror": Command(
+        "mirror",
+        "mirror",
+        "copy a checkpoint to a bucket, and read the copy back",
+        has_ranks=False,
+    ),
     "inspect": Command(
         "inspection",
         "inspection",

@@ -116,6 +116,7 @@ def _record(settings: Settings, run: Run) -> Results:
         "exchanges": _exchanges(run),
         "best": f"validation loss {best[1]:.4f} at step {best[0]:.0f}" if best else "",
         "checkpoints": "\n".join(map(_checkpoint, run.checkpoints)),
+        "mirror": run.mirror,
         "attempts": "\n".join(map(_attempt, run.attempts[-_MAX_ATTEMPTS:])),
         "curve-text": control.draw(run),
         "curve": run.curve_png,

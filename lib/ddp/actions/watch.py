@@ -104,7 +104,15 @@ def _print_changes(frames: collections.abc.Iterator[live.Frame]) -> None:
     for now in frames:
         run = now.run
         counts = (len(run.attempts), len(run.failures))
-        seen = (run.state, run.beginning, run.remark, run.step, *counts, bool(run.silence))
+        seen = (
+            run.state,
+            run.beginning,
+            run.remark,
+            run.mirror,
+            run.step,
+            *counts,
+            bool(run.silence),
+        )
         if seen != before:
             print(json.dumps(record(now)), flush=True)
         before = seen
@@ -123,6 +131,7 @@ def record(now: live.Frame) -> dict[str, object]:
     record["sync_bytes_per_step"] = run.metrics.last("sync_bytes_per_step")
     record["sites"] = run.metrics.site_of_hosts or None
     record["beginning"] = run.beginning or None
+    record["mirror"] = run.mirror or None
     record["slurm"] = run.silence or None
     record["failures"] = [one.reason for one in run.failures]
     return record

@@ -12,6 +12,7 @@ MODULES = {
     "prepare": "dataset_preparation",
     "unpack": "unpacking",
     "image": "container",
+    "mirror": "mirror",
     "node": "task",
     "activate": "activation",
 }

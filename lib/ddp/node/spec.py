@@ -73,6 +73,14 @@ class Accelerate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Mirror:
+    """Where finished checkpoints are copied to, and the environment with the program that does."""
+
+    url: str  # of a bucket, and a prefix in it
+    environment: Environment
+
+
+@dataclasses.dataclass(frozen=True)
 class JobSpec:
     """A training, or each task of a sweep."""
 
@@ -110,6 +118,7 @@ class JobSpec:
     launcher: str = "torchrun"  # or node: one process a node, which may start ranks of its own
     is_command: bool = False  # the command's first word is looked up on the environment's PATH
     accelerate: Accelerate | None = None
+    mirror: Mirror | None = None
 
 
 @dataclasses.dataclass(frozen=True)

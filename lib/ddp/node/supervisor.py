@@ -14,6 +14,7 @@ import zipapp
 from ddp.node import (
     exit_codes,
     job_secrets,
+    mirror,
     network,
     notification,
     slurm_calls,
@@ -56,6 +57,7 @@ class Supervisor:
         self.files = ControlFiles(self.job, self.storage)
         self.stop = StopRequests(self.job, self.files)
         self.notify = ""  # the URL
+        self.mirror: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
         """Run the job and return its exit code."""
@@ -70,6 +72,7 @@ class Supervisor:
             traceback.print_exc()
             code = 1
 
+        mirror.end(self.mirror, self.job, self._is_leaving)
         self._notify(code)
         if not self.stop.is_asked() and not self.stop.may_come_back:
             job_secrets.remove(self.job)  # a requeue removes them later
@@ -78,6 +81,10 @@ class Supervisor:
         if self.stop.is_ending:
             self._release()
         return code
+
+    def _is_leaving(self) -> bool:
+        """Return whether this job was asked to leave its nodes."""
+        return self.stop.is_asked() or self.stop.is_ending
 
     def _notify(self, code: int) -> None:
         """Post that the run has ended, unless the job comes back or a sweep just goes on."""
@@ -141,6 +148,7 @@ class Supervisor:
         )
         self.stop.pass_on_to(ranks, [word or "" for word in words])
         self._share_program(placement.spare)
+        self.mirror = mirror.start(self.job, self.env)
 
         restarts = 0
         while True:

@@ -330,6 +330,9 @@ Metrics = typing.Annotated[
     str, matches(r"[ -~\n]*", 2000, "NAME=TEXT with printable ASCII", _check_metric)
 ]
 Notify = typing.Annotated[str, pydantic.AfterValidator(_check_notify)]
+_BUCKET = r"(s3|gs|az)://[a-z0-9][a-z0-9._-]{1,62}(/[A-Za-z0-9._=-]+)*/?|file:///[A-Za-z0-9._/=-]+"
+_BUCKET_RULE = "a bucket without credentials, such as s3://models/physics, gs:// or az://"
+Bucket = typing.Annotated[str, matches(_BUCKET, 512, _BUCKET_RULE, _check_path)]
 Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
 _AXIS = r"[a-z][A-Za-z0-9_.-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
 _GRID_RULE = "options with their values, such as: lr=0.001,0.003 batch=8,16"

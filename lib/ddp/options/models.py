@@ -102,6 +102,7 @@ class Training(Nodes):
     env_file: fields.Path | None = None
     notify: fields.Notify | None = pydantic.Field(None, repr=False)
     function: fields.Path | None = None
+    mirror: fields.Bucket | None = None
     metric: fields.Metrics = ""
     dataset: fields.Dataset | None = None
     fabric: fields.Fabric = "auto"

@@ -13,7 +13,7 @@ import pathlib
 import time
 
 from ddp.host.files import MAX_LISTED, replace
-from ddp.node import checkpoints, rank_connections, small_files, unpacking
+from ddp.node import checkpoints, mirror, rank_connections, small_files, unpacking
 from ddp.node.diagnosis import attempt_files
 from ddp.run import code_paths, metrics, state, untrusted
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
@@ -140,6 +140,7 @@ def read(
         notes=tuple(notes),
         unpacked_percent=tuple(_unpacked_percent(path / "control")),
         remark=_remark(path / "control", attempts),
+        mirror=_mirror(path / "control"),
         user=user,
     )
     return state.with_job(found, jobs.NOT_ASKED)
@@ -203,6 +204,19 @@ def _remark(control: pathlib.Path, attempts: list[Attempt]) -> str:
         return ""
     lines = untrusted.tail(control / f"{own[-1]}{rank_connections.SUFFIX}", 2000)
     return " ".join(lines).strip()
+
+
+def _mirror(control: pathlib.Path) -> str:
+    """Describe the copies of the checkpoints in a bucket, or return ""."""
+    state = untrusted.json_object(control / mirror.FILE)
+    parts: list[str] = []
+    if state.get("url"):
+        parts.append(f"{state['url']} is verified")
+    if state.get("copying"):
+        parts.append(f"copying {state['copying']}")
+    if state.get("error"):
+        parts.append(f"it tries again: {state['error']}")
+    return untrusted.printable("; ".join(parts), 400)
 
 
 def read_failures(path: pathlib.Path) -> list[Failure]:

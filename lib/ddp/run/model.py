@@ -126,6 +126,7 @@ class Run:
     notes: tuple[str, ...] = ()  # missing and damaged files
     unpacked_percent: tuple[int, ...] = ()  # on each node that is unpacking the environment
     remark: str = ""  # on the last attempt, which need not have failed
+    mirror: str = ""  # how far the copies of its checkpoints are, or why they are not made
     user: str = ""
     job: jobs.Job | None = None
     state: State = State.UNKNOWN

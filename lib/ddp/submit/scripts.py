@@ -63,6 +63,7 @@ class TrainingJob:
     secrets: collections.abc.Collection[str] = ()  # names of variables in a file of their own
     notifies: bool = False  # there is a file with the URL
     near_nodes: str = ""  # the groups of nodes that ranks take for sites
+    copier: folders.Manifest | None = None  # the environment that copies checkpoints to `mirror`
 
     def texts(self, environment: folders.Manifest) -> dict[str, str]:
         """Render the files by name."""
@@ -133,6 +134,7 @@ class TrainingJob:
             launcher=params.launcher,
             is_command=params.is_command,
             accelerate=params.accelerate,
+            mirror=self._mirror(environment),
         )
 
     def _variables(self, start: copies.Start) -> dict[str, str]:
@@ -168,6 +170,12 @@ class TrainingJob:
         if not self.secrets:
             return ""
         return tokens.path(self.settings.workspace, self.run, operations.ENV_SUFFIX)
+
+    def _mirror(self, environment: folders.Manifest) -> spec.Mirror | None:
+        if not self.params.mirror:
+            return None
+        copier = self.copier or environment
+        return spec.Mirror(self.params.mirror, environment_of(self.settings, copier))
 
     def _notify_path(self) -> str:
         if not self.notifies:

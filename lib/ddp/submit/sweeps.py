@@ -80,6 +80,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         return Result(shown, {**dry.values, "runs": sweep.by_name()})
 
     environment = training.provide(checked, log)
+    checked = training.with_copier(checked, log)
     submitted = _submit(checked, sweep, environment, log)
     what = f"sweep {sweep.name}, {len(choices)} runs"
     log(f"job {submitted.job_id}: {what}, each on {training.describe(checked.request)}")

@@ -48,6 +48,7 @@ class Checked:
     )  # variables
     notify: str = dataclasses.field(default="", repr=False)  # the URL
     near_nodes: str = ""  # groups of them
+    copier: Manifest | None = None  # the environment that copies checkpoints to a bucket
 
     @property
     def token(self) -> str:
@@ -66,6 +67,7 @@ class Checked:
             secrets=self.secrets,
             notifies=bool(self.notify),
             near_nodes=self.near_nodes,
+            copier=self.copier,
         )
         return job.texts(environment)
 
@@ -110,7 +112,7 @@ def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer
         return dry(checked)
 
     environment = provide(checked, log)
-    submitted = _submit(checked, environment, log)
+    submitted = _submit(with_copier(checked, log), environment, log)
     log(f"job {submitted.job_id}: {submitted.run} on {describe(checked.request)}")
     if not params.wait:
         return submitted.as_results()
@@ -288,6 +290,13 @@ def provide(checked: Checked, log: Log) -> Manifest:
         wanted = fields.parse(models.PrepareDataset, options)
         preparation.ensure_default(checked.settings, wanted, log)
     return environment
+
+
+def with_copier(checked: Checked, log: Log) -> Checked:
+    """Provide the environment that copies checkpoints, if `mirror` asks for it."""
+    if not checked.params.mirror:
+        return checked
+    return dataclasses.replace(checked, copier=store.Store(checked.settings).ensure(log))
 
 
 def _provide_environment(checked: Checked, log: Log) -> Manifest:

@@ -91,7 +91,7 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
 
 
 def _notes(run: Run) -> list[rich.text.Text]:
-    """Return a line for the sites, a straggler, a remark and each of the last failures."""
+    """Return a line for the sites, a straggler, a remark, the mirror and each of the last failures."""
     notes: list[rich.text.Text] = []
     if run.metrics.sites:
         notes.append(_text(run.metrics.sites_text, "dim"))
@@ -99,6 +99,8 @@ def _notes(run: Run) -> list[rich.text.Text]:
         notes.append(_text(run.metrics.straggler, "yellow"))
     if run.remark:
         notes.append(_text(untrusted.printable(run.remark, 300), "yellow"))
+    if run.mirror:
+        notes.append(_text(f"mirror: {run.mirror}", "dim"))
     for one in run.failures[-_MAX_FAILURES:]:
         line = f"{one.attempt} failed: {one.reason}"
         notes.append(_text(untrusted.printable(line, 300), "red"))

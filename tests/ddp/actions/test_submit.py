@@ -505,3 +505,17 @@ def test_a_run_of_another_kind_is_not_continued(
     )
     assert motley.files() == before
     assert not cluster.changes
+
+
+def test_a_bucket_for_checkpoints_goes_to_the_job_with_the_environment_that_copies(
+    program: Program, cluster: Cluster
+):
+    program.run("submit-ddp", workload="smoke", mirror="s3://models/physics")
+    wanted = cluster.jobs[-1].training().mirror
+    assert wanted is not None
+    assert wanted.url == "s3://models/physics"
+    (stored,) = (program.workspace / "environments").glob("*.tar.zst")
+    assert [layer.path for layer in wanted.environment.layers] == [str(stored)]
+    why = program.fails("submit-ddp", workload="smoke", mirror="s3://me:secret@models/x")
+    assert why.startswith("mirror: ")
+    assert "a bucket without credentials" in why
