@@ -12,13 +12,23 @@ SUFFIX = "dc=example,dc=org"
 _PASSWORD = pathlib.Path("/root/password")
 _CONF = pathlib.Path("/etc/ldap/directory.conf")
 _DATA = pathlib.Path("/var/lib/ldap")
+# Debian's package has a script for init only
+_UNIT = "directory.service"
+_SERVICE = f"""\
+[Unit]
+Description=A directory of users
+After=network.target
+
+[Service]
+ExecStart=/usr/sbin/slapd -d 0 -u openldap -g openldap -f {_CONF} -h ldap:///
+Restart=on-failure
+
+[Install]
+WantedBy=multi-user.target
+"""
 _SCHEMAS = ("core", "cosine", "rfc2307bis", "inetorgperson")
-# Groups have `member`, whose schema Debian's slapd does not bring: draft-howard-rfc2307bis-02, what accounts need of it
+# draft-howard-rfc2307bis-02, as far as accounts need it: groups have `member`. slapd itself has uidNumber and gidNumber
 _RFC2307BIS = """\
-attributetype ( 1.3.6.1.1.1.1.0 NAME 'uidNumber' EQUALITY integerMatch ORDERING integerOrderingMatch
-  SYNTAX 1.3.6.1.4.1.1466.115.121.1.27 SINGLE-VALUE )
-attributetype ( 1.3.6.1.1.1.1.1 NAME 'gidNumber' EQUALITY integerMatch ORDERING integerOrderingMatch
-  SYNTAX 1.3.6.1.4.1.1466.115.121.1.27 SINGLE-VALUE )
 attributetype ( 1.3.6.1.1.1.1.3 NAME 'homeDirectory' EQUALITY caseExactIA5Match
   SYNTAX 1.3.6.1.4.1.1466.115.121.1.26 SINGLE-VALUE )
 attributetype ( 1.3.6.1.1.1.1.4 NAME 'loginShell' EQUALITY caseExactIA5Match
@@ -49,16 +59,20 @@ class OpenLDAPCharm(ops.CharmBase):
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
-        for event in (self.on.install, self.on.start):
+        for event in (self.on.install, self.on.start, self.on.upgrade_charm):
             framework.observe(event, self._ensure)
         framework.observe(self.on.collect_unit_status, self._on_collect_status)
 
     def _ensure(self, _: ops.EventBase) -> None:
         self.unit.status = ops.MaintenanceStatus("installing slapd")
         apt.ensure_packages(("slapd", "ldap-utils"))
-        if _CONF.exists():
-            return
-        systemd.stop("slapd")
+        if not systemd.exists(_UNIT):
+            self._fill()
+        systemd.ensure_unit(_UNIT, _SERVICE)
+        systemd.enable_now(_UNIT)
+
+    def _fill(self) -> None:
+        """Make the directory, with no one in it yet."""
         files.ensure_file(_PASSWORD, secrets.token_hex(16), mode=0o600)
         files.ensure_file(pathlib.Path("/etc/ldap/schema/rfc2307bis.schema"), _RFC2307BIS)
         files.ensure_file(_CONF, _conf(_PASSWORD.read_text()), mode=0o640, owner="openldap")
@@ -66,22 +80,11 @@ class OpenLDAPCharm(ops.CharmBase):
             path.unlink()
         run("/usr/sbin/slapadd", "-f", _CONF, stdin=_TREE)
         run("/usr/bin/chown", "-R", "openldap:openldap", _DATA)
-        files.ensure_file(pathlib.Path("/etc/default/slapd"), _DEFAULTS)
-        systemd.restart("slapd")
 
     def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
-        if not systemd.is_active("slapd"):
+        if not systemd.is_active(_UNIT):
             event.add_status(ops.WaitingStatus("waiting for slapd"))
         event.add_status(ops.ActiveStatus(f"serves {SUFFIX}"))
-
-
-_DEFAULTS = f"""\
-SLAPD_CONF={_CONF}
-SLAPD_USER="openldap"
-SLAPD_GROUP="openldap"
-SLAPD_PIDFILE=
-SLAPD_SERVICES="ldap:///"
-"""
 
 
 def _conf(password: str) -> str:
