@@ -98,8 +98,11 @@ def adopted(cluster: Cluster) -> collections.abc.Generator[None]:
             cluster.ok("config", CLIENT, "pam-slurm-adopt=false")
 
 
+@pytest.mark.long
 def test_ssh_needs_a_job_on_the_node_and_joins_it(cluster: Cluster, bob: Person):
     address = cluster.on(NODE, "hostname", "--all-ip-addresses").split()[0]
+    install = ("apt-get", "install", "--yes", "--quiet", "openssh-server")
+    assert cluster.exec(NODE, *install, timeout=300).code == 0
     cluster.on(NODE, "systemctl", "start", "ssh")
     bob.does("ssh-keygen -q -t ed25519 -N '' -f .ssh/id_ed25519")
     key = bob.does("cat .ssh/id_ed25519.pub")
