@@ -147,6 +147,7 @@ class Cluster:
         self.accounting_silence = ""  # what sacct says where slurmdbd does not answer
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
+        self.allowed_qos = "low,normal\n"  # of the user's associations
         self.everyones = ""  # what squeue prints of all accounts' active jobs
         self.usage = ""  # what sreport prints
         self.accounts = {"chem": {user}, "physics": {user}}  # and who may use them
@@ -373,7 +374,7 @@ class Cluster:
         assert arguments[at + 1 : at + 3] == ("-I", "-")
         compile(stdin or "", "srun", "exec")
         assert stdin
-        assert "--job-name=trainer-doctor" in arguments
+        assert {"--job-name=trainer-doctor", "--job-name=node-check"} & {*arguments}
         return self.examination(arguments)
 
     def _sreport(self, arguments: tuple[str, ...], _: str | None) -> Completed:
@@ -388,6 +389,11 @@ class Cluster:
         if self.accounting_silence:
             return Completed(1, "", self.accounting_silence)
         match arguments:
+            case ("-n", "-P", "show", "qos", "format=Name,Preempt"):
+                return Completed(0, "normal|low,scavenger\nlow|\nscavenger|\n", "")
+            case ("-n", "-P", "show", "assoc", "where", who, "format=QOS"):
+                assert who == f"user={self.user}"
+                return Completed(0, self.allowed_qos, "")
             case ("--noheader", "--parsable2", "show", "associations", "where", *where, form):
                 return Completed(0, self._associations(where, form.removeprefix("format=")), "")
             case ("--immediate", "add", "account", account, "cluster=main"):

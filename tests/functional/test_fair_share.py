@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.long, pytest.mark.trains, pytest.mark.timeout(1800)]
 CTL = "slurmctld/0"
 PAGE = "docs/howto/team.md"
 OPTION = "slurm-conf-parameters"
-PREEMPTION = "/etc/slurm/slurm.conf.preemption"
+PREEMPTION = "/etc/slurm/preemption.conf"
 # Minutes instead of days, so that a test sees them pass
 QUICK = "PriorityDecayHalfLife=00:01:00\nPriorityCalcPeriod=00:01:00\n"
 RUN_S = 300
@@ -70,7 +70,8 @@ def shared(drills: Cluster) -> collections.abc.Iterator[Cluster]:
     configure(drills, f"{quick.rstrip()}\n{QUICK}")
     yield drills
     configure(drills, before)
-    drills.on(CTL, "rm", PREEMPTION)
+    for unit in (CTL, "slurmrestd/0"):
+        drills.on(unit, "rm", PREEMPTION)
     for words in (
         ("modify", "cluster", "ddp", "set", "qos=normal"),
         ("modify", "qos", "normal", "set", "priority=0", "preempt="),
@@ -99,7 +100,8 @@ def bob(shared: Cluster) -> collections.abc.Iterator[Person]:
 def batch(one: Person, seconds: int, *more: str) -> str:
     """Submit a job that has the whole cluster for a while; return its id."""
     words = " ".join(more)
-    line = f"sbatch --parsable -N2 --exclusive -t 10 -o /dev/null {words} --wrap 'sleep {seconds}'"
+    line = f"sbatch --parsable -N2 --exclusive --gres=gpu:1 -t 10 -o /dev/null {words}"
+    line += f" --wrap 'sleep {seconds}'"
     return one.does(f"cd /tmp && {line}")
 
 
@@ -229,11 +231,12 @@ def test_usage_shows_the_hours_of_accounts_and_users_once_slurmdbd_summed_them(
     eventually(lambda: _is_summed(alice))
     table = alice.does("ddp usage --since 1d --by user")
     assert re.search(r"(?m)^USER +GPU-HOURS +CPU-HOURS$", table), table
-    assert re.search(r"(?m)^alice +0\.0 +0\.\d$", table), table
+    assert re.search(r"(?m)^alice +0\.\d +0\.\d$", table), table
     by_user = alice.json("ddp --json usage --since 1d --by user")
-    found = {row["user"]: row["cpu_hours"] for row in by_user["usage"]}
-    assert found["alice"] > found["bob"] > 0
-    assert by_user["total"]["cpu_hours"] == pytest.approx(sum(found.values()), abs=0.01)
+    for hours in ("gpu_hours", "cpu_hours"):
+        found = {row["user"]: row[hours] for row in by_user["usage"]}
+        assert found["alice"] > found["bob"] > 0, by_user
+        assert by_user["total"][hours] == pytest.approx(sum(found.values()), abs=0.01)
 
 
 def _is_summed(one: Person) -> None:

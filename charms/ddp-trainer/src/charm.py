@@ -8,6 +8,7 @@ import pathlib
 import ops
 
 import host
+import idle_check
 import machine_lock
 import metrics
 import program
@@ -34,6 +35,7 @@ class DdpTrainerCharm(ops.CharmBase):
             self.on.start,
             self.on.config_changed,
             self.on.upgrade_charm,
+            self.on.leader_elected,
             self.on.update_status,
             self.on.secret_changed,
             joined.relation_joined,
@@ -81,6 +83,7 @@ class DdpTrainerCharm(ops.CharmBase):
         """Remove all from this machine; report nothing to Juju, which may have deleted the unit already."""
         self._on_stop(event)
         program.remove()
+        idle_check.ensure_none(self.unit.name)
         exporter.ensure_none(self.unit.name)
 
     def _on_action(self, event: ops.ActionEvent) -> None:
@@ -109,6 +112,9 @@ class DdpTrainerCharm(ops.CharmBase):
             config, token = self._desired()
             problem = host.ensure(config, self.unit.name, self.charm_dir, token)
             self._status = Status(Level.BLOCKED, problem) if problem else self._check(config)
+            settings = host.settings(config, self.unit.name)
+            is_wanted = config.check_idle_nodes and self.unit.is_leader()
+            idle_check.follow(self.unit.name, config.submit_user, settings, is_wanted=is_wanted)
         except StatusError as e:
             self._status = e.status
         if self._status.level == Level.WAITING:

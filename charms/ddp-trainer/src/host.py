@@ -21,6 +21,7 @@ PACKAGES = ("python3-venv", "zstd")
 WHEELHOUSE = pathlib.Path("/var/lib/ddp-trainer/wheelhouse")
 _ACCOUNT = fields.matches(r"[a-z_][a-z0-9_-]*", 32, "the name of an account")
 _SECRET = fields.matches(r"(secret:[A-Za-z0-9/._-]+)?", 200, "the URI of a Juju secret")
+_CHARMS_OWN = {"submit_user", "hf_token", "check_idle_nodes"}  # options that the program lacks
 _ANSWER_S = 120.0  # for a request that neither waits nor installs
 
 
@@ -30,6 +31,7 @@ class Config(configuration.Choices):
     workspace: fields.Folder = "/mnt/shared"
     submit_user: typing.Annotated[str, _ACCOUNT] = "ubuntu"
     node_cache: fields.Folder = "/var/tmp"  # noqa: S108 - what is made below is checked on use
+    check_idle_nodes: bool = False
     hf_token: typing.Annotated[str, _SECRET] = ""
 
 
@@ -48,7 +50,7 @@ def account(name: str) -> pwd.struct_passwd:
 def settings(config: Config, unit: str) -> dict[str, str | bool]:
     """Build the program's configuration."""
     own = {"workspace": config.workspace.rstrip("/"), "account": config.submit_user, "unit": unit}
-    return config.model_dump(by_alias=True, exclude={"submit_user", "hf_token"}) | own
+    return config.model_dump(by_alias=True, exclude=_CHARMS_OWN) | own
 
 
 def ensure(config: Config, unit: str, charm_dir: pathlib.Path, token: str) -> str:

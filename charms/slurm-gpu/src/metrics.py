@@ -26,6 +26,7 @@ _LOG_S = 6.0
 # Why a node is held, by the kind of the hold, which its reason begins with
 _REASONS = {
     kept.HEALTH: "health",
+    kept.CHECK: "check",
     kept.DRIVER: "driver",
     kept.MIG: "mig",
     kept.RESET: "reset",

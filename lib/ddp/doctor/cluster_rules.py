@@ -9,7 +9,7 @@ from ddp.doctor.facts import Facts, leading_number
 from ddp.doctor.findings import Findings
 from ddp.problem import one_line
 from ddp.settings import Settings
-from ddp.slurm import partition_list, usable_nodes
+from ddp.slurm import partition_list, usable_nodes, usage
 
 # slurmctld looks the account up to sign what starts a job (fetch_identity() in cred.c), not when it
 # is submitted. Without one srun prints this (slurm_errno.c)
@@ -36,6 +36,9 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
         findings.add("no-environment", "environment")
     for run, host, words in facts.stragglers:
         findings.add("straggler", host, run=run, words=words)
+    for name in facts.asked:
+        if name in facts.checks and facts.checks[name].failures:
+            findings.add("check-failed", name, why=facts.checks[name].failures[-1])
     _left_out(facts, findings)
     _unanswered(facts, findings)
 
@@ -54,6 +57,10 @@ def _configuration(facts: Facts, findings: Findings) -> None:
     if config.get("HASH_VAL", "").startswith("Different"):
         findings.add("stale-config", "slurm")
     node_rules.unfixed(config.get("SLURM_VERSION", ""), "slurmctld", findings)
+    has_gpus = any(node.gpus for node in facts.partition.nodes)
+    is_accounted = "slurmdbd" in config.get("AccountingStorageType", "")
+    if has_gpus and is_accounted and usage.GPU not in config.get("AccountingStorageTRES", ""):
+        findings.add("gpus-uncounted", "slurm")
     mode = _preemption(config, facts.partition)
     if "SUSPEND" in mode:
         findings.add("preempt-suspend", "slurm", mode=mode, partition=facts.partition.name)

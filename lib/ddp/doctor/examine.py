@@ -15,7 +15,7 @@ import shutil
 import urllib.parse
 import zlib
 
-from ddp.doctor import cluster_rules, node_rules, reporting, selection
+from ddp.doctor import cluster_rules, node_checks, node_rules, reporting, selection
 from ddp.doctor.facts import Facts, Json
 from ddp.doctor.findings import Finding, Findings, first_few
 from ddp.environment import store
@@ -65,6 +65,8 @@ def gather(
     params: models.Doctor,
     partitions: tuple[partition_list.Partition, ...],
     log: Log,
+    *,
+    job_name: str = "trainer-doctor",
 ) -> Facts:
     """Collect the facts of the controller and the nodes."""
     workspace = settings.workspace
@@ -93,7 +95,7 @@ def gather(
             }
             if installed:
                 spec["environment"] = {"hash": installed.hash, "sha256": installed.sha256}
-            options = _options(params, partition, fit)
+            options = [*_options(params, partition, fit), f"--job-name={job_name}"]
             reports, trouble = _probe(spec, options, log, patience_s=params.wait_timeout)
     for name, report in reports.items():
         if name in known:
@@ -109,6 +111,7 @@ def gather(
         free=_free(workspace, contents),
         untrusted=contents.untrusted,
         stragglers=tuple(_stragglers(workspace)),
+        checks=node_checks.read(workspace),
     )
 
 
@@ -154,7 +157,6 @@ def _options(
         f"--time={max(1, min(6, (partition.max_time_s or 360) // 60))}",
         "--chdir=/",
         f"--immediate={params.wait_timeout}",
-        "--job-name=trainer-doctor",
         "--propagate=NONE",
         "--wait=60",
     ]

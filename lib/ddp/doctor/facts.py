@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+from ddp.doctor import node_checks
 from ddp.run.untrusted import Json
 from ddp.slurm import partition_list
 from ddp.workspace import folders
@@ -21,6 +22,9 @@ class Facts:
     manifests: tuple[folders.Manifest, ...]
     stragglers: tuple[tuple[str, str, str], ...] = ()  # of the user's runs: run, host and words
     free: tuple[tuple[str, int], ...] = ()  # folders of this account: path and bytes left
+    checks: node_checks.Checks = dataclasses.field(
+        default_factory=dict[str, node_checks.NodeCheck]
+    )  # of idle nodes
     untrusted: str = ""  # the workspace's folder whose content others can replace, and what to type
 
 

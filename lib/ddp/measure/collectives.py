@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 import typing
 
 from ddp.environment import store
@@ -29,10 +30,43 @@ def benchmark_collectives(
 
     Raises Problem unless the job completes in time.
     """
+    submitted, results = _measure(settings, params, log, kind="collectives")
+    return results | _conclude(settings, submitted, log)
+
+
+def measure_pair(
+    settings: Settings, params: models.BenchmarkCollectives, log: Log, *, kind: str
+) -> float | None:
+    """Measure, and return the slowest figure's share of the baseline; None without a baseline.
+
+    The run is removed. Raises Problem unless the job completes in time; then the run stays.
+    """
+    submitted, _ = _measure(settings, params, log, kind=kind)
+    workspace = settings.workspace
+    measured = workspace.read_json(f"{submitted.folder}/{baseline.FILE}")
+    fresh = baseline.entries_of(measured, submitted.run)
+    old = {operations.shape(entry): entry for entry in baseline.read(workspace)}
+    first = [entry for entry in fresh if operations.shape(entry) not in old]
+    if first:
+        path = str(workspace.baselines / baseline.FILE)
+        workspace.do(operations.store_baseline, path=path, entries=first)
+    workspace.do(shutil.rmtree, path=submitted.folder, ignore_errors=True)
+    shares: list[float] = []
+    for entry in fresh:
+        before = old.get(operations.shape(entry), {}).get("average_busbw")
+        if before:
+            shares.append(entry["average_busbw"] / before)
+    return min(shares, default=None)
+
+
+def _measure(
+    settings: Settings, params: models.BenchmarkCollectives, log: Log, *, kind: str
+) -> tuple[control.Submitted, Results]:
+    """Submit the job and wait for its end."""
     partitions = cluster.partitions(params.reservation)
     asked = as_training(params)
     request = resources.training(asked, partitions)
-    run = control.new_name(settings.workspace, "collectives")
+    run = control.new_name(settings.workspace, kind)
     run_dir = settings.workspace.runs / run
     files = ("--run-dir", str(run_dir), "--json", str(run_dir / baseline.FILE))
     command = ("--module", "ddptrain", "collectives", *_flags(params), *files)
@@ -54,7 +88,7 @@ def benchmark_collectives(
     )
     log(f"job {submitted.job_id} measures {params.collective} on {request.num_nodes} nodes")
     results = following.follower(settings, submitted, log).follow(timeout_s=params.wait_timeout)
-    return results | _conclude(settings, submitted, log)
+    return submitted, results
 
 
 def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Results:

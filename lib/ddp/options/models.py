@@ -376,6 +376,7 @@ class Doctor(Place):
     """Options of doctor."""
 
     nodes: typing.Annotated[fields.SlurmsOwn | None, Directive("nodelist", is_computed=True)] = None
+    idle: bool = False
     wait_timeout: typing.Annotated[int, between(1, 3600)] = 60
 
 

@@ -15,6 +15,7 @@ _FORMAT = ",".join(f"{name}:|" for name in _FIELDS)
 _WORDS: dict[str, str] = backports.read_toml(pathlib.Path(__file__).with_name("reasons.toml"))[
     "words"
 ]
+_FOR_NODES = ("", "None", "Resources", "Priority")  # None: slurmctld has not looked at it yet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,11 @@ class QueuedJob:
     def is_waiting(self) -> bool:
         """Whether it has not started, or was queued again."""
         return self.state == "PENDING"
+
+    @property
+    def waits_for_nodes(self) -> bool:
+        """Whether free nodes, and nothing else, would start it."""
+        return self.is_waiting and self.reason in _FOR_NODES
 
     @property
     def waits_for(self) -> str:

@@ -26,11 +26,13 @@ from trainer_fixtures import (
 )
 
 import host as host_module
+import idle_check
 import program
 from ddp import service
 from ddp.options import config
 from ddp.results.progress import Log
-from slurm_ddp import mounts
+from machine import Machine
+from slurm_ddp import mounts, watchdog
 from slurm_ddp.commands import CommandError
 
 Json = dict[str, typing.Any]
@@ -48,7 +50,16 @@ __all__ = [
 
 
 @pytest.fixture
-def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path) -> None:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Machine:
+    """The host's systemd."""
+    double = Machine()
+    double.take_over(monkeypatch, (watchdog,), tmp_path / "systemd")
+    monkeypatch.setattr(idle_check, "STATE", tmp_path / "idle-check")
+    return double
+
+
+@pytest.fixture
+def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path, machine: Machine) -> None:
     """Do in this process what the charm has the program do as the submit user; test_program starts it."""
 
     def ask(

@@ -26,16 +26,20 @@ class Trainer:
     secrets: list[testing.Secret] = dataclasses.field(default_factory=list[testing.Secret])
     context: testing.Context[charm.DdpTrainerCharm] = dataclasses.field(init=False)
 
-    def state(self) -> testing.State:
+    def state(self, *, is_leader: bool = False) -> testing.State:
         relation = testing.SubordinateRelation("juju-info", remote_app_name="sackd")
         wheelhouse = testing.Resource(name="wheelhouse", path=self.root / "wheelhouse")
         return testing.State(
-            config=self.config, relations=[relation], resources=[wheelhouse], secrets=self.secrets
+            leader=is_leader,
+            config=self.config,
+            relations=[relation],
+            resources=[wheelhouse],
+            secrets=self.secrets,
         )
 
-    def event(self, name: str) -> testing.State:
+    def event(self, name: str, *, is_leader: bool = False) -> testing.State:
         self.context = self.new_context()
-        state = self.state()
+        state = self.state(is_leader=is_leader)
         event = getattr(self.context.on, name)
         if name == "secret_changed":
             return self.context.run(event(self.secrets[0]), state)

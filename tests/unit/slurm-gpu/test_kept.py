@@ -272,3 +272,33 @@ def test_a_damaged_journal_holds_nothing(node: SlurmDouble, damage: str):
     assert kept.grounds() == ()
     hold(node)
     assert [one.kind for one in kept.grounds()] == ["gpu-mig"]
+
+
+CHECK = "node-check: /dev/shm has 64 MiB"
+
+
+def test_a_node_that_its_daily_check_drained_is_held_until_an_administrator_resumes_it(
+    node: SlurmDouble,
+):
+    kept.adopt(NAME)
+    assert kept.grounds() == (), "it takes jobs"
+    nodes.drain(NAME, CHECK)
+    kept.adopt(NAME)
+    assert kept.grounds() == (journals.Ground(kept.CHECK, NAME, CHECK),)
+    assert node.maintained == ["slurm-gpu-slurmd-0"]
+    node.upstream_sets_idle()
+    kept.keep()
+    assert node.record is not None
+    assert ("DRAIN" in node.state(), node.record.reason) == (True, CHECK)
+
+    node.slurmd_since = LONG_AGO
+    nodes.resume(NAME)
+    assert kept.keep() == ()
+    kept.adopt(NAME)
+    assert ("DRAIN" in node.state(), node.maintained) == (False, [])
+
+
+def test_a_drain_of_an_administrator_is_not_adopted(node: SlurmDouble):
+    nodes.drain(NAME, "a fan")
+    kept.adopt(NAME)
+    assert kept.grounds() == ()

@@ -25,7 +25,7 @@ from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.slurm import nodes
 
 COLLECTOR = fake_exporter.collector()
-REASONS = ("health", "driver", "mig", "reset", "registration", "administrator")
+REASONS = ("health", "check", "driver", "mig", "reset", "registration", "administrator")
 
 
 def samples(read: collections.abc.Iterable[typing.Any]) -> dict[str, float]:
@@ -106,6 +106,7 @@ def held() -> set[str]:
         ("gpu-driver: driver 580", {"driver"}),
         ("gpu-mig: new layout", {"mig"}),
         ("gpu-reset: GPU 0", {"reset"}),
+        ("node-check: /dev/shm has 64 MiB", {"check"}),
         ("slurm-gpu: 1 of 2 GPUs found", {"registration"}),
         ("disk is full", {"administrator"}),
         ("mount-keeper data: hangs", set[str]()),

@@ -50,6 +50,9 @@ def prepare(options: Options) -> bool:
 
 def complete(machine: Machine, options: Options, progress: registration.Progress | None) -> None:
     """Release a held node that is registered, and keep the driver's settings."""
+    if machine.node is not None:
+        with contextlib.suppress(nodes.NodeError):  # the next hook tries again
+            kept.adopt(machine.node)
     if machine.node is not None and machine.config.problem is None:  # else the status shows it
         try:
             node_watch.ensure(

@@ -29,6 +29,7 @@ from slurm_ddp.slurm import nodes
 logger = logging.getLogger(__name__)
 
 LOSS, HEALTH = "slurm-gpu", "gpu-health"
+CHECK = "node-check"  # the trainer's check of idle nodes drained it
 DRIVER, RESET, MIG = "gpu-driver", "gpu-reset", "gpu-mig"  # the kinds of maintenance
 _MAINTENANCE = tuple(f"{kind}:" for kind in (DRIVER, RESET, MIG))
 
@@ -71,6 +72,16 @@ def note(kind: str, node: str, reason: str) -> bool:
         journals.write_kept(dataclasses.replace(kept, grounds=(*others, ground)))
     wake()
     return True
+
+
+def adopt(name: str) -> None:
+    """Hold the node if the check of idle nodes drained it. Raises `NodeError`."""
+    node = nodes.show(name)
+    if node is None or not node.is_drained or is_held(CHECK):
+        return
+    reason = node.reason or ""
+    if reason.startswith(f"{CHECK}:"):
+        hold(CHECK, name, reason)
 
 
 def grounds() -> tuple[Ground, ...]:
