@@ -12,6 +12,7 @@ import typing
 
 from ddptrain.functions import calls, outcomes
 
+_OURS = str(pathlib.Path(__file__).parent)  # whose frames a traceback does without
 _CONTINUED = "continued.pkl"  # what the next start of the job calls
 
 
@@ -36,8 +37,9 @@ def main(argv: list[str] | None = None) -> None:
             raise
         outcomes.leave_result(folder, rank, None)
     except BaseException as e:
-        trace = e.__traceback__
-        below = trace.tb_next if trace is not None else None
+        below = e.__traceback__
+        while below is not None and below.tb_frame.f_code.co_filename.startswith(_OURS):
+            below = below.tb_next
         outcomes.leave_error(folder, rank, e.with_traceback(below))
         raise
 
