@@ -254,8 +254,10 @@ def _parse(
     context: dict[str, object] = {"is_json": session.is_json, "secrets": secrets}
     try:
         if "workload" in values:
-            values, arguments, typed_in = _unwrap(values, arguments)
-            context |= typed_in
+            values, arguments, facts = _unwrap(values, arguments)
+            context |= facts
+        if "workload" in values or issubclass(verb.options, models.Session):
+            context |= _place(context.get("active"))
         values, odd_paths = _resolve_paths(options, values)
         params = fields.parse(verb.options, values)
     except ParameterError as e:
@@ -318,14 +320,18 @@ def _unwrap(
         values = values | {"python": python}
     command = commands.unwrap(values, arguments)
     values = command.values
-    active = command.facts.get("active")
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        active = active or os.environ.get(variable)
-    facts = {**command.facts, "typed_in": _here(), "active": active}
+    facts = dict(command.facts)
     if facts.get("is_command"):  # a name is no path: the model is checked with another in its place
         facts["workload"] = values["workload"]
         values = values | {"workload": "/command"}
     return values, command.arguments, facts
+
+
+def _place(active: object) -> dict[str, object]:
+    """Return the folder here, and the active environment unless a command names one."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        active = active or os.environ.get(variable)
+    return {"typed_in": _here(), "active": active}
 
 
 def _resolve_paths(

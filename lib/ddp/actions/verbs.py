@@ -53,7 +53,8 @@ class Verb:
 
         if self.needs == "workspace":
             prerequisites.require_workspace(settings.workspace)
-        if self.needs != "slurm":
+        is_here = isinstance(params, models.SubmitDdp) and params.local
+        if self.needs != "slurm" or is_here:
             return
         imported = ahead(self._function)
         try:

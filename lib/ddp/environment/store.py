@@ -24,6 +24,7 @@ from ddp.slurm import cluster, jobs
 from ddp.workspace import checks, operations
 from ddp.workspace.folders import Contents, Manifest, Workspace
 
+NOTEBOOK = pathlib.Path(__file__).with_name("notebook") / "requirements.txt"  # JupyterLab, locked
 _FORMAT = "4"  # goes into the key: raise it when the same inputs shall give another environment
 _CLAIM = "environments"
 _EXTRAS = (
@@ -220,6 +221,13 @@ class Store:
         request = dataclasses.replace(request, build=base.build, base=base)
         found = None if force else self.find(contents, request)
         return found or self.install(request, log, force=force)
+
+    def notebook(self, log: Log) -> Manifest:
+        """Return the layer with JupyterLab on the jobs' environment, made now if it is missing.
+
+        Raises Problem.
+        """
+        return self.layer(self.request(NOTEBOOK, self.settings.torch_build), log)
 
     def install(self, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
         """Make an environment and store its archive; if one is stored, only with `force`.

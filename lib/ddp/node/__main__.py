@@ -15,6 +15,8 @@ MODULES = {
     "mirror": "mirror",
     "node": "task",
     "activate": "activation",
+    "shell": "shell",
+    "notebook": "notebook",
 }
 
 

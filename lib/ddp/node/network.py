@@ -62,18 +62,26 @@ def interface_address(name: str) -> str:
 def head_address(here: str, hosts: list[str], shown: str) -> str:
     """Return this node's address on the way to another node of the job. Raises FatalError.
 
+    `shown` is the output of `scontrol -o show node`.
+    """
+    peer = next(name for name in hosts if name != here)  # this node need not be the first by name
+    return _route(node_address(peer, shown), peer)
+
+
+def node_address(node: str, shown: str) -> str:
+    """Return the IPv4 address by which Slurm knows a node. Raises FatalError.
+
     A node's name is a label that need not resolve anywhere: its address is NodeAddr, which
     slurmctld took from its registration. `shown` is the output of `scontrol -o show node`.
     """
     known: dict[str, str] = dict(
         re.findall(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", shown, re.MULTILINE)
     )
-    peer = next(name for name in hosts if name != here)  # this node need not be the first by name
-    given = known.get(peer)
+    given = known.get(node)
     if given is None:
-        raise exit_codes.FatalError(f"Slurm gave no address of {peer}")
-    about = f"the address of {peer} in Slurm (NodeAddr) is {given}"
-    change = f"as an administrator: scontrol update nodename={peer} nodeaddr=ADDRESS"
+        raise exit_codes.FatalError(f"Slurm gave no address of {node}")
+    about = f"the address of {node} in Slurm (NodeAddr) is {given}"
+    change = f"as an administrator: scontrol update nodename={node} nodeaddr=ADDRESS"
     try:
         address = str(socket.getaddrinfo(given, None, socket.AF_INET)[0][4][0])
     except OSError as e:
@@ -81,7 +89,7 @@ def head_address(here: str, hosts: list[str], shown: str) -> str:
         raise exit_codes.FatalError(f"{about}, {why}; {change}") from e
     if address.startswith("127."):
         raise exit_codes.FatalError(f"{about}, a loopback address; {change}")
-    return _route(address, peer)
+    return address
 
 
 def _route(address: str, name: str) -> str:

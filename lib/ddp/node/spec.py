@@ -119,6 +119,7 @@ class JobSpec:
     is_command: bool = False  # the command's first word is looked up on the environment's PATH
     accelerate: Accelerate | None = None
     mirror: Mirror | None = None
+    jupyter: Environment | None = None  # of a notebook's server
 
 
 @dataclasses.dataclass(frozen=True)

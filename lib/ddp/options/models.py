@@ -175,12 +175,59 @@ class Training(Nodes):
 class SubmitDdp(Training):
     """Options of submit."""
 
+    local: bool = False
+    ranks: typing.Annotated[int, between(1, fields.MAX_GPUS)] | None = None  # with `local`
     run: fields.Name | None = None
     resume: fields.Name = "auto"
     dry_run: bool = False
     wait: bool = False
     wait_limit: fields.Seconds | None = None
     wait_timeout: fields.Seconds = 86400
+
+
+class Session(Nodes):
+    """Options of an allocation in which the user works."""
+
+    cpus_per_task: fields.Cpus = None
+    memory: typing.Annotated[fields.Memory | None, Directive("mem", is_computed=True)] = None
+    env: fields.Env = ""
+    environment: fields.Name | None = None
+    python: fields.Python = "auto"
+    requirements: fields.Path | None = None
+    # What only a terminal knows
+    typed_in: str = pydantic.Field("", exclude=True)  # the folder
+    active: str = pydantic.Field("", exclude=True)  # the folder of the active environment
+
+    def as_training(self) -> Training:
+        """Return the options of a training in the same place, on one node by default."""
+        given: dict[str, object] = {"workload": "/session"}
+        if self.nodelist is None:
+            given["nodes"] = 1
+        for name in _OF_SESSION:
+            value = getattr(self, name)
+            if value is not None:
+                given[name.replace("_", "-")] = value
+        training = fields.parse(Training, given)
+        paths = {name: getattr(self, name) for name in ("python", "requirements")}
+        return training.model_copy(
+            update={**paths, "typed_in": self.typed_in, "active": self.active}
+        )
+
+
+_OF_SESSION = (*Nodes.model_fields, "cpus_per_task", "memory", "env", "environment")
+
+
+class OpenShell(Session):
+    """Options of shell."""
+
+    run: fields.Name | None = None  # or a job's id
+    rank: typing.Annotated[int, between(0, fields.MAX_NODES * fields.MAX_GPUS)] | None = None
+
+
+class Notebook(Session):
+    """Options of notebook."""
+
+    run: fields.ShortName = "notebook"
 
 
 class Render(SubmitDdp):

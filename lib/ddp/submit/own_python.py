@@ -47,6 +47,24 @@ def choose(workspace: Workspace, params: models.Training, *, is_anywhere: bool) 
     return _take_named(workspace, params, is_anywhere=is_anywhere)
 
 
+def here(workspace: Workspace, params: models.Training) -> str:
+    """Return the Python with torch for ranks on this machine, "" if there is none.
+
+    It is the named one, the active environment's, or the first on PATH. Raises ParameterError if the
+    named one is not usable.
+    """
+    if params.own_python:
+        return _take_named(workspace, params, is_anywhere=True)[0]
+    if params.python == "none":
+        return ""
+    on_path = shutil.which("python3") or ""
+    for place in filter(None, (params.active, on_path)):
+        found = _look(workspace, params, place, shared="/")  # there may be no workspace here
+        if not found.trouble:
+            return found.path
+    return ""
+
+
 def _take_active(
     workspace: Workspace, params: models.Training, *, is_anywhere: bool
 ) -> tuple[str, str]:
@@ -94,12 +112,19 @@ def _describe(found: "_Interpreter") -> str:
     return f"python: {found.path}, torch {found.torch}"
 
 
-def _look(workspace: Workspace, params: models.Training, place: str) -> "_Interpreter":
-    """Find the interpreter in a place, and its torch, which PYTHONPATH may have, too."""
+def _look(
+    workspace: Workspace, params: models.Training, place: str, shared: str = ""
+) -> "_Interpreter":
+    """Find the interpreter in a place, and its torch, which PYTHONPATH may have, too.
+
+    `shared` is a folder that all nodes see, by default the workspace.
+    """
     here = pathlib.Path(params.typed_in or "/")
     folders = params.variables.get("PYTHONPATH", "").split(":")
     imported = tuple(here / folder for folder in folders if folder)
-    return workspace.do(_Place(pathlib.Path(place), imported).look, shared=workspace.path)
+    return workspace.do(
+        _Place(pathlib.Path(place), imported).look, shared=pathlib.Path(shared or workspace.path)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

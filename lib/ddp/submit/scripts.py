@@ -67,7 +67,7 @@ class TrainingJob:
 
     def texts(self, environment: folders.Manifest) -> dict[str, str]:
         """Render the files by name."""
-        job = self._specification(environment)
+        job = self.specification(environment)
         return {"job.sbatch": self._script(), "program/job.json": spec.dump(job), **program()}
 
     @property
@@ -92,7 +92,8 @@ class TrainingJob:
         directives = _directives(self.request, self.params, folder, output, self.array, warning)
         return _script(folder, "job job.json", about, directives)
 
-    def _specification(self, environment: folders.Manifest) -> spec.JobSpec:
+    def specification(self, environment: folders.Manifest) -> spec.JobSpec:
+        """Return the job's specification."""
         settings, request, params, program = self.settings, self.request, self.params, self.program
         workspace = settings.workspace
         start = program.start or copies.Start("", "")
@@ -224,6 +225,34 @@ def preparation(
     return {"job.sbatch": script, f"program/{name}.json": spec.dump(job), **program()}
 
 
+def session(
+    settings: Settings,
+    request: Request,
+    params: models.Training,
+    environment: folders.Manifest,
+    *,
+    folder: pathlib.Path,
+    jupyter: folders.Manifest | None = None,
+) -> dict[str, str]:
+    """Render the files of a session, in which the user works, by name.
+
+    Its script starts the notebook of the environment `jupyter`.
+    """
+    start = copies.Start(params.typed_in, "")
+    nothing = Program((), leaves_outcome=True, start=start)
+    job = TrainingJob(settings, request, params, folder.name, nothing).specification(environment)
+    job = dataclasses.replace(job, job_dir=str(folder), max_requeues=0)
+    if jupyter is not None:
+        job = dataclasses.replace(job, jupyter=environment_of(settings, jupyter))
+
+    output = f"{folder}/logs/%j.out"
+    warning = ("signal", f"B:USR1@{request.lead_s}")
+    directives = _directives(request, params, str(folder), output, None, warning, comes_back=False)
+    about = "Written by ddp: a notebook."
+    script = _script(str(folder), "notebook job.json", about, directives)
+    return {"job.sbatch": script, "program/job.json": spec.dump(job), **program()}
+
+
 OTHER_DISK = Step(
     "node-cache",
     "set node-cache in /etc/slurm-ddp.toml, or ddp --node-cache FOLDER, to another disk",
@@ -244,8 +273,10 @@ def program() -> dict[str, str]:
     return texts
 
 
-def environment_of(settings: Settings, environment: folders.Manifest) -> spec.Environment:
-    """Return what the nodes unpack for an environment."""
+def environment_of(
+    settings: Settings, environment: folders.Manifest, cache: pathlib.Path | None = None
+) -> spec.Environment:
+    """Return the part of a specification by which a node unpacks an environment."""
     layers: list[spec.Archive] = []
     for one in (environment.below, environment):
         if one is None:
@@ -254,7 +285,7 @@ def environment_of(settings: Settings, environment: folders.Manifest) -> spec.En
         layers.append(spec.Archive(one.archive, one.sha256, one.unpacked_bytes, remedy, one.parts))
     return spec.Environment(
         layers=tuple(layers),
-        cache=str(settings.workspace.node_cache),
+        cache=str(cache or settings.workspace.node_cache),
         python=environment.python,
         trusted_uids=tuple(settings.workspace.trusted()),
         cache_remedy=settings.render(OTHER_DISK),
@@ -278,16 +309,35 @@ def _directives(
     output: str,
     array: Array | None,
     *more: tuple[str, str],
+    comes_back: bool = True,
 ) -> list[tuple[str, str]]:
     """List a job's directives: the computed ones, those of options, the fixed ones, and `more`.
 
+    The log is appended to, so that a requeued attempt keeps the first one's. A job whose dependency
+    can no longer come true ends. The login host's limits are not propagated: it locks too little
+    memory for RDMA. The signal goes to the batch script alone, which is the program from then on
+    and makes the ranks save.
+    """
+    about = [("job-name", pathlib.PurePath(folder).name)]
+    if array is not None:
+        about.append(("array", array.directive))
+    fixed = [
+        ("chdir", folder),
+        ("output", output),
+        ("kill-on-invalid-dep", "yes"),
+        ("open-mode", "append"),
+        ("requeue" if comes_back else "no-requeue", ""),
+        ("propagate", "NONE"),
+    ]
+    return [*about, *allocation(request, params), *fixed, *more]
+
+
+def allocation(request: Request, params: models.Place) -> list[tuple[str, str]]:
+    """List the directives that ask for a job's resources: the computed ones, and those of options.
+
     Memory is given unless the site decides, or the job would take the whole node's. GPUs are by
     node, unless --gres asks for them: Slurm would bind those of tasks and cut the ranks' paths to
-    each other. The log is
-    appended to, so that a requeued attempt keeps the first one's. A job whose dependency can no
-    longer come true ends. The login host's limits are not propagated: it locks too little memory
-    for RDMA. The signal goes to the batch script alone, which is the program from then on and makes
-    the ranks save.
+    each other.
     """
     memory = per_core = None
     if request.memory_per_cpu_mb:
@@ -298,9 +348,7 @@ def _directives(
     if params.gpus_of_gres:
         gpus = None
     table = (
-        ("job-name", pathlib.PurePath(folder).name),
         ("partition", request.partition),
-        ("array", array.directive if array else None),
         ("nodes", request.num_nodes + request.spare_nodes),
         ("ntasks-per-node", 1),
         ("cpus-per-task", request.cpus_per_task),
@@ -309,13 +357,6 @@ def _directives(
         ("gpus-per-node", gpus),
         ("time", request.time_limit),
         *declared.directives(params),
-        ("chdir", folder),
-        ("output", output),
-        ("kill-on-invalid-dep", "yes"),
-        ("open-mode", "append"),
-        ("requeue", ""),
-        ("propagate", "NONE"),
-        *more,
     )
     return [(name, str(value)) for name, value in table if value is not None]
 

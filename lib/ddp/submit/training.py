@@ -17,6 +17,7 @@ from ddp.slurm import cluster
 from ddp.submit import (
     control,
     following,
+    local,
     own_python,
     payload_arguments,
     preparation,
@@ -102,11 +103,15 @@ class Checked:
         return found
 
 
-def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer:
+def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer | None:
     """Submit a training. With `wait` follow it to its end; with `dry-run` only show it."""
     text = payload_arguments.help_of(settings.payload, params.workload, params.words)
     if text is not None:
         return Result({"text": text}, {"text": text}, text)
+    if params.local:
+        return local.run(settings, params, log)
+    if params.ranks:
+        raise ParameterError("ranks", "counts only with local; use ranks-per-node")
     checked = check(settings, params, run=params.run, resume=params.resume)
     if params.dry_run:
         return dry(checked)
@@ -170,7 +175,7 @@ def check(
     notes.remark(named.remark)
     workload.check(case, named)
     workload, params = _choose_stop_signal(workload, notes)
-    notes.add(_check_environment(settings, params, contents))
+    notes.add(check_environment(settings, params, contents))
     if params.env_file and not settings.takes_any_script:  # an operator's: the submit user reads it
         checks.check_inside(workspace, "env-file", params.env_file, kinds=("file",))
     checked = Checked(
@@ -250,7 +255,7 @@ def _name(workspace: Workspace, workload: workloads.Workload, run: str | None) -
     return workloads.RunName(run, is_again=True, remark=remark)
 
 
-def _check_environment(settings: Settings, params: models.Training, contents: Contents) -> str:
+def check_environment(settings: Settings, params: models.Training, contents: Contents) -> str:
     """Check the options on packages; return the check in words. Raises ParameterError."""
     workspace = settings.workspace
     environments = store.Store(settings)
@@ -282,7 +287,13 @@ def provide(checked: Checked, log: Log) -> Manifest:
     """Provide the environment and the default dataset, made now if missing."""
     for remark in checked.notes.remarks:
         log(remark)
-    environment = _provide_environment(checked, log)
+    environment = provide_environment(
+        checked.settings,
+        checked.params,
+        checked.contents,
+        log,
+        has_gpus=checked.request.gpus_per_node > 0,
+    )
     if checked.workload.prepares:
         log(f"the dataset {preparation.DEFAULT_DATASET} does not exist yet")
         place = set(models.Place.model_fields)
@@ -299,17 +310,19 @@ def with_copier(checked: Checked, log: Log) -> Checked:
     return dataclasses.replace(checked, copier=store.Store(checked.settings).ensure(log))
 
 
-def _provide_environment(checked: Checked, log: Log) -> Manifest:
-    settings, params = checked.settings, checked.params
+def provide_environment(
+    settings: Settings, params: models.Training, contents: Contents, log: Log, *, has_gpus: bool
+) -> Manifest:
+    """Return the environment that the options ask for, made now if it is missing. Raises Problem."""
     environments = store.Store(settings)
     if params.container_image or params.own_python:
         environments.store_payload()
         return environments.imported(params.container_image) or store.NOT_INSTALLED
     if params.environment:
-        return environments.named(checked.contents, params.environment)
+        return environments.named(contents, params.environment)
 
-    environment = environments.ensure(log, checked.contents)
-    if checked.request.gpus_per_node and environment.build == "cpu":
+    environment = environments.ensure(log, contents)
+    if has_gpus and environment.build == "cpu":
         install = settings.render(Command("env install", {"torch": "cuda"}))
         what = "the environment has torch for CPUs, so this job trains on them"
         log(f"{what}; for GPUs: {install}")
