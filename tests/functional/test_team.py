@@ -168,6 +168,9 @@ def directory(cluster: Cluster, folder: pathlib.Path) -> collections.abc.Generat
         cluster.ok(*DEPLOY, "--overlay", str(overlay(folder, address)), timeout=1800)
         cluster.ok("grant-secret", "ldap-bind", "ldap-integrator")
         cluster.ok("config", "ldap-integrator", f"bind_password={secret}")
+        # ldap-integrator tells of the password at its next update-status, or to a new relation
+        cluster.ok("remove-relation", "sssd:ldap", "ldap-integrator:ldap")
+        cluster.ok("integrate", "sssd:ldap", "ldap-integrator:ldap")
         cluster.ok("config", CLIENT, "homes=homes")
         yield
     finally:
@@ -201,6 +204,7 @@ def test_a_user_of_the_directory_is_the_same_everywhere(cluster: Cluster, tmp_pa
 
         dora = Person(cluster, "dora", UID)
         with slurm_conf(cluster, ENFORCED):
+            cluster.on(LOGIN, "su", "-l", "dora", "-c", "true")  # a login; runuser makes no home
             assert dora.does("pwd; stat -c '%a %U' .").split("\n") == [
                 f"{MP}/homes/dora",
                 "700 dora",
