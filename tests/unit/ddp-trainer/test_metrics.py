@@ -111,7 +111,7 @@ def test_each_figure_of_a_run_follows_it(ddp: FakeProgram, totals: metrics.Total
     assert (found["run_requeues_total[owt,ann]"], found["run_restarts_total[owt,ann]"]) == (2, 1)
     assert found["run_slowest_rank_ratio[f,ann,3,slurmd-1]"] == 1.83
     assert [found[f"run_site[g,ann,slurmd-{number}]"] for number in (0, 1)] == [0, 1]
-    assert (found["runs[running]"], found["runs[failed]"], found["runs[pending]"]) == (3, 1, 0)
+    assert (found["runs[running]"], found["runs[failed]"], found["runs[pending]"]) == (4, 1, 0)
     assert [found[f"run_running[{name},ann]"] for name in ("owt", "b", "c", "d")] == [1, 1, 0, 0]
     assert not [name for name in found if "[e," in name or name == "run_step[b,ann]"]
     assert (found["doctor_findings[error]"], found["doctor_findings[warning]"]) == (1, 0)
