@@ -180,7 +180,7 @@ def _open() -> int:
 
 
 def _inside(namespace: str, action: Callable[[], int]) -> int:
-    """Return what an action in a namespace returns; a thread enters it for that."""
+    """Run an action in a namespace, in a thread of its own, and return its result."""
     found: list[int] = []
 
     def enter_and_act() -> None:

@@ -68,7 +68,8 @@ def commands() -> dict[str, set[str]]:
     """Return the known names by what a page types before them: make targets, lanes, commands of the sandbox."""
     tox = configparser.ConfigParser()
     tox.read(rules.ROOT / "tox.ini")
-    lanes = {section.removeprefix("testenv:") for section in tox.sections()}
+    sections = {section.removeprefix("testenv:") for section in tox.sections()}
+    lanes = sections | {re.sub(r"\{,[^}]*\}", "", section) for section in sections}
     source = (rules.ROOT / "sandbox" / "cli.py").read_text()
     sandbox = re.findall(r"@cli\.command\([^)]*\)(?:\n.*?)*?\ndef (\w+)\(", source)
     return {

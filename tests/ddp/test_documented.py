@@ -45,7 +45,7 @@ def calls(text: str) -> list[list[str]]:
         if set(word) <= set("|&;<>()"):
             commands.append([])
         else:
-            commands[-1].append(word)
+            commands[-1].append(re.sub(r"^~(?=/)", str(pathlib.Path.home()), word))
     return [words for words in commands if words and words[0] == "ddp"]
 
 

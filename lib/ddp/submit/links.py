@@ -16,7 +16,7 @@ _OWN_SHAPE = ("layers", "heads", "width", "model_local_dir")
 
 
 def measured(workspace: Workspace, request: resources.Request) -> baseline.Json | None:
-    """Return what is known of the link between a job's nodes; None if it was not measured."""
+    """Return the measured link between a job's nodes, or None."""
     place = _place(request)
     if place.num_nodes < 2:
         return None

@@ -342,7 +342,7 @@ def leave_rate(ready: Trainer, rate: float, nodes: int = 1, **settings: object) 
 
 
 def remarks(ready: Trainer, **options: typing.Any) -> list[str]:
-    """Return what a dry submission says of the link."""
+    """Return the remarks of a dry submission on the link."""
     dataset = ready.workspace / "datasets" / "bytes" / "dataset.json"
     dataset.parent.mkdir(exist_ok=True)
     dataset.write_text(json.dumps({"tokenizer": {"vocab": 257}}))
@@ -351,7 +351,7 @@ def remarks(ready: Trainer, **options: typing.Any) -> list[str]:
     return [line for line in results["checks"].splitlines() if "the link between" in line]
 
 
-def test_a_submission_over_a_slow_link_is_told_what_would_keep_the_ranks_busy(
+def test_a_submission_over_a_slow_link_names_the_option_that_keeps_the_ranks_busy(
     ready: Trainer, cluster: Cluster
 ):
     slow_down(ready, cluster, 0.00125)
@@ -369,7 +369,7 @@ def test_a_submission_over_a_slow_link_is_told_what_would_keep_the_ranks_busy(
     assert remarks(ready, args="--layers 2") == [], "a model that no run has measured"
 
 
-def test_a_submission_over_a_fast_link_is_told_nothing(ready: Trainer, cluster: Cluster):
+def test_a_submission_over_a_fast_link_has_no_remark(ready: Trainer, cluster: Cluster):
     measure(ready, cluster, 200.0)
     leave_rate(ready, 40_000)
     assert remarks(ready) == []

@@ -158,11 +158,11 @@ def test_term_reaches_the_ranks_where_slurm_signals_only_the_tasks(
 
 
 @pytest.mark.parametrize(
-    ("left_s", "preempted", "is_told"),
+    ("left_s", "preempted", "is_written"),
     [(120, "N/A", True), (120, "2026-11-29T19:00:00", False), (3600, "N/A", False)],
 )
 def test_a_warning_before_the_time_limit_tells_the_ranks_when_it_ends(
-    node: Node, left_s: int, preempted: str, is_told: bool
+    node: Node, left_s: int, preempted: str, is_written: bool
 ):
     """Another job, or an operator, may want the nodes at once."""
     node.add("srun", TRAINS)
@@ -174,7 +174,7 @@ def test_a_warning_before_the_time_limit_tells_the_ranks_when_it_ends(
     wait_for(asked)
     (node.notes / "end").touch()
     node.finish(process)
-    assert asked.read_text().strip() == (end if is_told else "")
+    assert asked.read_text().strip() == (end if is_written else "")
 
 
 class TestProgress:
