@@ -137,7 +137,10 @@ def test_it_trains_and_says_how_the_sites_exchange(
     assert all(0 < share < 1 for share in shares)
     (host,) = {rank["host"] for rank in summary["ranks"]}
     assert records[0]["sites"] == f"{host} {host}"
-    assert records[-1]["sites"] == f"{host} {host}"
+    steps = [
+        line for line in records if line["kind"] == "step"
+    ]  # a checkpoint's record may come later
+    assert steps[-1]["sites"] == f"{host} {host}"
 
 
 def test_bf16_gradients_train_as_fp32_ones_do(dataset: pathlib.Path, tmp_path: pathlib.Path):
