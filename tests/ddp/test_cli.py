@@ -91,6 +91,8 @@ NAMED = (  # need a name
     "cancel",
     "remove",
     "export",
+    "user add",
+    "user sync",
 )
 
 

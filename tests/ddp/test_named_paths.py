@@ -72,6 +72,8 @@ def test_only_a_file_is_read(special: dict[str, pathlib.Path], tmp_path: pathlib
 COMMANDS = {
     "workload": "submit --dry-run {}",
     "env-file": "submit --dry-run --env-file {} smoke",
+    "notify": "submit --dry-run --notify {} smoke",
+    "function": "submit --function {} --module ddptrain.functions",
     "python": "submit --dry-run --python {} train.py",
     "Training.requirements": "submit --dry-run --requirements {} smoke",
     "requirements": "env create mine --requirements {}",

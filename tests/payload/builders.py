@@ -24,8 +24,8 @@ def run(*source: object, output: pathlib.Path, **more: object) -> shards.Dataset
 
 def save_tokenizer(folder: pathlib.Path, text: str, num_ids: int, template: str = "") -> int:
     """Train a byte-level tokenizer on a text, save it as transformers does, and return its size."""
-    import tokenizers
-    import transformers
+    import tokenizers  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
 
     core = tokenizers.Tokenizer(tokenizers.models.BPE())
     core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

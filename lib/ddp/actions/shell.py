@@ -13,7 +13,7 @@ from ddp.node import srun
 from ddp.options import models
 from ddp.problem import ParameterError, Problem
 from ddp.results.progress import Log
-from ddp.run import catalog, creation, untrusted
+from ddp.run import catalog, creation, folder, untrusted
 from ddp.run.model import Run, State
 from ddp.settings import Settings
 from ddp.slurm import cluster
@@ -131,7 +131,7 @@ def _step(program: str, cpus: int) -> list[str]:
         "-B",
         program,
         "shell",
-        "job.json",
+        folder.RECORD,
     ]
 
 

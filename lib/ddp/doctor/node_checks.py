@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import time
+import typing
 
 from ddp.host import files
 from ddp.run import untrusted
@@ -104,4 +105,5 @@ def _partner(name: str, idle: collections.abc.Sequence[str], checks: Checks) -> 
 def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         return ()
-    return tuple(untrusted.printable(str(one), 200) for one in value)
+    texts = typing.cast("list[object]", value)
+    return tuple(untrusted.printable(str(one), 200) for one in texts)

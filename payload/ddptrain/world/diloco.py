@@ -119,6 +119,7 @@ class Exchange:
             parts = wire.chunk(PARTS)
             works = [dist.all_reduce(p, group=self._sites.leaders, async_op=True) for p in parts]
             for work in works:
+                assert work is not None, "only ranks outside of the group get none"
                 work.wait()
             learned.copy_(wire)
             ring = (self._sites.count - 1) / self._sites.count

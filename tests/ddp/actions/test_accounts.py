@@ -62,8 +62,8 @@ def test_a_user_gets_an_account_once(
 def test_an_account_is_made_only_on_request(
     trainer: Trainer, cluster: Cluster, people: dict[str, list[str]]
 ):
-    assert trainer.fails("add-user", user="alice", account="phisics") == (
-        "account: Slurm has no account phisics; there is chem, physics; to make it add new-account=true"
+    assert trainer.fails("add-user", user="alice", account="biology") == (
+        "account: Slurm has no account biology; there is chem, physics; to make it add new-account=true"
     )
     assert not cluster.changes
     trainer.run("add-user", user="alice", account="bio", new_account=True)

@@ -150,6 +150,8 @@ def test_whatever_reads_a_run_shows_what_its_folder_holds_and_who_is_silent(
         if verb.name == "watch" and run in FOLLOWED:
             assert "no answer for 0 minutes, and the job may still run" in problem
             continue
+        if verb.name == "export" and "has no checkpoint" in problem:
+            continue  # it reads files alone
         is_marked = str(found.get("slurm", "")).startswith(MARK) or MARK in problem
         assert is_marked or "is a sweep" in problem, f"{verb.name} {run}: {found or problem}"
     assert {call[:2] for call in cluster.calls} <= {("scontrol", "ping")}, (

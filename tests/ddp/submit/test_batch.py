@@ -183,7 +183,7 @@ def test_a_controller_that_restarts_is_asked_again_for_the_addresses(
 def test_a_port_that_is_taken_is_passed_over(settings: Settings, node: Node):
     node.add("srun", 'echo "port=$HEAD_PORT"; ' + ENDS % "done")
     files, first = texts(settings), 20500
-    program = "program/ddp/node/ranks.py"
+    program = "program/ddp/node/network.py"
     assert "range(20000, 30000)" in files[program]
     files[program] = files[program].replace("range(20000, 30000)", f"range({first}, {first + 3})")
     with socket.create_server(("", first)), socket.create_server(("", first + 1)):

@@ -19,7 +19,7 @@ from ddptrain.functions import options as named
 # Of submit, and not for functions: what a program is, and what only a terminal or the built-in training has
 NOT_OF_FUNCTIONS = frozenset(
     """
-    again args dataset dry_run function launcher module profile profile_ranks profile_steps resume wait wait_limit
+    again args dataset dry_run function launcher local mirror module profile profile_ranks profile_steps ranks resume wait wait_limit
     wait_timeout workload
     """.split()
 )

@@ -164,6 +164,10 @@ GIVEN = {  # what a verb does not do without
     "image import": ("docker://a/b:1", "mine"),
     "fetch": ("night",),
     "cancel": ("night",),
+    "export": ("night", "model"),
+    "remove": ("night",),
+    "user add": ("bob", "--account", "physics"),
+    "user sync": ("ml",),
 }
 EVERY = pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.name)
 
