@@ -65,7 +65,7 @@ def test_the_actions_are_those_that_are_declared_with_the_same_parameters():
         assert set(declared) == fields, name
         for key, field in model.model_fields.items():
             if not field.is_required() and key != "timeout":
-                assert declared[field.alias or key]["default"] == field.default, (name, key)
+                assert declared[field.alias or key].get("default") == field.default, (name, key)
 
 
 def test_fsck_says_that_all_is_there_or_what_is_lost(rig: Rig, state: testing.State):
