@@ -137,9 +137,8 @@ def test_it_trains_and_says_how_the_sites_exchange(
     assert all(0 < share < 1 for share in shares)
     (host,) = {rank["host"] for rank in summary["ranks"]}
     assert records[0]["sites"] == f"{host} {host}"
-    steps = [
-        line for line in records if line["kind"] == "step"
-    ]  # a checkpoint's record may come later
+    # The record of a checkpoint, from another thread, may come after the last step's
+    steps = [line for line in records if line["kind"] == "step"]
     assert steps[-1]["sites"] == f"{host} {host}"
 
 
