@@ -32,7 +32,7 @@ _NOT_OURS = {  # documented by JuiceFS and by NVIDIA's DCGM exporter
     "DCGM_FI_DEV_GPU_TEMP": ("gpu", "Hostname"),
 }
 _GRAFANA = {"$__rate_interval": "5m", "$__range": "1h"}
-_VALUES = {"Hostname": "node-0", "state": None, "severity": "error"}
+_VALUES = {"Hostname": "node-0", "state": None, "severity": "error", "reason": "check"}
 _ONES = {"slurm_ddp_run_running", "slurm_ddp_node_held"}
 _STATES = ("pending", "running", "requeued", "failed")
 _BUNDLE = rules.read(rules.BUNDLE)["applications"]

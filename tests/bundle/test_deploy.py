@@ -208,7 +208,12 @@ REFUSED = [
     ),
     ("unmanaged", "4.0.15", "2604 machines", "2604 and machines: on Juju 4.0.15 mysql-proxy"),
     ("aws", "3.6.28", "lustre-server my-nfs.yaml", "lustre-server and nfs: there is one shared"),
-    ("aws", "3.6.28", "nsf", "there is no overlays/nsf.yaml; there are: 2604 cephfs cos gpu "),
+    (
+        "aws",
+        "3.6.28",
+        "nsf",
+        "there is no overlays/nsf.yaml; there are: 2604 cephfs cos fair-share gpu ",
+    ),
 ]
 
 
