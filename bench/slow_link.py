@@ -180,7 +180,7 @@ def _open() -> int:
 
 
 def _inside(namespace: str, action: Callable[[], int]) -> int:
-    """Run an action in a namespace, in a thread of its own, and return its result."""
+    """Run an action inside a namespace, on a new thread, and return its result."""
     found: list[int] = []
 
     def enter_and_act() -> None:

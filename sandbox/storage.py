@@ -9,8 +9,8 @@ import collections.abc
 import pathlib
 import shutil
 
-from sandbox import text_table
 from sandbox.store import Application, Model, SandboxError, Storage, Store, Unit
+from slurm_ddp import text_table
 from slurm_ddp.commands import run
 
 _COPY_S = 600.0

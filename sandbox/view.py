@@ -4,8 +4,9 @@ import collections
 import time
 import typing
 
-from sandbox import settings, text_table
+from sandbox import settings
 from sandbox.store import Application, Model, Status, Unit
+from slurm_ddp import text_table
 
 Json = dict[str, typing.Any]
 _MESSAGE_LIMIT = 120  # of the tables: cmd/juju/status/output_tabular.go, maxMessageLength

@@ -1,7 +1,7 @@
 """A unit's metrics for Prometheus, served on the loopback while a collector is related.
 
 A charm's metrics.py is the service's program: it calls `serve` with its sources. Each source is
-read in a thread of its own, so that a scrape ends in time whatever hangs; one that fails makes its
+read on a separate thread, so that a scrape ends in time even if one hangs. One that fails makes its
 `slurm_ddp_NAME_up` 0.
 """
 

@@ -50,7 +50,7 @@ class Tunnel:
 
 @contextlib.contextmanager
 def tunnel(cluster: Cluster, unit: str, private: str) -> collections.abc.Generator[Tunnel]:
-    """Run WireGuard in a host's network; its socket is in a folder of its own."""
+    """Run WireGuard in a host's network; its socket is in a private folder."""
     host = Hosts(cluster.model).get(Store(cluster.model).load().host_of(unit))
     leader = host._machine.leader(host.root)
     public = cluster.on(unit, "hostname", "-I").split()[0]

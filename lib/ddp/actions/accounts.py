@@ -105,7 +105,7 @@ def _members(group: str) -> list[str]:
         raise _unknown("group", "group", group) from None
     members = sorted(set(found.gr_mem) - {"root"})
     if not members:
-        text = f"the group {group} lists no members; a primary group lists none of its own"
+        text = f"the group {group} lists no members; users whose primary group it is are not listed"
         raise ParameterError("group", text)
     return members
 

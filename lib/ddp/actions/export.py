@@ -1,4 +1,4 @@
-"""export: a run's model in a folder of its own, as transformers loads it."""
+"""export: write a run's model to a folder, as transformers loads it."""
 
 import dataclasses
 import json

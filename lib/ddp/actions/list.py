@@ -50,7 +50,8 @@ def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
 def _listed(runs: list[Run], others: list[jobs.Job], count: int, silence: str) -> Result:
     """Return the table of runs and other jobs, with the number of all runs."""
     positions = _positions(runs)
-    rows = [_job_row(job) for job in others] + [_row(run, positions) for run in runs]
+    rows = [_job_row(job) for job in others]
+    rows += [_row(run, positions) for run in runs]
     shown = {"count": str(count), "runs": catalog.aligned([_HEAD, *rows])}
     values: dict[str, object] = {
         "count": count,

@@ -8,6 +8,7 @@ import shutil
 import socket
 
 from ddp.environment import store
+from ddp.node import exit_codes, network
 from ddp.node import notebook as on_node
 from ddp.options import models
 from ddp.problem import Command, ParameterError, Problem, Results
@@ -137,12 +138,21 @@ def _describe(
 
 def _tunnel(user: str, port: str, address: str, url_file: pathlib.Path) -> str:
     """Return the line for the laptop, by the address through which this login came."""
-    here = socket.gethostname()
     came = os.environ.get("SSH_CONNECTION", "").split()
     words = ["ssh", "-L", f"{port}:{address}:{port}"]
-    if len(came) == 4:
+    if len(came) != 4:
+        here = _own_address(address)
+    else:
         here = came[2]
         if came[3] != "22":
             words += ["-p", came[3]]
     words += [f"{user}@{here}", "cat", str(url_file), "-"]
     return shlex.join(words)
+
+
+def _own_address(towards: str) -> str:
+    """Return this host's address in the cluster; its name need not resolve anywhere."""
+    try:
+        return network.source_address(towards, "the notebook's node")
+    except exit_codes.FatalError:
+        return socket.gethostname()

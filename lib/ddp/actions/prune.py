@@ -48,7 +48,10 @@ def prune(settings: Settings, params: models.Prune, log: Log) -> Result:
 
 
 def _runs(units: "list[_Unit]") -> list[Run]:
-    return [run for unit in units for run in unit.runs]
+    found: list[Run] = []
+    for unit in units:
+        found += unit.runs
+    return found
 
 
 def _with_command(settings: Settings, params: models.Prune, shown: Result) -> Result:
@@ -150,7 +153,9 @@ def _checkpoints(workspace: Workspace, units: list[_Unit], params: models.Prune)
 
 
 def _kept(saved: list[removal.Saved], params: models.Prune) -> list[removal.Saved]:
-    kept = saved[-params.keep_last :] if params.keep_last else []
+    kept: list[removal.Saved] = []
+    if params.keep_last:
+        kept = saved[-params.keep_last :]
     if params.keep_best:
         best = [one for one in saved if one.is_best]
         kept += best or saved[-1:]
@@ -199,12 +204,15 @@ def _created(one: Manifest) -> float:
 
 def _newest(settings: Settings, contents: Contents) -> set[str]:
     """Return the hashes of what jobs without a choice of their own would use."""
-    kept: dict[str, str] = {}
+    newest: dict[str, str] = {}
     for one in contents.environments:  # the newest first
         if not one.name and not one.base:
-            kept.setdefault(one.build, one.hash)
+            newest.setdefault(one.build, one.hash)
+    kept = set(newest.values())
     installed = store.Store(settings).installed(contents)
-    return {*kept.values(), *([installed.hash] if installed else [])}
+    if installed is not None:
+        kept.add(installed.hash)
+    return kept
 
 
 def _serves_all(workspace: Workspace) -> bool:

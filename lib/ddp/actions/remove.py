@@ -38,15 +38,19 @@ def remove(settings: Settings, params: models.RemoveRuns, log: Log) -> Result:
     """Remove the named runs, or their checkpoints. Raises Problem before anything is removed."""
     workspace = settings.workspace
     names = dict.fromkeys(re.split("[, ]+", params.run))
-    runs = [run for name in names for run in _named(workspace, name)]
+    runs: list[Run] = []
+    for name in names:
+        runs += _named(workspace, name)
     for run in runs:
         claim(workspace, run.name)
     _refuse_used(workspace, runs)
 
-    if params.checkpoints:
-        items = [item for run in runs for item in checkpoints_of(workspace, run)]
-    else:
-        items = [Item("run", run.name, (run.folder,)) for run in runs]
+    items: list[Item] = []
+    for run in runs:
+        if params.checkpoints:
+            items += checkpoints_of(workspace, run)
+        else:
+            items.append(Item("run", run.name, (run.folder,)))
     items = measured(workspace, items)
     by_name = {run.name: run for run in runs}
     for item in items:
@@ -117,7 +121,9 @@ def checkpoint(run: Run, path: pathlib.Path) -> Item:
 
 def measured(workspace: Workspace, items: list[Item]) -> list[Item]:
     """Return the items with the room that they take."""
-    paths = [path for item in items for path in item.paths]
+    paths: list[pathlib.Path] = []
+    for item in items:
+        paths += item.paths
     sizes = iter(workspace.do(removal.measure, timeout_s=_LOOK_S, paths=paths))
     found: list[Item] = []
     for item in items:

@@ -1,4 +1,4 @@
-"""shell: a prompt on a node, in an allocation of its own or in a running job's."""
+"""shell: open a prompt on a node, in a new allocation or in a running job's."""
 
 import collections.abc
 import contextlib

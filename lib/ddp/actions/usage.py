@@ -40,7 +40,9 @@ def usage(settings: Settings, params: models.Usage, _: Log) -> Result:
     rows = [[params.by.upper(), *(_title(tres) for tres in columns)]]
     for name in ranked:
         rows.append([name, *(f"{hours[name][tres]:.1f}" for tres in columns)])
-    total = {tres: sum(one[tres] for one in hours.values()) for tres in columns}
+    total: dict[str, float] = {}
+    for tres in columns:
+        total[tres] = sum(one[tres] for one in hours.values())
     rows.append(["total", *(f"{total[tres]:.1f}" for tres in columns)])
 
     shown = {"since": begin.isoformat(timespec="minutes"), "usage": catalog.aligned(rows)}

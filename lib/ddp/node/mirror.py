@@ -30,7 +30,7 @@ from ddp.node import (
 
 FILE = "mirror.json"  # in control/: what is copied, and why the rest is not
 LOOK_S = 10.0
-QUIET_S = 30.0  # a program's checkpoint has not changed for so long: it is written
+QUIET_S = 30.0  # a program's checkpoint counts as complete when it has not changed for this long
 AGAIN_S = 60.0  # after a failure
 END_S = 900.0  # for the last checkpoint, once the ranks have ended
 _RESERVE_S = 60.0  # of the time limit

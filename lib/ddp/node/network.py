@@ -65,7 +65,7 @@ def head_address(here: str, hosts: list[str], shown: str) -> str:
     `shown` is the output of `scontrol -o show node`.
     """
     peer = next(name for name in hosts if name != here)  # this node need not be the first by name
-    return _route(node_address(peer, shown), peer)
+    return source_address(node_address(peer, shown), peer)
 
 
 def node_address(node: str, shown: str) -> str:
@@ -92,7 +92,8 @@ def node_address(node: str, shown: str) -> str:
     return address
 
 
-def _route(address: str, name: str) -> str:
+def source_address(address: str, name: str) -> str:
+    """Return this host's address on the way to another. Raises FatalError, which names both."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, _PROBE_PORT))
@@ -125,7 +126,7 @@ def find_port(without: int = 0) -> int | None:
 
 def find_way(head: str, head_node: str, interface: str) -> tuple[str, str]:
     """Return this node's address and interface on the way to the head; `interface` is preferred."""
-    mine = _route(head, head_node)
+    mine = source_address(head, head_node)
     known = addresses()
     if interface in known.values() and known.get(mine) != interface:
         return interface_address(interface), interface

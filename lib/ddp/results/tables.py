@@ -5,6 +5,8 @@ Actions, pipes and JSON take them as the texts that they are.
 
 import collections.abc
 
+from slurm_ddp import text_table
+
 Rows = collections.abc.Sequence[collections.abc.Sequence[str]]
 
 
@@ -16,7 +18,7 @@ class Table(str):
 
     def __new__(cls, rows: Rows, text: str | None = None) -> "Table":
         """Make a table of rows of equal length; `text` replaces the aligned columns."""
-        made = super().__new__(cls, _aligned(rows) if text is None else text)
+        made = super().__new__(cls, text_table.aligned(rows) if text is None else text)
         made.rows = rows
         return made
 
@@ -52,12 +54,3 @@ def value(cell: str, *, is_text: bool = False) -> object:
         except ValueError:
             continue
     return cell
-
-
-def _aligned(rows: Rows) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines: list[str] = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

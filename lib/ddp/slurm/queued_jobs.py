@@ -27,7 +27,7 @@ class QueuedJob:
     account: str  # "" where Slurm keeps none
     qos: str
     state: str
-    priority: int | None  # None where Slurm tells none
+    priority: int | None  # None if Slurm does not report it
     num_nodes: int
     elapsed: str
     time_limit: str

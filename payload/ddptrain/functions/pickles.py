@@ -5,10 +5,10 @@ import os
 import pathlib
 import pickle
 import stat
-import tempfile
 import typing
 
 from ddptrain.functions import errors
+from ddptrain.ground import files
 
 
 def dumps(value: object) -> bytes:
@@ -26,19 +26,9 @@ def loads(data: bytes) -> typing.Any:
 
 def write(path: pathlib.Path, value: object) -> None:
     """Write a value of built-in types to a file of mode 0600, which appears whole."""
-    descriptor, name = tempfile.mkstemp(
-        prefix=f".{path.name}.", dir=path.parent
-    )  # its mode is 0600
-    partial = pathlib.Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            pickle.dump(value, file, protocol=4)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with files.replacing(path) as file:
+        os.fchmod(file.fileno(), 0o600)  # while it is empty
+        pickle.dump(value, file, protocol=4)
 
 
 def read(path: pathlib.Path) -> typing.Any:

@@ -1,5 +1,6 @@
 """submitit's executors: `submit`, `map_array`, `submit_array` and `batch()` with ddp, here, or in this process."""
 
+import abc
 import collections.abc
 import contextlib
 import os
@@ -20,7 +21,7 @@ from ddptrain.submitit import jobs, parameters
 R = typing.TypeVar("R")
 
 
-class Executor:
+class Executor(abc.ABC):
     """What executors share. `folder` is submitit's, for its files; a run of ddp has its own."""
 
     def __init__(self, folder: str | pathlib.Path = ".", **given: typing.Any) -> None:
@@ -89,8 +90,9 @@ class Executor:
             return []
         return self._submit(many)
 
+    @abc.abstractmethod
     def _submit(self, many: list[calls.Call]) -> list[jobs.Job[typing.Any]]:
-        raise NotImplementedError
+        """Submit calls as one array of jobs."""
 
 
 class _Delayed(jobs.Job[typing.Any]):

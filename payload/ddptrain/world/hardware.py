@@ -23,7 +23,7 @@ OUTER_BYTES = 8  # of the sites' exchanges: the anchor and its momentum
 
 
 def need_disk(folder: pathlib.Path, parameters: int, num_sites: int = 0) -> None:
-    """Raise UserError when two checkpoints would not fit; each site but the first has a part of its own in them.
+    """Raise UserError when two checkpoints would not fit; they have a part for each site but the first.
 
     A part may have the site's own weights. Without exchanges there are no sites.
     """

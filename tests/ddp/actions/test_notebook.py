@@ -12,7 +12,7 @@ from ddp.options import fields
 from ddp.problem import Problem
 from ddp.settings import Settings
 
-ABOUT = {"node": "slurmd-1", "address": "10.77.0.11", "port": 24861}
+ABOUT: dict[str, object] = {"node": "slurmd-1", "address": "10.77.0.11", "port": 24861}
 
 
 def notebook(settings: Settings, **given: object) -> dict[str, str]:
@@ -53,6 +53,15 @@ def test_it_returns_the_line_that_opens_it_and_no_token(
     assert "#SBATCH --no-requeue" in job.text
     spec = json.loads((place / "program" / "job.json").read_text())
     assert spec["jupyter"]["layers"][0] == spec["environment"]["layers"][0]
+
+
+def test_without_ssh_the_line_has_this_hosts_address_in_the_cluster(
+    settings: Settings, ready: Trainer, serving: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    monkeypatch.setitem(ABOUT, "address", "127.0.0.1")
+    line = notebook(settings)["on-your-laptop"]
+    assert line.startswith(f"ssh -L 24861:127.0.0.1:24861 {settings.workspace.user}@127.0.0.1 cat ")
 
 
 def test_typed_again_it_shows_the_notebook_that_is_there(

@@ -72,7 +72,7 @@ def node(tmp_path: pathlib.Path) -> Node:
 
 
 def files(node: Node, url: str, **more: typing.Any) -> dict[str, str]:
-    """Return a run's files, whose supervisor reads this URL from a file of its own."""
+    """Return a run's files, whose supervisor reads this URL from a private file."""
     path = node.run_dir.parents[1] / "first.notify"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{url}\n")

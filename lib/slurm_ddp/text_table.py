@@ -1,4 +1,4 @@
-"""Tables for a terminal."""
+"""Tables as text: columns aligned by blanks."""
 
 import collections.abc
 
