@@ -149,6 +149,7 @@ class Cluster:
         self.accounting = ""  # what sacct prints
         self.allowed_qos = "low,normal\n"  # of the user's associations
         self.everyones = ""  # what squeue prints of all accounts' active jobs
+        self.hides_queue = False  # squeue of all accounts gives no answer
         self.usage = ""  # what sreport prints
         self.accounts = {"chem": {user}, "physics": {user}}  # and who may use them
         self.qos = "normal"  # that everybody may ask for
@@ -321,6 +322,8 @@ class Cluster:
                 return Completed(0, "".join(f"{job.job_id}|slurmd|\n" for job in known), "")
             case ("-h", "-a", "--sort=-p,i", "-O", form):
                 assert form == EVERYONES_FORMAT
+                if self.hides_queue:
+                    return Completed(1, "", self.silence.format("squeue"))
                 return Completed(0, self.everyones, "")
             case ("-h", "-a", "-t", "all", "-O", form):  # everybody's
                 assert form == QUEUE_FORMAT

@@ -51,8 +51,11 @@ class _Watch:
         self.waiting = ""  # the job, and whose it is
 
     def check(self) -> None:
-        """Raise GaveWayError if a job waits for nodes, or did since the watch began."""
-        self._look()
+        """Raise GaveWayError if a job waits for nodes, did so since the watch began, or may do so."""
+        try:
+            self._look()
+        except jobs.SlurmError as e:
+            raise GaveWayError(f"the queue is not known: {e}") from e
         if self.waiting:
             raise GaveWayError(self.waiting)
 
@@ -69,21 +72,20 @@ class _Watch:
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_S):
-            self._look()
-            if self.waiting:
-                self._cancel()
+            with contextlib.suppress(jobs.SlurmError):  # a silent controller starts no job, either
+                self._look()
+                if self.waiting:
+                    self._cancel()
 
     def _look(self) -> None:
-        with contextlib.suppress(jobs.SlurmError):
-            for job in queued_jobs.list_all():
-                if job.waits_for_nodes and not self._is_own(job):
-                    self.waiting = f"job {job.job_id} of {job.user} waits for nodes"
+        for job in queued_jobs.list_all():
+            if job.waits_for_nodes and not self._is_own(job):
+                self.waiting = f"job {job.job_id} of {job.user} waits for nodes"
 
     def _cancel(self) -> None:
-        with contextlib.suppress(jobs.SlurmError):
-            own = [job.job_id for job in queued_jobs.list_all() if self._is_own(job)]
-            if own:
-                jobs.cancel(*own)
+        own = [job.job_id for job in queued_jobs.list_all() if self._is_own(job)]
+        if own:
+            jobs.cancel(*own)
 
     def _is_own(self, job: queued_jobs.QueuedJob) -> bool:
         return job.user == self._user and job.name.startswith(_NAME)

@@ -146,6 +146,14 @@ def test_nothing_is_checked_while_a_job_waits_for_nodes(
     assert len(measuring.jobs) == before
 
 
+def test_nothing_is_checked_while_the_queue_is_not_known(program: Program, measuring: Cluster):
+    measuring.hides_queue = True
+    before = len(measuring.jobs)
+    assert rows(program) == []
+    assert program.results["verdict"].startswith("stopped: the queue is not known: ")
+    assert len(measuring.jobs) == before
+
+
 def test_a_job_that_waits_for_something_else_does_not_stop_the_check(
     program: Program, measuring: Cluster
 ):
