@@ -20,6 +20,7 @@ from ddp.node import (
     checkpoints,
     exit_codes,
     foreign_checkpoints,
+    small_files,
     spec,
     spool,
     srun,
@@ -127,12 +128,10 @@ def _last_change(path: pathlib.Path) -> float:
 
 
 def _read(path: str) -> "dict[str, typing.Any]":
-    with contextlib.suppress(OSError, ValueError):
-        with open(path, encoding="utf-8") as file:
-            found: typing.Any = json.load(file)
-        if isinstance(found, dict):
-            return typing.cast("dict[str, typing.Any]", found)
-    return {}
+    try:
+        return small_files.read_object(pathlib.Path(path))
+    except (OSError, ValueError):  # nothing is copied yet, as far as is known
+        return {}
 
 
 def _write(path: str, state: "dict[str, typing.Any]") -> None:
