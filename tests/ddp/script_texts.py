@@ -48,7 +48,7 @@ def texts(
 ENDS = (
     'echo "{\\"outcome\\": \\"%s\\", \\"step\\": 5}" > "$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome"'
 )
-WAITS = 'touch "$NOTES/started"; for i in $(seq 400); do [ -e "$STOP_FILE" ] && break; /bin/sleep 0.05; done; '
+WAITS = 'touch "$NOTES/started"; for i in $(seq 1800); do [ -e "$STOP_FILE" ] && break; /bin/sleep 0.05; done; '
 
 
 def stop(
@@ -61,7 +61,7 @@ def stop(
 
 
 def wait_for(path: pathlib.Path) -> None:
-    for _ in range(200):
+    for _ in range(1800):
         if path.exists():
             return
         time.sleep(0.05)

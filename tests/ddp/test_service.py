@@ -111,7 +111,7 @@ def test_an_action_that_takes_long_shows_how_to_stop_it(
     lines: list[str] = []
 
     def work(*_: object) -> dict[str, str]:
-        for _turn in range(200):
+        for _turn in range(6000):
             if lines:
                 break
             time.sleep(0.01)

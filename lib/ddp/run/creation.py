@@ -13,6 +13,7 @@ from ddp.node import small_files
 from ddp.run import folder, untrusted
 
 _WRITERS = 8
+_MAX_FUNCTION_BYTES = 4 << 30  # of arguments that were pickled
 FUNCTION = "function.pkl"  # the ranks read it: ddptrain.functions.calls
 RUN_FILES = frozenset(
     f"logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code code.json {FUNCTION}".split()
@@ -82,14 +83,20 @@ def keep_function(path: pathlib.Path, source: pathlib.Path) -> None:
     """
     partial = path / f".{FUNCTION}.{os.getpid()}"
     try:
-        with small_files.opened(source) as file, _private_file(partial) as target:
-            shutil.copyfileobj(file, target, 1 << 20)
-            target.flush()
-            os.fsync(target.fileno())
+        with small_files.opened(source) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if num_bytes > _MAX_FUNCTION_BYTES:
+                text = f"{source} has {num_bytes >> 20} MiB; at most {_MAX_FUNCTION_BYTES >> 20}"
+                raise RefusedError(f"{text} are sent along, so let the function read its data")
+            with _private_file(partial) as target:
+                shutil.copyfileobj(file, target, 1 << 20)
+                target.flush()
+                os.fsync(target.fileno())
         partial.replace(path / FUNCTION)
     except OSError as e:
-        partial.unlink(missing_ok=True)
         raise RefusedError(f"{source} cannot be copied to {path}: {e.strerror or e}") from e
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _private_file(path: pathlib.Path) -> typing.BinaryIO:

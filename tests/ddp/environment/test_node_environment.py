@@ -135,7 +135,7 @@ def test_how_far_a_node_is_stands_in_the_runs_folder_until_it_is_done(
 
 def test_jobs_that_start_together_unpack_once(store: Store):
     processes = [store.start("print('ok')") for _ in range(4)]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert all(output.endswith("ok\n") for output in outputs)
     assert sum("unpacked the environment" in output for output in outputs) == 1
 
@@ -339,7 +339,7 @@ def test_a_running_job_keeps_the_lock_and_so_do_its_ranks(store: Store):
     process = store.start("os.execvp('sleep', ['sleep', '60'])")
     try:
         lock = store.cache / f"{store.home.name}.lock"
-        for _ in range(200):
+        for _ in range(1800):
             if (store.cache / f"{store.home.name}.complete").exists():
                 break
             time.sleep(0.05)

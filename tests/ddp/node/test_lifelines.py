@@ -48,7 +48,7 @@ def task(lines: lifelines.Lifelines, joined: Reports) -> collections.abc.Iterato
     """The end of a task that has joined."""
     connection = lifelines.hold("127.0.0.1", lines.place, "slurmd-1")
     assert connection is not None
-    assert joined.get(timeout=20) == "slurmd-1"
+    assert joined.get(timeout=120) == "slurmd-1"
     with connection:
         yield connection
 
@@ -77,14 +77,14 @@ def test_a_task_tries_again_where_its_supervisor_had_no_time_for_it(
         with again:
             assert again.recv(100) == b"secret slurmd-1\n"
             again.sendall(b"joined\nsignal 10\n")
-            connection = held.get(timeout=20)
+            connection = held.get(timeout=120)
             assert connection is not None
             again.shutdown(socket.SHUT_WR)
             got: list[int] = []
             with connection:
                 lifelines.follow(connection, got.append)
             assert got == [10]
-        task.join(timeout=20)
+        task.join(timeout=120)
 
 
 def test_a_step_that_is_ended_waits_for_its_tasks(
@@ -96,7 +96,7 @@ def test_a_step_that_is_ended_waits_for_its_tasks(
     ending.join(timeout=0.2)
     assert ending.is_alive(), "the task has not ended"
     task.close()
-    ending.join(timeout=20)
+    ending.join(timeout=120)
     assert not ending.is_alive()
     assert lost.empty()
 
@@ -106,7 +106,7 @@ def test_signals_reach_the_tasks_in_order_and_their_nodes_are_named(
 ):
     other = lifelines.hold("127.0.0.1", lines.place, "slurmd-0")
     assert other is not None
-    assert joined.get(timeout=20) == "slurmd-0"
+    assert joined.get(timeout=120) == "slurmd-0"
     got: queue.Queue[int] = queue.Queue()
 
     def run(connection: socket.socket) -> None:
@@ -117,7 +117,7 @@ def test_signals_reach_the_tasks_in_order_and_their_nodes_are_named(
         threading.Thread(target=run, args=(connection,), daemon=True).start()
     numbers = [signal.SIGTERM, signal.SIGUSR1]
     assert [lines.signal(number) for number in numbers] == [["slurmd-0", "slurmd-1"]] * 2
-    assert sorted(got.get(timeout=20) for _ in range(4)) == sorted(numbers * 2)
+    assert sorted(got.get(timeout=120) for _ in range(4)) == sorted(numbers * 2)
     lines.close()
     assert got.empty(), "the end of a step is no signal"
 
@@ -140,7 +140,7 @@ def test_a_task_that_ends_is_no_loss(slurmd: socket.socket, task: socket.socket,
 def test_a_machine_that_stopped_is_lost(slurmd: socket.socket, task: socket.socket, lost: Reports):
     slurmd.close()
     task.close()
-    assert lost.get(timeout=20) == "slurmd-1"
+    assert lost.get(timeout=120) == "slurmd-1"
 
 
 def test_a_node_that_rebooted_is_lost_at_once(
@@ -150,5 +150,5 @@ def test_a_node_that_rebooted_is_lost_at_once(
         socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
     )  # close() resets the connection
     task.close()
-    assert lost.get(timeout=20) == "slurmd-1"
+    assert lost.get(timeout=120) == "slurmd-1"
     assert slurmd.fileno() >= 0

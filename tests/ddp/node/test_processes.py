@@ -14,7 +14,7 @@ from ddp.node import processes
 
 def until(process: subprocess.Popen[bytes], letter: str) -> processes.State:
     """Wait until a process is in a state."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while (state := processes.state_of(process.pid)) is None or state.letter != letter:
         assert time.monotonic() < end, state
         time.sleep(0.01)

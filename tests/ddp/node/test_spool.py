@@ -32,7 +32,7 @@ def add(path: pathlib.Path, text: str) -> None:
 
 
 def wait_for(words: str, logged: list[str]) -> None:
-    for _ in range(200):
+    for _ in range(1800):
         if any(words in line for line in logged):
             return
         time.sleep(0.05)

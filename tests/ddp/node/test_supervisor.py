@@ -174,7 +174,7 @@ def test_a_filesystem_that_stays_away_ends_the_job_with_its_name(node: Node):
 def test_a_cancellation_while_the_filesystem_is_awaited_ends_the_job(node: Node):
     node.add("srun", 'mv "$RUN_DIR" "$RUN_DIR.away"; touch "$NOTES/moved"; exit 1')
     process = node.start(files(node))
-    for _ in range(400):
+    for _ in range(1800):
         if (node.notes / "moved").exists():
             break
         time.sleep(0.05)

@@ -15,7 +15,7 @@ from script_texts import ENDS, WAITS, stop, wait_for
 from batch_host import Node
 from ddp.node import slurm_calls, spec, time_limit
 
-TRAINS = 'touch "$NOTES/started"; for i in $(seq 400); do [ -e "$NOTES/end" ] && break; /bin/sleep 0.05; done; '
+TRAINS = 'touch "$NOTES/started"; for i in $(seq 1800); do [ -e "$NOTES/end" ] && break; /bin/sleep 0.05; done; '
 
 
 @pytest.fixture

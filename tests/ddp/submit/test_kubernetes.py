@@ -282,7 +282,7 @@ def test_a_pod_starts_torchrun_and_ends_as_it_does(
     if index == 0:  # which removes the outcome of the attempt before
         left.write_text('{"outcome": "preempted"}')
     found = pod(tmp_path, action, index)
-    out = found.communicate(timeout=20)[0]
+    out = found.communicate(timeout=120)[0]
     assert found.returncode == code
     assert (
         f"--rdzv-endpoint=night-0.night:29500 --rdzv-conf=is_host={'true' if index == 0 else 'false'},"
@@ -296,5 +296,5 @@ def test_an_evicted_pod_asks_its_ranks_to_save_and_is_started_again(tmp_path: pa
     assert found.stdout is not None
     found.stdout.readline()
     found.terminate()
-    found.communicate(timeout=20)
+    found.communicate(timeout=120)
     assert found.returncode == kubernetes.STOPPED

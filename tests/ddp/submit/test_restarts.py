@@ -215,7 +215,7 @@ def test_no_restart_after_a_cancellation(settings: Settings, node: Node):
 def test_a_cancellation_while_a_warned_job_saves_wins(settings: Settings, node: Node):
     node.add(
         "srun",
-        'touch "$NOTES/started"; for i in $(seq 400); do [ -e "$NOTES/go" ] && break; /bin/sleep 0.05; done; '
+        'touch "$NOTES/started"; for i in $(seq 1800); do [ -e "$NOTES/go" ] && break; /bin/sleep 0.05; done; '
         + ENDS % "preempted",
     )
     process = node.start(texts(settings))
