@@ -142,8 +142,8 @@ class SlurmGpuCharm(ops.CharmBase):
 
         The unit looks again soon if Juju has no event for the end of a wait.
         """
+        self._statuses = []
         if self._left:  # setting the status of a deleted unit is an error
-            self._statuses = []
             return
         found: list[Status] = []
         looks_again = False

@@ -39,15 +39,23 @@ def check(workspace: Workspace, params: models.Training, contents: folders.Conte
         path = workspace.do(lambda: _find(workspace, params))
     if path is None:  # it may be installed
         return workspace.do(lambda: _remark_on_absent(params))
-    own = params.container_image or params.own_python
-    versions = (tuple(map(int, about.python.split("."))) for about in contents.environments)
-    with_own = own or any(version > sys.version_info[:2] for version in versions)
     trouble, spawned = workspace.do(lambda: _compile(path, params.words))
-    if trouble and not with_own:
+    if trouble and not _may_be_newer_python(params, contents):
         raise ParameterError("workload", trouble)
     if trouble:
         return [f"{trouble} (by this host's Python {sys.version_info[0]}.{sys.version_info[1]})"]
     return [spawned] if spawned else []
+
+
+def _may_be_newer_python(params: models.Training, contents: folders.Contents) -> bool:
+    """Return whether the ranks' Python may take syntax that this host's Python does not know."""
+    if params.container_image or params.own_python:
+        return True
+    for about in contents.environments:
+        version = tuple(int(number) for number in about.python.split("."))
+        if version > sys.version_info[:2]:
+            return True
+    return False
 
 
 def _may_be_anything(params: models.Training) -> bool:

@@ -32,12 +32,7 @@ def check(given: Parameters) -> None:
 
 def options(given: Parameters) -> named.Options:
     """Return the options of ddp that parameters mean. Those of Slurm go before the general ones."""
-    bare: Parameters = {}
-    for name, value in sorted(given.items(), key=lambda pair: pair[0].startswith("slurm_")):
-        short = _bare(name)
-        if short is not None and value is not None:
-            bare[_SAME.get(short, short)] = value
-
+    bare = _for_slurm(given)
     found = dict(_DEFAULTS)
     for name, option in _TABLE["options"].items():
         if name in bare:
@@ -57,6 +52,16 @@ def options(given: Parameters) -> named.Options:
     if words:
         found["sbatch"] = words
     return found
+
+
+def _for_slurm(given: Parameters) -> Parameters:
+    """Return the parameters that count on Slurm, by their names without slurm_."""
+    bare: Parameters = {}
+    for name, value in sorted(given.items(), key=lambda pair: pair[0].startswith("slurm_")):
+        short = _bare(name)
+        if short is not None and value is not None:
+            bare[_SAME.get(short, short)] = value
+    return bare
 
 
 def label(given: Parameters) -> str:
