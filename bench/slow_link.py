@@ -31,6 +31,12 @@ _BURST = 64 << 10
 _TUNSETIFF = 0x400454CA  # linux/if_tun.h
 _IFF_TAP = 0x0002
 _IFF_NO_PI = 0x1000
+# What `ddp doctor` says to type for such a link: no slow start after a pause, buffers above rate times round trip
+_SYSCTLS = {
+    "net.ipv4.tcp_slow_start_after_idle": "0",
+    "net.ipv4.tcp_rmem": "4096 131072 33554432",
+    "net.ipv4.tcp_wmem": "4096 131072 33554432",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +63,8 @@ def laid(link: Link) -> Iterator[str]:
     try:
         for name, address in zip(NAMESPACES, ADDRESSES, strict=True):
             _run("ip", "netns", "add", name)
+            settings = [f"{key}={value}" for key, value in _SYSCTLS.items()]
+            _run("ip", "netns", "exec", name, "sysctl", "-q", "-w", *settings)
             _run("ip", "-n", name, "link", "set", "lo", "up")
             _run("ip", "-n", name, "tuntap", "add", "dev", DEVICE, "mode", "tap")
             _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", DEVICE)

@@ -1,7 +1,8 @@
 """A GPT trained over a slow link: DDP, bf16 gradients, and sites that exchange every 10 or 50 steps.
 
-A link changes no loss, so losses are measured once for each way of training, without a limit, and
-rates in a few steps over each link. Two ranks, one in each network namespace, with one thread.
+A link changes no loss, so losses are measured once for each way of training, over the loopback
+interface, and rates in a few steps over each link. Two ranks, one in each network namespace, with
+one thread.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -23,7 +24,7 @@ from ddptrain.data import prepare
 
 TEXT_BYTES = 4 << 20
 SEEDS = (1, 2, 3)
-STEPS = 150  # of a training whose loss counts
+STEPS = 800  # of a training whose loss counts
 LAST = 20  # steps over which a training's loss is smoothed
 SIZE = (
     "--layers 6 --heads 4 --width 256 --seq-len 64 --batch 2 --precision fp32 --log-every 1"
@@ -31,6 +32,7 @@ SIZE = (
 )
 LINKS = [
     slow_link.Link(0, 0),
+    slow_link.Link(100, 20),
     slow_link.Link(100, 40),
     slow_link.Link(100, 80),
     slow_link.Link(1000, 20),
@@ -94,10 +96,9 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
             for way in WAYS:
                 paces[way.name, link], parameters = _pace(way, dataset, scratch / "run")
                 print(f"# {way.name}, {link}: {paces[way.name, link]}", file=sys.stderr)
-    with slow_link.laid(LINKS[0]):
-        for way in WAYS:
-            qualities[way.name] = _qualities(way, dataset, scratch / "run")
-            print(f"# {way.name}: {qualities[way.name]}"[:100], file=sys.stderr)
+    for way in WAYS:
+        qualities[way.name] = _qualities(way, dataset, scratch / "run")
+        print(f"# {way.name}: {qualities[way.name]}"[:100], file=sys.stderr)
     note = f"{parameters / 1e6:.1f}M parameters, delay by {', '.join(sorted(delays))}"
     found: list[row.Row] = []
     for link in LINKS:
@@ -200,7 +201,7 @@ def _qualities(way: Way, dataset: pathlib.Path, run_dir: pathlib.Path) -> list[Q
     found: list[Quality] = []
     for seed in SEEDS:
         steps = f"--steps {STEPS} --epoch-steps {STEPS} --eval-rows 512 --seed {seed}"
-        _train(f"{way.flags} {steps}", dataset, run_dir)
+        _train(f"{way.flags} {steps}", dataset, run_dir, namespaces=())
         losses = [line["loss"] for line in _records(run_dir, "step")]
         smooth = [statistics.fmean(losses[max(0, at - LAST) : at + 1]) for at in range(len(losses))]
         found.append(Quality(_records(run_dir, "eval")[-1]["val_loss"], smooth))
@@ -226,21 +227,30 @@ def _records(run_dir: pathlib.Path, kind: str) -> list[dict[str, typing.Any]]:
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def _train(flags: str, dataset: pathlib.Path, run_dir: pathlib.Path) -> None:
-    """Train with a rank in each namespace. Raises RuntimeError if one fails."""
+def _train(
+    flags: str,
+    dataset: pathlib.Path,
+    run_dir: pathlib.Path,
+    namespaces: tuple[str, ...] = slow_link.NAMESPACES,
+) -> None:
+    """Train two ranks, each in its namespace if there are any. Raises RuntimeError if one fails."""
     shutil.rmtree(run_dir, ignore_errors=True)
     words = f"{SIZE} {flags}".split()
     places = ["--data", str(dataset), "--run-dir", str(run_dir)]
     argv = [sys.executable, "-m", "ddptrain", "train", *places, *words]
-    meeting = {"MASTER_ADDR": slow_link.ADDRESSES[0], "MASTER_PORT": str(_PORT)}
-    meeting |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    meeting |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": slow_link.DEVICE}
+    meeting = {"MASTER_PORT": str(_PORT), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    if namespaces:
+        meeting |= {"MASTER_ADDR": slow_link.ADDRESSES[0], "GLOO_SOCKET_IFNAME": slow_link.DEVICE}
+    else:
+        meeting |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+
     started: list[subprocess.Popen[str]] = []
-    for rank, name in enumerate(slow_link.NAMESPACES):
-        env = {**os.environ, **meeting, "RANK": str(rank)}
-        inside = ["ip", "netns", "exec", name, *argv]
+    for rank in range(2):
+        place = {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        inside = ["ip", "netns", "exec", namespaces[rank]] if namespaces else []
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(inside, env=env, **pipes))
+        env = {**os.environ, **meeting, **place}
+        started.append(subprocess.Popen([*inside, *argv], env=env, **pipes))
     outputs = [process.communicate(timeout=LIMIT_S)[0] for process in started]
     for process, output in zip(started, outputs, strict=True):
         if process.returncode:

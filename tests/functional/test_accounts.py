@@ -242,6 +242,7 @@ def _ended(one: Person, job: Json) -> str:
 
 
 @pytest.mark.trains
+@pytest.mark.long
 def test_a_training_runs_where_accounts_are_separated_and_no_other_reaches_its_ports(
     cluster: Cluster, alice: Person, bob: Person
 ):
