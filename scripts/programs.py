@@ -40,15 +40,14 @@ def render() -> str:
     for name, row in rows["ran"].items():
         options = f"{row['options']} " if "options" in row else ""
         command = f"`{options}{row['command']}`"
-        again = f"`'{row['again']}'`"
+        again = f"`'{row['again']}'`" if "again" in row else "by itself"
         if name in results:
             seconds = f"{results[name]['seconds']} s"
             cells = (row["program"], command, again, row["needs"], seconds)
             lines.append(f"| {' | '.join(cells)} |")
         else:
-            untried.append(
-                (row["program"], command, f"`--again {again[1:]}", "its test did not run")
-            )
+            continues = again.replace("`'", "`--again '", 1)
+            untried.append((row["program"], command, continues, "its test did not run"))
     for name, row in rows["dry"].items():
         untried.append((name, f"`{row['command']}`", row["continues"], row["why"]))
 
