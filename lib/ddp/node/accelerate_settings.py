@@ -1,7 +1,7 @@
 """The variables that `accelerate launch` sets, by its own parser and launcher.
 
-The launcher runs up to the point where it would start torchrun or the program; the variables that
-it has set by then are those of the ranks. Machines, processes and GPUs are the job's.
+The launcher runs until it is about to start torchrun or the program; the ranks get the variables
+that it has set by then. Machines, processes and GPUs are the job's.
 """
 
 import json

@@ -35,10 +35,10 @@ def _path(python: str, env: dict[str, str]) -> str:
 
 
 def _network(host: str, env: dict[str, str]) -> dict[str, str]:
-    """Return the variables with which torchrun's agents and the ranks find each other.
+    """Return the variables that let torchrun's agents and the ranks find each other.
 
-    Names of nodes need not resolve: torchrun's agents get addresses. A task gets its own address, the job's
-    script that of the first node, where it runs. Raises FatalError.
+    Names of nodes need not resolve: torchrun's agents get addresses. A task gets its own address;
+    the job's script, which runs on the first node, gets that node's. Raises FatalError.
     """
     nodelist = env.get("SLURM_JOB_NODELIST", "")
     hosts = slurm_calls.hostnames(nodelist) if nodelist else []

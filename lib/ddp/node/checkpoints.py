@@ -13,7 +13,7 @@ _PATTERNS = ("epoch-*", "checkpoint-*")
 
 
 def newest(run_dir: pathlib.Path) -> pathlib.Path | None:
-    """Return the checkpoint that `latest` names, or where it is missing the one of the last step.
+    """Return the checkpoint that `latest` names, or without it the one of the last step.
 
     A filesystem without symbolic links has no `latest`. Raises OSError if it cannot be looked at.
     """
@@ -48,7 +48,7 @@ def unfinished(run_dir: pathlib.Path) -> list[pathlib.Path]:
 
 
 def best(run_dir: pathlib.Path) -> pathlib.Path | None:
-    """Return the checkpoint that `best` names, or where it is missing the newest one's manifest."""
+    """Return the checkpoint that `best` names, or without it the newest one's manifest."""
     link = run_dir / BEST
     if link.is_symlink():
         return run_dir / link.readlink().name

@@ -59,7 +59,7 @@ class ControlFiles:
         self._append(f"{self._prefix}.excluded", "".join(f"{node}\n" for node in nodes))
 
     def read_mark(self) -> time_limit.Mark | None:
-        """Read where the attempts began that reached the time limit without progress."""
+        """Read the start of the attempts that reached the time limit without progress."""
         return time_limit.parse(self._read(f"{self._prefix}.limits"))
 
     def write_mark(self, mark: time_limit.Mark) -> None:

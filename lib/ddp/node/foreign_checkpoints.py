@@ -29,7 +29,7 @@ class ForeignCheckpoint(typing.NamedTuple):
     """A checkpoint: a folder, or a single file."""
 
     path: pathlib.Path
-    marker: pathlib.Path  # the file by which it was recognised
+    marker: pathlib.Path  # the file that identified it
     changed: float  # when that was written, in seconds since 1970
 
 

@@ -25,10 +25,10 @@ class _Limit(typing.NamedTuple):
 
 
 def shortage(host: str, proc: pathlib.Path = pathlib.Path("/proc/self")) -> str:
-    """Report the memory for which the kernel killed a process of this task, or ""."""
+    """Report the memory shortage that made the kernel kill a process of this task, or ""."""
     try:
         groups = _groups(proc)
-        # The job's own count has those of earlier attempts, too
+        # The job's own count includes earlier attempts
         if not _has_kills(groups[:-1]):
             return ""
         return f"{host}{rank_ends.SHORTAGE}{_details(host, groups)}"

@@ -1,4 +1,4 @@
-"""The process beside a job that copies finished checkpoints to a bucket (`--mirror`).
+"""The process that copies a job's finished checkpoints to a bucket (`--mirror`).
 
 It runs on the first node, at the lowest priority, and touches neither the ranks nor their files.
 It copies the newest checkpoint; one that a newer one replaces before its turn is left out. The
@@ -109,7 +109,7 @@ class Mirror:
         return None
 
     def _report(self, *, copying: str = "", error: str = "") -> bool:
-        """Write the state for `ddp watch`; return whether there is no error."""
+        """Write the state for `ddp watch`; return False if there is an error."""
         if error and error != self._state.get("error"):
             spool.write(f"[MIRROR] {error}")
         self._state["copying"] = copying

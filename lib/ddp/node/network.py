@@ -16,7 +16,7 @@ from ddp.node import exit_codes, spec, spool
 _SIOCGIFCONF = 0x8912  # netdevice(7)
 _IFREQ = 40  # bytes of a struct ifreq on 64 bits
 _MOST_ADDRESSES = 1024
-PORTS = range(20000, 30000)  # below those of outgoing connections
+PORTS = range(20000, 30000)  # below the ephemeral ports of outgoing connections
 _TRIES = 3  # ports
 _PROBE_PORT = 9  # connecting UDP sends nothing, it picks the route
 
@@ -69,7 +69,7 @@ def head_address(here: str, hosts: list[str], shown: str) -> str:
 
 
 def node_address(node: str, shown: str) -> str:
-    """Return the IPv4 address by which Slurm knows a node. Raises FatalError.
+    """Return the IPv4 address that Slurm has for a node. Raises FatalError.
 
     A node's name is a label that need not resolve anywhere: its address is NodeAddr, which
     slurmctld took from its registration. `shown` is the output of `scontrol -o show node`.

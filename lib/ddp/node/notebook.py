@@ -1,7 +1,7 @@
 """The batch script of `ddp notebook`: JupyterLab on this node, until the job ends.
 
-Its token and what it writes for itself are in a folder on the node's own disk; the run's folder has
-the URL with the token, of mode 0600. Both are removed at the end.
+Its token and its own files are in a folder on the node's own disk; the run's folder has the URL
+with the token, in a file of mode 0600. Both are removed at the end.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import time
 from ddp.node import exit_codes, network, session, slurm_calls, spec, spool, unpacking
 
 URL, ABOUT = "url", "control/notebook.json"
-_PORTS = range(20000, 30000)  # below those of outgoing connections
+_PORTS = range(20000, 30000)  # below the ephemeral ports of outgoing connections
 _START_S = 300.0  # imports from a cold disk
 _END_S = 15.0  # for kernels to end, of the 30 s that Slurm gives
 # Runs ipykernel of the notebook's environment with the Python of another one, whose own packages
@@ -69,7 +69,7 @@ class Notebook:
         return exit_codes.exit_code(self._server.wait())
 
     def close(self, *, leaves_log: bool) -> None:
-        """Remove what is on the node's own disk and the URL, and the run's folder with its log."""
+        """Remove the files on the node's own disk and the URL, or the whole folder of the run."""
         shutil.rmtree(self._place, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(self._place))
@@ -100,7 +100,7 @@ class Notebook:
         spool.write("[ENV] the time limit is near: save your notebooks")
 
     def _address(self) -> str:
-        """Return this node's address, by which Slurm and so the login host reach it.
+        """Return this node's address in Slurm, which the login host can reach.
 
         Raises FatalError.
         """

@@ -1,6 +1,6 @@
 """The message at the end of a run: one POST of JSON, which never fails the run.
 
-The URL is a secret, as those of Slack and Mattermost are: no line of the log has it.
+The URL is a secret, as Slack's and Mattermost's are, and never appears in the log.
 """
 
 import json
@@ -39,7 +39,7 @@ def message(job: StartedJob, *, state: str, exit_code: int, reason: str) -> dict
 
 
 def body(url: str, about: dict[str, object]) -> bytes:
-    """Return the body for a URL: with a text alone where a chat is behind it."""
+    """Return the body for a URL; Slack and Mattermost get only the text."""
     parts = urllib.parse.urlsplit(url)
     if parts.hostname == _SLACK:
         text = str(about["text"]).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -53,7 +53,7 @@ def send(url: str, about: dict[str, object], env: dict[str, str], timeout_s: flo
     """Post a message, and log how that went."""
     try:
         status = storage.within(lambda: _post(url, body(url, about), env, timeout_s), timeout_s)
-    except Exception as e:  # whatever it is, the run goes on, and its text might show the URL
+    except Exception as e:  # the run goes on after any error, and its text might show the URL
         why = _reason(e)
     else:
         why = "" if 200 <= status < 300 else f"the server answered {status}"

@@ -1,12 +1,12 @@
 """Read numbers from rank 0's output, and append them to metrics.jsonl.
 
-The texts of `--metric` say which; without them those of known trainers are found, unless the
+The texts of `--metric` say which; without them the numbers of known trainers are found, unless the
 program writes to metrics.jsonl itself.
 
-A text is what stands around a number, with {} for the number, such as "loss: {}". It is no regular
-expression: looking for it takes a time that a line's length bounds.
+A text is a number's surroundings, with {} for the number, such as "loss: {}". It is not a regular
+expression, so that the line's length bounds the time of a search.
 
-A line in which a text is found makes a record. Its step is what the text named `step` found last;
+A line that contains a text makes a record. Its step is the last number of the text named `step`;
 without such a text the lines with the first quantity are counted, over all attempts.
 """
 
@@ -41,7 +41,7 @@ class Text:
     """What stands around a number in a line: `*` is any text, blanks are any number of blanks."""
 
     def __init__(self, text: str) -> None:
-        """Raises ValueError, with what is wrong with the text."""
+        """Raises ValueError, which says what is wrong with the text."""
         before, place, after = _squeezed(text).partition(PLACE)
         if not place or PLACE in after:
             raise ValueError(f"write {PLACE} once, where the number stands")
@@ -86,7 +86,7 @@ def _is_in_word(letter: str) -> bool:
 
 
 class Lines:
-    """What the texts find in lines, as records of metrics.jsonl."""
+    """A parser that makes records of metrics.jsonl from lines that contain the texts."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts = {name: Text(text) for name, text in texts}
@@ -119,7 +119,7 @@ class Lines:
         return record
 
     def _count(self, found: dict[str, typing.Any]) -> None:
-        """Move on to the step of a line, and take it out of what was found."""
+        """Move on to a line's step, and remove it from the numbers found."""
         if self._is_counted:
             self.step += self._first in found
             return
@@ -152,7 +152,7 @@ class Scanner:
         self._trainer: _Trainer | None = None
         self._size: int | None = None  # of the target, as this program left it
         self._is_under_way = False  # the first record of this attempt is written
-        # Up to where a file is read, and its line that has not ended
+        # How far each file has been read, and its last line if it has not ended
         self._files: dict[str, tuple[int, bytes]] = {}
         self._waiting: list[str] = []
         self._has_read = False
@@ -168,7 +168,7 @@ class Scanner:
     def _work(self) -> None:
         began = time.time()
         with contextlib.suppress(OSError):
-            self._begin()  # what is there already is not this attempt's
+            self._begin()  # lines that are there already are not this attempt's
         is_last = False
         while not (is_last and not self._waiting):
             is_last = self._over.wait(_PAUSE_S)
@@ -178,7 +178,7 @@ class Scanner:
                     return
                 records = self._read_all(is_last=is_last)
                 now = time.time()
-                # Those of one pass are spread evenly over its time
+                # The records of one pass are spread evenly over its time
                 for number, record in enumerate(records, 1):
                     record.setdefault("time", began + (now - began) * number / len(records))
                     self._add(record)
@@ -249,7 +249,7 @@ class Scanner:
     def _take(
         self, path: str, lines: list[bytes]
     ) -> collections.abc.Iterator[dict[str, typing.Any]]:
-        """Return the records of lines; those of a trainer come when their step is known."""
+        """Yield the records of lines; a known trainer's come later, once their step is known."""
         stream = os.path.basename(path).removesuffix(".log")
         for line in lines:
             text = line.decode(errors="replace")
@@ -267,10 +267,10 @@ class Scanner:
 
 
 class _Trainer:
-    """The records of a known trainer: of what it prints, or else of a file that it writes."""
+    """The records of a known trainer, from its output, or else from a file that it writes."""
 
     def __init__(self, places: list[str], before: Lines) -> None:
-        """`before` is what metrics.jsonl has of earlier attempts."""
+        """`before` has the step and the best losses of earlier attempts, from metrics.jsonl."""
         self._printed = trainer_outputs.Printed(before.step)
         self._files = trainer_outputs.Files(places)
         self._is_printing = False

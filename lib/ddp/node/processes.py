@@ -46,7 +46,7 @@ def children(parent: int) -> collections.abc.Iterator[int]:
 
 
 def local_rank(process: int) -> int | None:
-    """Return the number that torchrun gave a process; None if it is no rank or has ended."""
+    """Return the number that torchrun gave a process; None if it is not a rank or has ended."""
     try:
         found = _LOCAL_RANK.search(_text(f"/proc/{process}/environ"))
     except OSError:
@@ -57,7 +57,7 @@ def local_rank(process: int) -> int | None:
 def state_of(process: int) -> State | None:
     """Return the state of a process; None if it has ended.
 
-    It is the state of the first thread that nothing interrupts, else of the main one.
+    It is the state of the first uninterruptible thread, or else of the main thread.
     """
     states = _states(process)
     if process not in states:

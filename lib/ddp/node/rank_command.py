@@ -8,8 +8,8 @@ import shutil
 
 from ddp.node import exit_codes, spec
 
-# What a launcher within a rank would take for its own: with the agent's store the ranks of torch's
-# spawn() wait for ever (2.13), and composer starts as many ranks as LOCAL_WORLD_SIZE
+# A launcher within a rank would take these for its own: with the agent's store the ranks of torch's
+# spawn() wait forever (2.13), and composer starts as many ranks as LOCAL_WORLD_SIZE
 _OF_TORCHRUN = (
     "GROUP_RANK",
     "GROUP_WORLD_SIZE",
@@ -48,7 +48,7 @@ def num_launched(job: spec.JobSpec) -> int:
 
 
 def _without_torchrun(env: dict[str, str]) -> list[str]:
-    """Return the words that start a program with a port of its own, as torchrun's is taken."""
+    """Return the words that start a program with its own port, because torchrun's is taken."""
     words = ["/usr/bin/env"]
     for name in _OF_TORCHRUN:
         words += ["-u", name]

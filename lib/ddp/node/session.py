@@ -31,10 +31,10 @@ def prepare(job: spec.JobSpec, host: str, control: str = "") -> Session:
 
 
 def _folder(job: spec.JobSpec, env: dict[str, str]) -> str:
-    """Return the folder where it was asked for, or home, if the login host has it, too.
+    """Return the caller's working folder, or home, or else the user's folder in the workspace.
 
-    What is written to this node's own disk would be lost there: else it is the user's folder in the
-    workspace.
+    The first two count only if the login host has them, too: files on this node's own disk would be
+    lost there.
     """
     own = os.path.dirname(os.path.dirname(job.job_dir))
     for folder in (job.workdir, env.get("HOME", "")):

@@ -10,7 +10,7 @@ import time
 
 from ddp.node import exit_codes, spool, storage
 
-# Of slurmd: with its files from slurmctld, and with those of the machine
+# Of slurmd: with files from slurmctld, and with the machine's own
 CONF_FOLDERS = ("/run/slurm/conf", "/etc/slurm")
 ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
 REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
@@ -45,10 +45,11 @@ def call(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def lacks_fix(version: str, fixed: collections.abc.Sequence[str], since: str = "") -> bool:
-    """Return whether a version of Slurm is older than a fix; False for a text that is no version.
+    """Return whether a version of Slurm is older than a fix; False if the text is not a version.
 
-    `fixed` holds the first fixed version of each release; empty, nothing is to be fixed. A release before all of them
-    has no fix, one after them has it; a release before `since` never needed it.
+    `fixed` holds the first fixed version of each release; if it is empty, there is nothing to fix.
+    A release before all of them lacks the fix, one after them has it; a release before `since`
+    never needed it.
     """
     numbers = _numbers(version)
     if not numbers or not fixed or numbers < _numbers(since):

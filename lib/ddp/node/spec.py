@@ -114,7 +114,7 @@ class JobSpec:
     nodes: int = 0  # that the ranks use, if the job has spare ones; 0: all of the job's
     payload: str = ""  # folder with the payload's package, for an image and the user's own Python
     stop_signal: str = ""  # to the ranks as they are asked to stop, such as USR1; "": $STOP_FILE
-    again: tuple[str, ...] = ()  # arguments with which the program continues: ddp.node.continuation
+    again: tuple[str, ...] = ()  # arguments that let the program continue: ddp.node.continuation
     launcher: str = "torchrun"  # or node: one process a node, which may start ranks of its own
     is_command: bool = False  # the command's first word is looked up on the environment's PATH
     accelerate: Accelerate | None = None
@@ -142,7 +142,7 @@ def dump(spec: JobSpec | PrepareSpec | Environment) -> str:
 
 
 def load(kind: type[Spec], path: str) -> Spec:
-    """Parse the specification in a file. Raises OSError where it cannot be read."""
+    """Parse the specification in a file. Raises OSError if it cannot be read."""
     with open(path, encoding="utf-8") as file:
         return parse(kind, file.read())
 
@@ -162,7 +162,7 @@ def build(kind: typing.Any, value: typing.Any) -> typing.Any:
         return None if value is None else build(inner[0], value)
     if typing.get_origin(kind) is tuple:
         kinds = itertools.repeat(inner[0]) if inner[-1] is Ellipsis else inner
-        pairs = zip(kinds, value)  # noqa: B905 - repeat() has no end
+        pairs = zip(kinds, value)  # noqa: B905 - repeat() is endless
         return tuple(build(one, item) for one, item in pairs)
     if dataclasses.is_dataclass(kind):
         kinds = {field.name: field.type for field in dataclasses.fields(kind)}

@@ -1,6 +1,6 @@
 """A run that stands still: no line of metrics.jsonl for ten times its median step.
 
-Its ranks are ended by SIGABRT, at which Python prints their stacks (PYTHONFAULTHANDLER): they show
+Its ranks are ended by SIGABRT, so that Python prints their stacks (PYTHONFAULTHANDLER): they show
 which one is behind.
 """
 
@@ -20,7 +20,7 @@ from ddp.node.diagnosis import attempt_files
 
 LEAST_S = 120.0
 STEPS = 10  # times the median step
-SILENCES = 2  # times the longest silence so far, as of an evaluation
+SILENCES = 2  # times the longest silence so far, such as an evaluation
 APART_S = 3600.0  # between two restarts
 _FEWEST = 5  # steps of an attempt that is judged: torch compiles in the first ones
 _EVERY_S = 10.0
@@ -118,7 +118,7 @@ def _differences(times: list[float]) -> list[float]:
 
 
 def behind(run_dir: str, job_id: str, hosts: list[str]) -> tuple[str, str]:
-    """Return the node of the rank that the others wait for, and where it is; "-", "": unknown.
+    """Return the node and the place of the rank that the others wait for; "-" and "" if unknown.
 
     The ranks' stacks show it, and the states that their nodes printed before: one that is stuck in
     the kernel prints no stack.

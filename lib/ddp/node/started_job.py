@@ -24,7 +24,7 @@ class StartedJob:
 
     @property
     def control(self) -> str:
-        """The folder for what the job and its submitter write to each other."""
+        """The folder for files that the job and its submitter exchange."""
         return f"{self.run_dir}/control"
 
     @property

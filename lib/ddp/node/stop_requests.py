@@ -39,14 +39,14 @@ class StopRequests:
         self._ranks: Ranks | None = None
         self._words: list[str] = []
         self.first = ""  # the name of the first signal
-        self.is_ending = False  # TERM was received, after whatever signal: Slurm ends this job
+        self.is_ending = False  # TERM was received, even after another signal: Slurm ends this job
         self._ending_at = 0.0
         self.cause = ""  # a key of CAUSES
         self.is_stuck = False  # it reached its limit again without progress
         self.may_come_back = False  # the job may be requeued and then needs its secrets
         self.is_requeued = False
         self.is_requeued_by_slurm = False
-        self._is_signalled = False  # the ranks got a signal: their end is no sign of a fault
+        self._is_signalled = False  # the ranks got a signal: their end does not show a fault
         self._settling = threading.Lock()
         self._is_settled = False
 
@@ -145,7 +145,7 @@ class StopRequests:
             return found
         if slurm_calls.is_preempted(self._job.slurm_id):
             return slurm_calls.Ending("preemption")
-        return slurm_calls.Ending("limit")  # for which Slurm sends the warning
+        return slurm_calls.Ending("limit")  # Slurm's warning is for the time limit
 
     def _come_back(self) -> None:
         """Requeue the job, unless it has come back often enough or makes no progress."""
@@ -180,7 +180,7 @@ class StopRequests:
         return False
 
     def _mark(self) -> time_limit.Mark:
-        """Return where the ranks of this attempt began; before they did, where the job began."""
+        """Return where this attempt's ranks began; until they have, where the job began."""
         if self._ranks is None:
             return time_limit.Mark(self._began, -1, 1)
         return dataclasses.replace(self._ranks.mark, step=self._ranks.first_step())

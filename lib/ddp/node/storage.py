@@ -13,7 +13,7 @@ CALL_S = 30.0  # for one call on a working filesystem, however busy
 PATIENCE_S = 900.0  # a mount is remounted in seconds; a server that is restarted may take minutes
 REPORT_S = 30.0
 
-# What a call on a shared filesystem returns once its client or server has failed (errno.h,
+# Errors of calls on a shared filesystem once its client or server has failed (errno.h,
 # strerror(3)): FUSE's ends open calls with ECONNABORTED and later ones with ENOTCONN
 # (fs/fuse/dev.c), and one that was started again knows no open file, hence EBADF. Lustre and CephFS
 # give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT. Sockets, and closed files,

@@ -101,7 +101,7 @@ class Task:
         return code
 
     def _report_failure(self, witness: storage.Witness) -> None:
-        """Log what this node knows of a failure, and let the other tasks exit without saving."""
+        """Log what this node knows about a failure; let the other tasks exit without saving."""
         if shortage := memory_kills.shortage(self.host):
             spool.write(f"[ENV] {shortage}")
         if trouble := witness.trouble():
@@ -139,7 +139,7 @@ class Task:
         )
 
     def _logs(self) -> str:
-        """Return the folder for this node's logs: on its own disk, else in the run's folder."""
+        """Return the folder for this node's logs: on its own disk, or else in the run's folder."""
         below = f"node-{self.number}"
         note = spool.note(self.host)
         shared = f"{self.run_dir}/logs/{self.attempt}/{below}"

@@ -35,8 +35,8 @@ def make_store(address, port, size, is_master, timeout, *, make=static.TCPStore,
     return make(address, port, size, is_master, timeout, **options)
 static.TCPStore = make_store
 """
-# torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error
-# of the program's. Its imports do not look into the folder that the ranks start in. Its first two
+# torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is not the
+# program's error. Its imports do not look into the folder that the ranks start in. Its first two
 # options are newer than torch 2.6
 AGENT = f"""\
 import sys

@@ -73,7 +73,7 @@ class Printed:
         self._total = 0
         self._counted = counted
         self._has_bar = False
-        self._passes = 0  # in which figures waited for their step
+        self._passes = 0  # since figures began to wait for their step
 
     def add_line(self, stream: str, line: str) -> None:
         """Take a line, ended by a newline or a carriage return."""
@@ -215,7 +215,7 @@ def _preference(path: str) -> int:
 
 
 def _read(path: str, skipped: int) -> list[Record]:
-    """Return the records of a file behind what an earlier attempt wrote; [] if unreadable."""
+    """Return the records of a file after an earlier attempt's; [] if it is unreadable."""
     read = _READERS[_preference(path)][1]
     try:
         with small_files.opened(pathlib.Path(path)) as file:

@@ -176,7 +176,7 @@ def _is_complete(home: str, marker: str) -> bool:
 
 
 def _unpack(wanted: spec.Environment, layer: spec.Archive, home: str, report: str) -> None:
-    """Unpack a layer beside its folder, then rename it. Raises FatalError."""
+    """Unpack a layer next to its folder, then rename it. Raises FatalError."""
     import shutil
 
     archive = _open_archive(wanted, layer)
@@ -356,7 +356,7 @@ def _decompressed(blocks: collections.abc.Iterable[bytes]) -> collections.abc.It
     """Decompress zstd frames with libzstd, for nodes without the program.
 
     dpkg and systemd depend on the library. Raises ValueError for another format, or a truncated
-    archive. The calls are those of zstd.h, "Streaming decompression".
+    archive. The calls are from zstd.h, "Streaming decompression".
     """
     import ctypes
 

@@ -36,8 +36,8 @@ class AbsentRanks:
 def find(evidence: Evidence, lines: list[str]) -> AbsentRanks:
     """Return the ranks that never joined, by the last lines of the first failure.
 
-    The payload names the ranks. torch's rendezvous only reports a timeout: then they are those of
-    the nodes that started no rank.
+    The payload names the ranks. torch's rendezvous only reports a timeout: then they are the ranks
+    of the nodes that started none.
     """
     text = lines[-1] if lines else ""
     ranks: list[int] = []

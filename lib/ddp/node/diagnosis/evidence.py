@@ -11,7 +11,7 @@ from ddp.node.diagnosis import attempt_files, messages, rank_ends, rank_errors
 
 MAX_CHAIN = 200  # lines of a rank that are searched for what led to its last error
 _MAX_RECORDS_BYTES = 65536
-# Printed by task.py and what it starts, before any rank
+# Printed by task.py and its children, before any rank
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
 _STARTED = re.compile(r"(?:\d+: )?\[ENV\] node=(\S+) ")

@@ -1,8 +1,8 @@
 """Rules that find the rank whose failure ended an attempt.
 
-A rank that only reports a lost peer counts less than one that reports its own error, and than one
-that exited with no error, as with `sys.exit("why")`; among equals the earliest counts. If the
-launcher reports that ranks exited, but none of those with an error, these errors did not end them.
+A rank that reports its own error, or that exited without one, like `sys.exit("why")`, counts more
+than one that only reports a lost peer; among equals the earliest counts. If the launcher reports
+that ranks exited, but not one that reported an error, these errors did not end them.
 """
 
 import collections.abc
@@ -115,7 +115,7 @@ def _left_early(evidence: Evidence) -> Failure | None:
 
 
 def _first_error(evidence: Evidence) -> Failure | None:
-    """The earliest error that a rank reports, its own before that of a lost peer."""
+    """Return the earliest error that a rank reports, its own before a lost peer's."""
     if not evidence.errors:
         return None
     first = min(evidence.own_errors or evidence.errors, key=lambda error: error.at)

@@ -1,8 +1,8 @@
-"""Lines that the kernel, CUDA, NCCL and torch print of a fault, and what each proves.
+"""Lines that the kernel, CUDA, NCCL and torch print about a fault, and what each proves.
 
 Each pattern is anchored to who writes the line: by the line's beginning, or by an exception's type
-and the beginning of its text. A word anywhere in a message, or in what a program prints, proves
-nothing. To know another fault, add a row with its source.
+and the beginning of its text. A word anywhere in a message, or in a program's output, proves
+nothing. To recognise another fault, add a row with its source.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class MachineFault:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramFault:
-    """A line with which a program fails, by its pattern, and its remedy."""
+    """A pattern of the line that a program fails with, and the remedy."""
 
     pattern: str
     remedy: str
@@ -49,7 +49,7 @@ class ProgramFault:
 def _of_system(number: int, words: str) -> str:
     """Return the pattern of an error of errno.h.
 
-    Python's errors have the number, those of libraries the words of strerror(3).
+    Python's errors have the number, errors of libraries the words of strerror(3).
     """
     return (
         rf"{MODULES}(?:\w+Error: \[Errno {number}\]"
@@ -278,9 +278,9 @@ def is_lost_worker(line: str) -> bool:
 
 
 def until_worker_failed(text: list[str]) -> list[str]:
-    """Return an output up to the error of a worker that ran the script again, else all of it.
+    """Return an output up to the error of a worker that ran the script again, or all of it.
 
-    What follows in the main process is only the loss of that worker.
+    The main process then only reports the loss of that worker.
     """
     bare = [excerpts.without_rank(line) for line in text]
     for index, line in enumerate(bare):

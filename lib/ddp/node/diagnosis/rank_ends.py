@@ -63,7 +63,7 @@ def parse(log: list[str], per_node: int) -> list[RankEnd]:
 
             code = 128 - int(of_task[2])
             # A later task may have been ended by task.py or srun, and other codes say less than
-            # what the agent reports itself.
+            # the agent's own report.
             if -code in _SIGNALS.values() and not has_task_exited:
                 words = "its torchrun was " + describe(code, ran_out.get(node))
                 ends.append(RankEnd(node * per_node, node, code, words))
@@ -72,7 +72,7 @@ def parse(log: list[str], per_node: int) -> list[RankEnd]:
 
 
 def shortages(log: list[str]) -> dict[int, str]:
-    """Return the nodes, by number, on which the kernel killed for memory, with details if known."""
+    """Return the numbers of nodes that ran out of memory, with the kernel's details if known."""
     found: dict[int, str] = {}
     for line in log:
         if ran_out := _RAN_OUT.match(line):

@@ -1,4 +1,4 @@
-"""The errors that ranks report: in their error files, else in their output."""
+"""The errors that ranks report in their error files, or without one in their output."""
 
 import contextlib
 import dataclasses
@@ -52,10 +52,11 @@ def _is_stderr(log: attempt_files.RankLog) -> bool:
 
 
 def _read_error_file(path: pathlib.Path, rank: int, node: int, max_lines: int) -> Failure:
-    """Read an error file. Raises OSError, and the errors of an unexpected content.
+    """Read an error file. Raises OSError, and other errors if its content is unexpected.
 
-    The format is that of torch/distributed/elastic/multiprocessing/errors/error_handler.py, since
-    1.9; the payload's have more (error_file.py).
+    torch has written this format since 1.9
+    (torch/distributed/elastic/multiprocessing/errors/error_handler.py); the payload's files have
+    more (error_file.py).
     """
     held = small_files.read_object(path)["message"]
     about = typing.cast(small_files.Json, held) if isinstance(held, dict) else {"message": held}

@@ -21,8 +21,8 @@ _REFUSED_BEHIND_PATH = re.compile(  # of the payload (files.py) and of the shell
 _QUOTED_PATH = re.compile(r"(['\"])(/.*?)\1")
 _BARE_PATH = re.compile(r"(?<![\w.'\"/])/[^\s'\":;,()\[\]<>]+")
 _RELATIVE_PATH = re.compile(r": '([^'/][^']*)'(?: -> '[^']*')?$")
-# What a program prints without an errno once its files were lost: the writers of torch, C++ and
-# NumPy, and Python's imports
+# Printed without an errno once a program's files were lost: by the writers of torch, C++ and NumPy,
+# and by Python's imports
 _OF_FILES = re.compile(
     rf"\[Errno (?!(?:{'|'.join(map(str, _OF_LIMITS))})\])\d+\]|Bus error|SIGBUS|signal 7 |{_WORDS}"
     r"|inline_container\.cc|PytorchStream|iostream error|requested and \d+ written"

@@ -58,7 +58,7 @@ class Case:
 
     @property
     def has_peers(self) -> bool:
-        """Return whether the attempt had several nodes, of which one may be to blame."""
+        """Return whether the attempt had several nodes, so that another one may be to blame."""
         return len(self.evidence.hosts) > 1
 
 
@@ -126,8 +126,8 @@ def _filesystem_refused(case: Case) -> Verdict | None:
 def _filesystem_away(case: Case) -> Verdict | None:
     """A node missed the shared filesystem, and the first failure may be a consequence of that.
 
-    An error without a path, as of a socket, takes this sign from its own node. So does an error
-    that names no number; that of a lost peer takes it from any node.
+    An error without a path, such as a socket's, or without a number counts if its own node missed
+    the filesystem; the report of a lost peer counts if any node did.
     """
     away = case.evidence.away
     refused = _refusal(case)
