@@ -1,4 +1,4 @@
-"""`python -m ddp`: the program where it is not installed."""
+"""`python -m ddp`: the program without an installation."""
 
 from ddp import cli
 

@@ -321,7 +321,7 @@ def _unwrap(
     command = commands.unwrap(values, arguments)
     values = command.values
     facts = dict(command.facts)
-    if facts.get("is_command"):  # a name is no path: the model is checked with another in its place
+    if facts.get("is_command"):  # a name is not a path: the model is checked with one in its place
         facts["workload"] = values["workload"]
         values = values | {"workload": "/command"}
     return values, command.arguments, facts

@@ -1,4 +1,4 @@
-"""The settings of every command: the workspace, what is built and tracked, and how remedies are rendered."""
+"""The settings of all commands: workspace, builds, tracking, and how remedies are rendered."""
 
 import dataclasses
 import pathlib

@@ -70,7 +70,7 @@ def _choose(workspace: Workspace, run: Run, wanted: str) -> pathlib.Path:
 
 
 def _copy(workspace: Workspace, run: Run, checkpoint: pathlib.Path, target: pathlib.Path) -> None:
-    """Copy a checkpoint as its program wrote it, with the run's settings beside it."""
+    """Copy a checkpoint as its program wrote it, and add the run's settings."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.exported")
 
     def copy() -> None:
@@ -144,4 +144,4 @@ def _python(settings: Settings, log: Log) -> str:
 
 
 def _ignore(_: str) -> None:
-    """Leave out what a job would write into its log."""
+    """Drop a line that a job would write into its log."""

@@ -1,7 +1,7 @@
 """Check idle nodes: doctor's test, DCGM's, and collectives between two of them.
 
-A check never delays a job: it begins only while no job waits for nodes, its jobs have a QOS that others
-preempt where the user has one, and it is cancelled as soon as a job waits.
+A check never delays a job: it begins only while no job waits for nodes, its jobs have a QOS that
+others preempt if the user has one, and it is cancelled as soon as a job waits.
 """
 
 import collections.abc
@@ -21,14 +21,14 @@ from ddp.results.progress import Log
 from ddp.settings import Settings
 from ddp.slurm import jobs, partition_list, qos, queued_jobs
 
-_NAME = "node-check"  # of its jobs, and what the names of its runs begin with
+_NAME = "node-check"  # of its jobs, and the prefix of its runs' names
 _NOT_IDLE = partition_list.POWER | {"COMPLETING", "PLANNED", "POWERING_DOWN", "RESERVED"}
 _LOOK_S = 2.0
 _ALL_S = 3000.0  # the check is started again within the hour
 _WAIT_S = 30
 _PAIR_S = 600
 _SLOW = 0.5  # of the baseline
-# One line from each node on which a test of DCGM failed; a silent daemon is no fault of a card
+# One line from each node where a test of DCGM failed; a silent daemon is not a card's fault
 _DCGM = """\
 command -v dcgmi >/dev/null || exit 0
 bad=$(dcgmi diag -r 2 2>&1 | grep -w Fail | head -n 3 | tr -s ' |\\n' ' ')
@@ -93,7 +93,7 @@ class _Watch:
 
 @dataclasses.dataclass(frozen=True)
 class _Pair:
-    """The nodes of one check, and where they are."""
+    """The nodes of one check, and their partition."""
 
     partition: partition_list.Partition
     subject: str
@@ -191,7 +191,7 @@ class _Checker:
         return checks
 
     def _test_nodes(self, pair: _Pair) -> dict[str, str]:
-        """Return each node's fault by doctor and DCGM; what all have is no node's fault."""
+        """Return each node's fault, by doctor and DCGM, unless all nodes have the same."""
         given: dict[str, object] = {"nodes": ",".join(pair.names), "wait-timeout": _WAIT_S}
         asked = fields.parse(models.Doctor, given | self._place(pair))
         facts = examine.gather(self.settings, asked, (pair.partition,), self.log, job_name=_NAME)

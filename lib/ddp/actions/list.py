@@ -65,7 +65,7 @@ def _listed(runs: list[Run], others: list[jobs.Job], count: int, silence: str) -
 
 
 def _others(workspace: Workspace, pattern: str, queue: catalog.Queue) -> list[jobs.Job]:
-    """Return this user's active jobs that belong to no run, such as those of plain sbatch."""
+    """Return this user's active jobs outside of runs, such as those from plain sbatch."""
     if isinstance(queue, jobs.Silence):
         return []
     names = set(catalog.names(workspace))

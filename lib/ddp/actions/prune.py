@@ -55,7 +55,7 @@ def _runs(units: "list[_Unit]") -> list[Run]:
 
 
 def _with_command(settings: Settings, params: models.Prune, shown: Result) -> Result:
-    """Add what to type to remove what is shown."""
+    """Add the command that removes the runs and environments shown."""
     options: dict[str, object] = {
         "older": params.older,
         "keep-best": "true" if params.keep_best else None,
@@ -170,8 +170,8 @@ def _unused_environments(
 ) -> list[Manifest]:
     """List the account's own environments, layers and images that no run and no job uses.
 
-    `staying` are the account's runs that do not go. The trainer's serve the runs of all users. The
-    newest environment of each build stays, and what a layer that stays lies on.
+    `staying` are the account's runs that stay. The trainer's environments serve the runs of all
+    users. The newest environment of each build stays, and so does the base of a layer that stays.
     """
     workspace = settings.workspace
     contents = workspace.look()
@@ -203,7 +203,7 @@ def _created(one: Manifest) -> float:
 
 
 def _newest(settings: Settings, contents: Contents) -> set[str]:
-    """Return the hashes of what jobs without a choice of their own would use."""
+    """Return the hashes of the environments that jobs use by default."""
     newest: dict[str, str] = {}
     for one in contents.environments:  # the newest first
         if not one.name and not one.base:
@@ -233,7 +233,7 @@ def _environments_of(places: list[pathlib.Path]) -> set[str]:
 
 
 def _hashes_of_users(path: pathlib.Path) -> set[str]:
-    """Return the hashes of what users' runs use, and of what their own layers lie on.
+    """Return the hashes that users' runs refer to, and those of the bases of users' layers.
 
     Raises OSError if a user's folder cannot be read.
     """

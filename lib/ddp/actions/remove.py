@@ -80,7 +80,7 @@ def _named(workspace: Workspace, name: str) -> list[Run]:
 
 
 def elements_of(workspace: Workspace, run: Run) -> list[Run]:
-    """Return the runs of a sweep; none of another run."""
+    """Return the runs of a sweep; [] for any other run."""
     if run.kind != "sweep":
         return []
     names = workspace.do(removal.list_elements, path=run.folder)
@@ -151,7 +151,7 @@ def _check_unchanged(workspace: Workspace, run: Run) -> None:
 
 
 def delete_hidden(workspace: Workspace, count: int, log: Log) -> None:
-    """Delete what is hidden; what this command leaves, the next one deletes."""
+    """Delete the hidden files and folders; the next command deletes any that this one leaves."""
     paths = workspace.do(removal.hidden, runs=workspace.runs)
 
     def delete() -> None:

@@ -113,7 +113,7 @@ def _host(run: Run, rank: int | None) -> str:
 
 
 def _step(program: str, cpus: int) -> list[str]:
-    """Return srun's command for the prompt, beside which other steps find the job's resources."""
+    """Return srun's command for the prompt, which leaves the job's resources to other steps."""
     return [
         binaries.find("srun"),
         "--pty",

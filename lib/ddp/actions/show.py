@@ -162,7 +162,7 @@ def _metrics(settings: Settings, run: Run) -> str:
 
 
 def _exchanges(run: Run) -> str:
-    """Say what the exchanges of sites cost; "" without them."""
+    """Return the cost of the exchanges between sites, or "" without them."""
     share = run.metrics.last("sync_share")
     sent = run.metrics.last("sync_bytes_per_step")
     if share is None or sent is None:

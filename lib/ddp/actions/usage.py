@@ -62,7 +62,7 @@ def usage(settings: Settings, params: models.Usage, _: Log) -> Result:
 def _ask(
     config: dict[str, str], begin: datetime.datetime, end: datetime.datetime
 ) -> tuple[slurm_usage.Used, ...]:
-    """Ask slurmdbd. Raises Problem, also where there is none."""
+    """Ask slurmdbd. Raises Problem, also if there is none."""
     if "slurmdbd" not in config.get(_ACCOUNTING, ""):
         raise Problem("this Slurm keeps no accounting, so it knows no usage", remedy=_RELATE)
     try:

@@ -48,7 +48,10 @@ class Verb:
             return self.do(settings, params, log)
 
     def _require(self, settings: Settings, params: fields.Parsed) -> None:
-        """Check that Slurm and the workspace answer, and import its code meanwhile. Raises Problem."""
+        """Check that Slurm and the workspace answer while the verb's code is imported.
+
+        Raises Problem.
+        """
         from ddp.actions import prerequisites  # noqa: PLC0415 - `ddp --help` starts without it
 
         if self.needs == "workspace":

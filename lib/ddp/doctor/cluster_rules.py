@@ -1,4 +1,4 @@
-"""What is wrong with the cluster: Slurm's settings, absent nodes, tracking, the workspace."""
+"""Rules that find the cluster's faults: Slurm's settings, absent nodes, tracking, workspace."""
 
 import collections.abc
 import pathlib

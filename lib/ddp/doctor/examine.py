@@ -127,7 +127,7 @@ def _free(workspace: Workspace, contents: folders.Contents) -> tuple[tuple[str, 
 
 @contextlib.contextmanager
 def _folder(workspace: Workspace) -> collections.abc.Generator[dict[str, str]]:
-    """Make a folder in which the nodes write, and yield its path and nonce."""
+    """Make a folder for the nodes to write to, and yield its path and nonce."""
     nonce = secrets.token_hex(8)
     folder = workspace.do(operations.open_examination, workspace=str(workspace.folder), nonce=nonce)
     try:
@@ -189,7 +189,7 @@ def _probe(
 
 
 def read_reports(text: str) -> dict[str, Json]:
-    """Parse each node's report from the tasks' output; skip what is incomplete or no report."""
+    """Parse each node's report from the tasks' output; skip incomplete reports and other text."""
     pieces: dict[tuple[str, int], dict[int, str]] = {}
     for node, number, count, piece in _LINE.findall(text):
         pieces.setdefault((node, int(count)), {})[int(number)] = piece
@@ -218,7 +218,7 @@ def _note_counts(workspace: Workspace, findings: tuple[Finding, ...]) -> None:
 
 
 def _note_trips(workspace: Workspace, facts: Facts) -> None:
-    """Store the round trips, by which a training over slow links divides its nodes."""
+    """Store the round trips, which a training over slow links divides its nodes by."""
     trips: round_trips.Trips = {}
     for name, report in facts.reports.items():
         for host, peer in report["network"]["peers"].items():
@@ -230,7 +230,7 @@ def _note_trips(workspace: Workspace, facts: Facts) -> None:
 
 
 def _stragglers(workspace: Workspace) -> collections.abc.Iterator[tuple[str, str, str]]:
-    """Yield run, host and words of the user's newest runs in which one rank holds the others up."""
+    """Yield run, host and words for each of the user's newest runs that a slow rank holds up."""
     with contextlib.suppress(Problem, folders.WorkspaceError):
         newest = catalog.names(workspace)[:_NEWEST]
         for run in catalog.load(workspace, newest, is_brief=True)[0]:
@@ -244,6 +244,6 @@ def _tracking_server(uri: str) -> list[str | int] | None:
     parts = urllib.parse.urlsplit(uri)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return None
-    with contextlib.suppress(ValueError):  # a port that is no number
+    with contextlib.suppress(ValueError):  # the port is not a number
         return [parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)]
     return None

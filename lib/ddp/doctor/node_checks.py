@@ -1,4 +1,4 @@
-"""What the daily check of idle nodes knows: when each was checked, and how often it failed since it passed."""
+"""The record of the daily check of idle nodes: when each was checked, and its failures since."""
 
 import collections.abc
 import dataclasses
@@ -22,7 +22,7 @@ class NodeCheck:
 
     checked: float = 0.0  # in seconds since 1970
     failures: tuple[str, ...] = ()  # since it passed last
-    partners: tuple[str, ...] = ()  # with which it failed
+    partners: tuple[str, ...] = ()  # that it failed with
 
     @property
     def is_unfit(self) -> bool:
@@ -57,10 +57,10 @@ def write(workspace: Workspace, checks: Checks) -> None:
 def choose(
     idle: collections.abc.Sequence[str], checks: Checks, now: float
 ) -> tuple[str, str | None] | None:
-    """Choose an idle node to check, and its neighbour for the test of the two; None: none is due.
+    """Choose an idle node to check, and a neighbour to test it with; None if none is due.
 
-    What failed comes first. A node that failed beside a neighbour is checked beside another one,
-    since either of the two may be at fault.
+    Nodes that failed come first. A node that failed together with a neighbour is checked with
+    another one, since either of the two may be at fault.
     """
     due = [name for name in idle if _is_due(checks.get(name, NodeCheck()), now)]
     for name in sorted(due, key=lambda name: _turn(checks.get(name, NodeCheck()))):
@@ -77,7 +77,7 @@ def passed(checks: Checks, name: str) -> Checks:
 
 
 def failed(checks: Checks, name: str, why: str, partner: str = "") -> Checks:
-    """Return the checks after a node failed, beside a partner if both were needed to see it."""
+    """Return the checks after a node failed, with its partner if the test needed two nodes."""
     before = checks.get(name, NodeCheck())
     partners = (*before.partners, partner) if partner else before.partners
     failures = (*before.failures, why)[-MOST_FAILURES:]

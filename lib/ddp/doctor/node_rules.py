@@ -1,4 +1,4 @@
-"""What is wrong with a node, and where nodes differ."""
+"""Rules that find a node's faults, and differences between nodes."""
 
 import statistics
 

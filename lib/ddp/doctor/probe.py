@@ -76,9 +76,10 @@ def tcp() -> dict[str, int]:
 
 
 def relays() -> dict[str, str]:
-    """Return the relays by which Tailscale reaches other machines, by their addresses; {} without it.
+    """Return the relay of each machine that Tailscale reaches through one, by address.
 
-    Of a machine that it reaches directly `tailscale status --json` has an address in CurAddr, of others the relay.
+    `tailscale status --json` shows the address of a machine that it reaches directly in CurAddr,
+    and otherwise the relay. {} without Tailscale.
     """
     try:
         text = subprocess.check_output(("tailscale", "status", "--json"), timeout=10)

@@ -56,7 +56,7 @@ def list_asked(params: models.Doctor, partition: partition_list.Partition) -> li
 def find_unfit(
     asked: list[str], partition: partition_list.Partition, known: dict[str, nodes.Node]
 ) -> dict[str, str]:
-    """Map the nodes on which Slurm starts no step now to the reason."""
+    """Map the nodes that Slurm cannot start a step on now to the reason."""
     usable = {node.name for node in partition.usable}
     gone = {node.name for node in partition.nodes if node.state == usable_nodes.GONE}
     unfit: dict[str, str] = {}
@@ -74,7 +74,7 @@ def find_unfit(
 
 
 def _why_unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
-    """Return why a node is unfit, or ""; that the job's own reservation holds it is no reason."""
+    """Return why a node is unfit, or ""; the job's own reservation does not count."""
     if node is None:
         return "Slurm does not know it"
     allowed = {"MAINTENANCE", "NOT_RESPONDING"} if is_usable else set[str]()

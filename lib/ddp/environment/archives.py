@@ -46,8 +46,8 @@ def open_layer(build: str, base: str, part: tuple[int, str], skipped: int) -> li
 def finish_layer(build: str, base: str, names: list[str]) -> int:
     """Put the environment `base` behind the layer on sys.path; return the layer's bytes.
 
-    A node unpacks both side by side, and compiles what it imports. The file sorts before those of
-    packages, whose .pth files may need the base.
+    A node unpacks both side by side, and compiles modules as it imports them. The file's name sorts
+    before the .pth files of packages, which may need the base.
     """
     environment = pathlib.Path(build, "env")
     (site,) = environment.glob("lib/python3.*/site-packages")

@@ -16,7 +16,7 @@ from ddp.settings import Settings
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
 
-_KEPT_S = 7 * 86400  # systemd-tmpfiles removes what is older than 30 days, file by file
+_KEPT_S = 7 * 86400  # systemd-tmpfiles removes files that are older than 30 days, one by one
 IMPORTS = pathlib.Path(__file__).with_name("imports.py")
 
 
@@ -103,9 +103,8 @@ def _make_layer(
 def _open(workspace: Workspace, request: Request, folder: pathlib.Path, log: Log) -> uv.Uv:
     """Make an empty environment, and return uv for it.
 
-    Its scripts find their interpreter beside them.
-
-    uv is kept on this host, with a pip that reads the site's settings.
+    Its scripts find their interpreter in their own folder. uv is kept on this host, with a pip that
+    reads the site's settings.
     """
     do = functools.partial(with_progress, log)
     wheels: list[str] = []
@@ -151,10 +150,10 @@ def _install(settings: Settings, request: Request, folder: pathlib.Path, log: Lo
 def _install_layer(
     settings: Settings, request: Request, base: folders.Manifest, folder: pathlib.Path, log: Log
 ) -> list[str]:
-    """Install what the requirements need beyond the base; return the names of the base's metadata.
+    """Install the packages that the base lacks; return the names of the base's metadata.
 
-    Of the base only torch is pinned: another version of a package is installed if the requirements
-    need it, and all packages of the base still fit together.
+    Only the base's torch is pinned: another version of a package is installed if the requirements
+    need it and all packages of the base still fit together.
     """
     installer = _open(settings.workspace, request, folder, log)
     part = {"part": base.parts[1], "skipped": base.parts[0][0]}

@@ -1,6 +1,6 @@
 """The compiled parts of a layer's packages that need the libraries of torch.
 
-They load only beside the torch that they were built with: torchvision of another build ends in
+They load only with the torch that they were built for: torchvision of another build fails with
 `operator torchvision::nms does not exist`.
 """
 
@@ -54,7 +54,7 @@ def unpack_base(archive: str, target: str) -> None:
 
 
 def check(python: pathlib.Path, parts: list[pathlib.Path], torch: str) -> None:
-    """Raise InstallError, with the package, unless all parts load beside torch."""
+    """Check that all parts load with torch. Raises InstallError, which names the package."""
     printed = uv.call(python, "-I", LOADER, *parts, timeout=300)
     failed: dict[str, str] = json.loads(printed)
     for path, why in failed.items():

@@ -19,7 +19,7 @@ from ddp.settings import Settings
 from ddp.workspace import folders
 
 TOOLS = ("skopeo", "umoci", "zstd")
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname(2)'s names, and those of images
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # from uname(2)'s names to images' ones
 
 
 def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Results:

@@ -1,4 +1,4 @@
-"""Load compiled parts beside torch; print why some do not fit to it, as JSON by path."""
+"""Load compiled parts together with torch; print as JSON, by path, why some do not fit."""
 
 import ctypes
 import importlib

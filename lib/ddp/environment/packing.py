@@ -2,7 +2,7 @@
 
 Each part is a zstd frame with a tar; the first has the folders, which each of the others needs: two
 tars that both make one fail (GNU tar 1.34). The second has the scripts and the packages' metadata,
-from which a layer is resolved. `zstd -dc FILE | tar -xi` reads all of them one after the other.
+which a layer is resolved from. `zstd -dc FILE | tar -xi` reads all of them one after the other.
 """
 
 import hashlib

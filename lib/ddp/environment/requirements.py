@@ -41,9 +41,9 @@ def find_in_project(folder: pathlib.Path) -> pathlib.Path:
 
 
 def digest(path: pathlib.Path, *extras: str) -> str:
-    """Hash a requirements.txt with what it includes, or a pyproject.toml with extras.
+    """Hash a requirements.txt with the files it includes, or a pyproject.toml with extras.
 
-    Raises ParameterError by line.
+    Raises ParameterError, which names the line.
     """
     texts: dict[pathlib.Path, bytes] = {}
     remaining = {path}

@@ -1,8 +1,8 @@
 """The store of Python environments: each is made once, and is one archive in the workspace.
 
 Its key is a hash of its inputs: the interpreter's version, the machine, the build of torch, the
-payload and its locked requirements, a user's own requirements. An environment with the current key
-is used; else one is made.
+payload and its locked requirements, a user's own requirements. An environment is made if none has
+the current key.
 """
 
 import collections
@@ -156,7 +156,7 @@ class Store:
         return ", ".join(names)
 
     def is_current(self, manifest: Manifest) -> bool:
-        """Return whether an environment has the current key; that of a layer is stored, too."""
+        """Return whether an environment has the current key, and a layer's base is stored."""
         has_base = not manifest.base or manifest.below is not None
         if manifest.name:  # a user's own has the torch that it was made with
             version = manifest.torch.partition("+")[0]
@@ -197,7 +197,7 @@ class Store:
     ) -> builder.Request:
         """Return the inputs of a layer with a user's requirements.
 
-        Raises ParameterError if the file is no good.
+        Raises ParameterError if the file is unusable.
         """
         sha256 = self.settings.workspace.do(lambda: requirements.digest(path, *extras))
         wheels = wheelhouse.find(self.settings)

@@ -11,7 +11,7 @@ from ddp.workspace.folders import PYTHON
 
 
 def find(settings: Settings, path: str | None = None) -> str:
-    """Return `path`, else the wheelhouse that the operator attached, else "".
+    """Return `path`, or else the wheelhouse that the operator attached, or "".
 
     Raises ParameterError.
     """

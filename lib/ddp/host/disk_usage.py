@@ -18,7 +18,7 @@ class Usage:
     def add(self, path: pathlib.Path) -> int:
         """Add a file, or a folder with all that is in it, and return its bytes.
 
-        Links are not followed; what vanishes meanwhile counts nothing.
+        Links are not followed; files that vanish during the walk are not counted.
         """
         before = self.total_bytes
         self._add(path)

@@ -32,7 +32,7 @@ def read_named(
 ) -> bytes:
     """Read a file that the user named; links are followed, and `is_private` demands mode 0600.
 
-    A pipe would block, and a device may have no end. Raises OSError or RefusedError.
+    A pipe would block, and a device may be endless. Raises OSError or RefusedError.
     """
     real = pathlib.Path(os.path.realpath(path))
     kind = special(real.stat().st_mode)

@@ -1,1 +1,1 @@
-"""What a cluster can do: collectives measured, training steps predicted."""
+"""A cluster's performance: collectives measured, training steps predicted."""

@@ -121,7 +121,7 @@ def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Res
 
 
 def _compare(entry: baseline.Json, before: baseline.Json | None) -> tuple[str, bool]:
-    """Return a figure beside the baseline's, and whether it is too slow to replace that."""
+    """Return a figure compared with the baseline's, and whether it is too slow to replace it."""
     figure = f"{entry['collective']}: {entry['average_busbw']:.4g} GB/s"
     if before is None:
         return f"{figure}, the first of its kind", False

@@ -101,7 +101,7 @@ def _advice(options: list[step.Choice]) -> str:
 
 
 def _place(params: models.Plan) -> step.Place:
-    """Return where the step is planned, with a training's own choice for what is not given."""
+    """Return the nodes and GPUs of the step; the defaults are those of a training."""
     num_nodes = params.nodes
     gpus = fields.num_gpus(params.gpus_per_node)
     partition = ""

@@ -113,7 +113,7 @@ def settings(config: Config) -> Settings:
 
 
 def payload() -> pathlib.Path:
-    """Find the payload's folder: inside the installed package, or beside it in the repository."""
+    """Find the payload's folder: inside the installed package, or next to lib in the repository."""
     here = pathlib.Path(__file__).resolve()
     inside = here.parents[1] / "payload"
     return inside if inside.is_dir() else here.parents[3] / "payload"

@@ -242,9 +242,9 @@ def check_url(value: str) -> str:
 
 
 def parse_gpus(text: str) -> tuple[tuple[str, int], ...]:
-    """Split GPUs, as --gpus-per-node names them, into types and numbers; "" is no type.
+    """Split GPUs, as --gpus-per-node names them, into types and numbers; "" means any type.
 
-    Of a repeated type Slurm takes the last number. Raises ValueError.
+    If a type is repeated, Slurm takes its last number. Raises ValueError.
     """
     found: dict[str, int] = {}
     for item in text.split(","):

@@ -153,7 +153,7 @@ class Training(Nodes):
 
     @property
     def memory_mb(self) -> int | None:
-        """`memory` in MiB; 0 where the site decides, None if it is not given."""
+        """`memory` in MiB; 0 if the site decides, None if it is not given."""
         return None if self.memory is None else fields.memory_mb(self.memory)
 
     @property
@@ -186,7 +186,7 @@ class SubmitDdp(Training):
 
 
 class Session(Nodes):
-    """Options of an allocation in which the user works."""
+    """Options of an allocation that the user works in."""
 
     cpus_per_task: fields.Cpus = None
     memory: typing.Annotated[fields.Memory | None, Directive("mem", is_computed=True)] = None

@@ -1,1 +1,1 @@
-"""How long a step takes, from what was measured on the cluster; what memory it needs."""
+"""A training step's time, from measurements on the cluster, and its memory."""

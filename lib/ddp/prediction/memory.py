@@ -1,8 +1,9 @@
 """The memory of a rank by DDP, FSDP2 and LoRA: arithmetic, standard library only.
 
-Weights are trained in fp32 with bf16 arithmetic and AdamW, as Trainer's `--bf16` does. LoRA's frozen weights
-are in bf16. A block of width C keeps 34 C bytes of each token for the backward pass with fused attention, and
-2 C where it is computed again (Korthikanti et al. 2022, section 4 without the scores).
+Weights are trained in fp32 with bf16 arithmetic and AdamW, as Trainer's `--bf16` does. LoRA's
+frozen weights are in bf16. A block of width C keeps 34 C bytes of each token for the backward pass
+with fused attention, and 2 C with activation checkpointing (Korthikanti et al. 2022, section 4
+without the scores).
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ LORA_WIDTHS = 20  # in + out of a block's seven linear layers (Llama 3 8B), in u
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What a model's memory depends on."""
+    """The sizes of a model that its memory depends on."""
 
     parameters: int
     layers: int

@@ -11,7 +11,7 @@ Trips = dict[str, dict[str, float]]  # in ms, from a node to others
 
 
 def store(workspace: Workspace, trips: Trips) -> None:
-    """Store what was measured, in place of what was known of the same nodes."""
+    """Store measured round trips in place of the same nodes' earlier ones."""
     if trips:
         path = str(workspace.baselines / FILE)
         workspace.do(operations.store_round_trips, path=path, trips=trips)

@@ -1,4 +1,4 @@
-"""The prediction of a step: its communication, and what the backward pass does not hide.
+"""The prediction of a step: its communication, and the part that the backward pass cannot hide.
 
 DDP reduces the gradients in buckets. The backward pass is two thirds of the computation (it does
 twice the forward's work: Kaplan et al. 2020, 2.1), and all buckets but the last can travel during
@@ -15,19 +15,19 @@ BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those ar
 BYTES_IN_BF16 = 2  # with --gradients bf16, and of an exchange between sites
 INTERVALS = (10, 50, 500)  # of exchanges, which the table has
 BACKWARD_SHARE = 2 / 3  # of the computation
-# Of what could be hidden: on CPUs the transport takes the ranks' own cores (two gloo ranks over 2
-# Gbit/s, November 2026: 43 % of all bytes were hidden where the last bucket is 38 %)
+# Of the bytes that could be hidden: on CPUs the transport takes the ranks' own cores (two gloo ranks
+# over 2 Gbit/s, November 2026: 43 % of all bytes were hidden, of the 62 % before the last bucket)
 OVERLAP_ON_GPU = 1.0
 OVERLAP_ON_CPU = 0.7
 BUCKET_BYTES = 25 << 20  # the payload's bucket_mb
 IDLE_BELOW = 0.5  # of the time: then exchanges are recommended,
 LEAST_COMPUTED = 0.005  # of a measured step
-WORTHWHILE = 0.9  # and the first with which ranks compute that much
+WORTHWHILE = 0.9  # namely the first that lets ranks compute that share of the time
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the step runs."""
+    """The nodes and ranks that run the step."""
 
     num_nodes: int
     per_node: int  # ranks
@@ -46,7 +46,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A way to exchange what ranks learn, and what it costs."""
+    """A way to exchange the ranks' gradients or weights, and its cost."""
 
     flags: str
     step_bytes: float  # that a rank sends in a step
@@ -59,7 +59,7 @@ def choices(
 ) -> list[Choice]:
     """Compare plain DDP, bf16, and exchanges of sites, each a node, every so many steps.
 
-    An exchange is not hidden. What a site's own ranks exchange by a fast network is not counted.
+    An exchange is not hidden. Traffic within a site, over its fast network, is not counted.
     """
     found: list[Choice] = []
     ring = 2 * (place.world - 1) / place.world
@@ -86,7 +86,7 @@ def choices(
 
 
 def overlap(*, on_gpu: bool) -> float:
-    """Return how much of what the backward pass could hide it hides."""
+    """Return the share that the backward pass hides of the communication that it could hide."""
     return OVERLAP_ON_GPU if on_gpu else OVERLAP_ON_CPU
 
 
@@ -123,7 +123,7 @@ def compute_seconds(
 ) -> float:
     """Return the seconds that a rank computes in a step, by a measured rate.
 
-    What a run of several nodes measured has its communication, too, which is taken off.
+    If several nodes measured it, the rate includes their communication, which is taken off.
     """
     measured_s = work.tokens * work.accumulate / rate.tokens_per_second
     entry = None

@@ -1,4 +1,4 @@
-"""What a rank computes in a step, and how fast."""
+"""A rank's computation in a step, and its rate."""
 
 import dataclasses
 import pathlib
@@ -33,7 +33,7 @@ class Rate:
     tokens_per_second: float
     source: str
     world: int = 1  # ranks of the run,
-    num_nodes: int = 1  # over whose network it sent all gradients
+    num_nodes: int = 1  # that exchanged all gradients over their network
     step_tokens: int = 1  # of a rank and a forward pass in it
     accumulate: int = 1
 
@@ -41,7 +41,7 @@ class Rate:
 def describe(
     workspace: Workspace, payload: pathlib.Path, params: models.Plan, *, on_gpu: bool
 ) -> Workload:
-    """Describe the payload's step, with its own defaults for what is not given."""
+    """Describe the payload's step, with its own defaults for options that are not given."""
     seq_len = params.seq_len or (1024 if on_gpu else 128)
     batch = params.batch or (32 if on_gpu else 16)
     tokens = batch * seq_len
@@ -58,7 +58,7 @@ def describe(
 
 
 def find_rate(workspace: Workspace, params: models.Plan, work: Workload, *, on_gpu: bool) -> Rate:
-    """Return the rate of one rank, and where it is from. Raises ParameterError."""
+    """Return the rate of one rank, and its source. Raises ParameterError."""
     if params.tokens_per_second is not None:
         return Rate(float(params.tokens_per_second), "as given", step_tokens=work.tokens)
     wanted = (work.model, work.seq_len, on_gpu)

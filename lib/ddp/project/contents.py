@@ -1,10 +1,10 @@
 """Which files of a project a run takes along.
 
-In a git repository: what git tracks, uncommitted edits and new files. Of what git ignores, files
-that lie beside those are taken along, such as the data that a script in the same folder makes:
-readable by the user alone, hidden ones not, and up to a size. Elsewhere: all files that are not
-generated. `.ddpignore` at the root, in gitignore's syntax, leaves out more, and takes in with `!`
-what git ignores.
+In a git repository: tracked files with uncommitted edits, and new files. Files that git ignores are
+taken along, too, if they are in the same folders, such as data that a script makes there, up to a
+size and without hidden ones; only the user can read the copies. Elsewhere: all files that are not
+generated. `.ddpignore` at the root, in gitignore's syntax, leaves out more, and takes in ignored
+files with `!`.
 """
 
 import collections.abc
@@ -21,12 +21,12 @@ from ddp.project import git, problems
 # What .ddpignore says about a path: False leaves it out, True takes it in, None: no rule matches
 Verdict = collections.abc.Callable[[str], bool | None]
 
-IGNORED_BYTES = 64 * 2**20  # of files that git ignores, beside kept ones
+IGNORED_BYTES = 64 * 2**20  # of files that git ignores, in the folders of kept ones
 _IMPORTABLE = (".py", ".so")
 # A folder with one of these is generated: a virtual environment (PEP 405), a cache
 # (https://bford.info/cachedir), conda
 _GENERATED = ("pyvenv.cfg", "CACHEDIR.TAG", "conda-meta")
-# Ignored files that nobody misses: hidden ones, logs, and traces of installers
+# Ignored files that a run never needs: hidden ones, logs, and traces of installers
 _TRIFLES = re.compile(r"(.*/)?(\.[^/]*|[^/]*(\.egg-info|\.log|\.pyc|~)|node_modules|__pycache__)/?")
 
 
@@ -71,7 +71,7 @@ def is_generated(path: pathlib.Path) -> bool:
 
 
 def _new_files(top: pathlib.Path) -> collections.abc.Iterator[str]:
-    """Yield the files that git does not know yet, and those of repositories inside this one."""
+    """Yield the files that git does not track yet, and the files of nested repositories."""
     for name in git.list_untracked(top):
         path = pathlib.PurePath(name)
         if any(is_generated(top / part) for part in (path, *path.parents[:-1])):
@@ -92,7 +92,7 @@ def _files_beside(kept: list[str], ignored: list[str]) -> list[str]:
 
 
 def _smallest(top: pathlib.Path, names: set[str]) -> list[str]:
-    """List files, the smallest first, up to what they may take together."""
+    """List files, the smallest first, up to IGNORED_BYTES in total."""
     sizes: dict[str, int] = {}
     for name in names:
         with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ Move = tuple[pathlib.Path, pathlib.Path]  # from, to
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where the ranks of a user's program start."""
+    """The folder and the PYTHONPATH that the ranks of a user's program start with."""
 
     folder: str  # absolute
     origin: str  # the project's root
@@ -35,7 +35,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """The copy of a project, beside the run's folder until it is placed."""
+    """The copy of a project, next to the run's folder until it is placed."""
 
     workspace: Workspace
     found: root.Project

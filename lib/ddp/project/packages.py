@@ -99,9 +99,9 @@ def _texts(value: object) -> list[str]:
 
 
 def _holds_modules(folder: pathlib.Path) -> bool:
-    """Return whether the folder may go on PYTHONPATH: none of its modules shadows the library.
+    """Return whether the folder may go on PYTHONPATH: it has modules, and none shadows the library.
 
-    PYTHONPATH comes before the standard library, where `pip install -e` puts its folders behind it.
+    PYTHONPATH comes before the standard library, whereas `pip install -e` puts folders behind it.
     """
     if (folder / "__init__.py").exists():  # it is a package itself
         return False

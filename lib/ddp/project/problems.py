@@ -19,7 +19,7 @@ def of_path(
 
 
 def describe(path: pathlib.Path | str, why: str, how: str) -> str:
-    """Describe what is wrong with a path, and the remedy."""
+    """Describe the problem with a path, and the remedy."""
     text = str(path)
     shown = text if text.isprintable() else ascii(text)
     return f"{shown}: {why}; {how}"

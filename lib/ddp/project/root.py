@@ -4,7 +4,7 @@ The first of these is the project:
 
 1. the git repository of the program
 2. the nearest folder with a pyproject.toml or .ddpignore
-3. the folder in which the command was typed, if the script lies below it
+3. the folder that the command was typed in, if the script lies below it
 4. the script's folder
 
 A home folder is never copied as a whole. There, in the workspace's own folders and in other
@@ -50,7 +50,7 @@ class Project:
         return frozenset([*self.files, *folders])
 
     def link(self, name: str) -> str:
-        """Return the target of a link's copy: relative within the project, else absolute."""
+        """Return the target of a link's copy: relative within the project, absolute otherwise."""
         source = self.root / name
         real = pathlib.Path(os.path.realpath(source))
         if real.is_relative_to(self.root) and real.relative_to(self.root).as_posix() in self._paths:
@@ -87,7 +87,7 @@ def find(
     """Find the project of a script or, without one, of a module. Raises ParameterError.
 
     A link to a script is followed, as Python does. `own` are folders of the workspace, which are
-    not projects; `typed_in` is the folder in which the command was typed. A module needs it.
+    not projects; `typed_in` is the folder that the command was typed in. A module needs it.
     """
     here = None if typed_in is None else pathlib.Path(os.path.realpath(typed_in))
     if script is not None:

@@ -36,7 +36,7 @@ def _place(folder: pathlib.Path, record: Record) -> _Place:
 def find_module(folder: pathlib.Path, record: Record, name: str) -> tuple[str, str] | None:
     """Find a module in the project of a run.
 
-    Returns its path there, and its folder relative to the folder in which the ranks started.
+    Returns its path there, and its folder relative to the folder that the ranks started in.
     """
     place = _place(folder, record)
     below = name.replace(".", "/")
@@ -72,7 +72,7 @@ def find_left_out(
 ) -> str | None:
     """Find a file or package that the run's copy lacks, by its name.
 
-    Searches the folder in which the command was typed, its parent, and three levels below.
+    Searches the folder that the command was typed in, its parent, and three levels below.
     """
     place = _place(folder, record)
     start = place.start

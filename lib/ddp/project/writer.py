@@ -55,7 +55,7 @@ def _write(project: projects.Project, name: str, target: pathlib.Path) -> None:
     about = source.stat()
     if not stat.S_ISREG(about.st_mode):
         return  # it was just replaced
-    target.touch(mode=0o600)  # nobody else may read an ignored file, even while it is copied
+    target.touch(mode=0o600)  # others may not read an ignored file, even while it is copied
     shutil.copyfile(source, target)
     os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
     readers = 0o700 if name in project.private else 0o777

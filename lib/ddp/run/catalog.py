@@ -16,10 +16,10 @@ from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
 
 LIST = Command("list")
-_LIST_NUMBER = Step("list-number", "ddp list")  # what was typed may have been 40_3
+_LIST_NUMBER = Step("list-number", "ddp list")  # the user may have typed 40_3
 START = Command("submit")
 
-Queue = tuple[jobs.Job, ...] | jobs.Silence  # what Slurm says of this user's jobs
+Queue = tuple[jobs.Job, ...] | jobs.Silence  # Slurm's answer about this user's jobs
 
 
 def find(workspace: Workspace, named: str | None) -> tuple[str, int]:

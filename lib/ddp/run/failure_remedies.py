@@ -1,6 +1,6 @@
-"""Rules that find the remedy for the error with which a run failed; the first that fits is taken.
+"""Rules that find the remedy for the error that a run failed with; the first that fits is taken.
 
-To know another remedy, add a rule to `RULES`, or a row to the tables that the rules read.
+To add a remedy, add a rule to `RULES`, or a row to the tables that the rules read.
 """
 
 import collections.abc

@@ -174,7 +174,7 @@ class Run:
 
     @property
     def step_unit(self) -> str:
-        """What `step` counts: steps, or lines of the output in which no step was found."""
+        """The unit of `step`: steps, or lines if the output has no steps."""
         return "lines" if self.metrics.is_counted else "steps"
 
     @property

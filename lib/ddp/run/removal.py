@@ -1,7 +1,7 @@
-"""What can be removed of the runs, and how: call it in `Workspace.do`.
+"""Find and remove runs and their checkpoints: call these functions in `Workspace.do`.
 
 A folder is renamed to a name that no reader lists, and deleted after that: a reader sees all of it
-or nothing. What a killed command left under such a name, the next one deletes.
+or nothing. The next command deletes what a killed one left under such a name.
 """
 
 import collections.abc
@@ -144,7 +144,7 @@ def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def instructions(path: pathlib.Path) -> str:
-    """Return the text of what a run's job was given: its specification and its arguments."""
+    """Return the text of a run's input: the job's specification and its arguments."""
     texts: list[str] = []
     for name in ("program/job.json", "program/parts.json", "args"):
         try:

@@ -10,7 +10,7 @@ _WITHOUT = "Slurm keeps no accounts here: it has no slurmdbd"
 _ADD_DATABASE = Step("add-slurmdbd", "see: scontrol show config | grep AccountingStorageType")
 _START_DATABASE = Step("start-slurmdbd", "is slurmdbd up? see: systemctl status slurmdbd")
 _BE_ADMINISTRATOR = Step("be-administrator", "type it as root, or as an administrator of Slurm")
-# What sacctmgr prints where slurmdbd is silent, and where it refuses (24.11.5)
+# Printed by sacctmgr if slurmdbd does not answer, and if it refuses (24.11.5)
 _SILENT = re.compile(r"talking to the database|PersistInit|persistent connection")
 _DENIED = re.compile(r"ermission denied|Only admins|privilege")
 
@@ -61,7 +61,7 @@ class Accounting:
 
 
 def read() -> Accounting:
-    """Ask Slurm how it accounts. Raises Problem where it has no slurmdbd."""
+    """Ask Slurm about its accounting. Raises Problem if it runs without slurmdbd."""
     with jobs.asking():
         found = jobs.configuration()
     if "slurmdbd" not in found.get("AccountingStorageType", ""):
@@ -140,7 +140,7 @@ def _column(name: str, kind: str, *where: str) -> list[str]:
 
 
 def _ask(*argv: str) -> str:
-    """Run sacctmgr and return what it printed. Raises Problem."""
+    """Run sacctmgr and return its output. Raises Problem."""
     try:
         return jobs.ask("sacctmgr", *argv)
     except jobs.SlurmError as e:

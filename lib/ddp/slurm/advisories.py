@@ -39,7 +39,7 @@ def known() -> tuple[Advisory, ...]:
 
 
 def missing(version: str) -> tuple[Advisory, ...]:
-    """Return the security releases that this version of Slurm is older than; none for a text that is no version."""
+    """Return the security releases that this version of Slurm lacks; () if it is not a version."""
     return tuple(one for one in known() if slurm_calls.lacks_fix(version, one.fixed, one.since))
 
 
@@ -50,7 +50,7 @@ def fix_of(cve: str) -> tuple[str, ...]:
 
 
 def upgrade(version: str) -> str:
-    """Return the oldest versions that have every fix known here, and are no older release than this one."""
+    """Return the oldest version with all fixes known here, for each release from this one on."""
     fixed: dict[str, str] = {}
     for one in known():
         fixed |= {text.rpartition(".")[0]: text for text in one.fixed}

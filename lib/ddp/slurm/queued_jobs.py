@@ -66,7 +66,7 @@ def list_all() -> tuple[QueuedJob, ...]:
 
 
 def explain(reason: str) -> str:
-    """Return in words what a reason of Slurm's means; an unknown one as it is."""
+    """Return the meaning of Slurm's reason in words, or the reason itself if it is unknown."""
     for pattern, words in _WORDS.items():
         if re.match(pattern, reason):
             return words

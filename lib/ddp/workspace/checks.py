@@ -9,7 +9,7 @@ LEAST_FREE_BYTES, LEAST_FREE_FILES = 64 << 20, 100
 
 
 def trusted(contents: folders.Contents) -> None:
-    """Raise Problem if others could replace what a job runs; nothing is submitted then."""
+    """Raise Problem, before a submission, if others could replace the files that its job runs."""
     if contents.untrusted:
         raise Problem(contents.untrusted)
 

@@ -39,14 +39,12 @@ Sha256 = typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Manifest(pydantic.BaseModel, frozen=True):
-    """The file beside an environment's archive.
+    """The manifest file next to an environment's archive.
 
-    Each field has an alphabet, since the file belongs to a user.
+    Each field is limited to an alphabet, because the file belongs to a user.
     """
 
-    key: typing.Annotated[
-        str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")
-    ]  # of what it was made from
+    key: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]  # of its inputs
     hash: typing.Annotated[
         str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")
     ]  # of the archive; names it
@@ -88,7 +86,7 @@ class Manifest(pydantic.BaseModel, frozen=True):
         return f"{self.folder}/{self.hash}.tar.zst"
 
 
-NODE_DISK = pathlib.Path("/var/tmp")  # noqa: S108 - owner and mode of what is below are checked
+NODE_DISK = pathlib.Path("/var/tmp")  # noqa: S108 - owner and mode of files below are checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Workspace:
     user: str  # the account of this process, which owns its runs and submits the jobs
     uid: int
     account: str = ""  # the trainer's, whose environments and datasets all share; empty: none
-    unit: str = ""  # the trainer's, on whose machine the path is a mount; empty without charms
+    unit: str = ""  # the trainer's, which mounts the path on its machine; empty without charms
     deadline_s: float = 30  # of an operation that names no other
     node_disk: pathlib.Path = NODE_DISK  # a folder on each node's own disk, open to all accounts
     claims: locks.Claims = dataclasses.field(
@@ -155,12 +153,12 @@ class Workspace:
 
     @property
     def node_cache(self) -> pathlib.Path:
-        """The folder on each node's own disk to which the user's environments are unpacked."""
+        """The folder on each node's own disk that the user's environments are unpacked to."""
         return self.node_disk / f"slurm-ddp-{self.uid}"
 
     @property
     def host_cache(self) -> pathlib.Path:
-        """The folder on this host's own disk in which environments are built.
+        """The folder on this host's own disk that environments are built in.
 
         A login host may lack the nodes' disk.
         """
@@ -214,7 +212,7 @@ class Workspace:
             raise WorkspaceError(f"{self.user} cannot write {folder}; {hint}")
 
     def ensure_shared_folders(self) -> operations.Obstacles:
-        """Make the folders that all users share; return what is in the way."""
+        """Make the folders that all users share; return the obstacles."""
         place = str(self.path)
         self.do(operations.make_users, workspace=place)
         return self.do(
@@ -227,7 +225,7 @@ class Workspace:
             self.do(operations.check_own, path=str(self.folder))
 
     def look(self, *, timeout_s: float = 10) -> Contents:
-        """List the user's folder and what the workspace holds for all users."""
+        """List the environments, images and datasets of the user and of all users."""
         listed = [self._look_at(folder, timeout_s) for folder in self.folders]
         manifests: list[Manifest] = []
         datasets: dict[str, str] = {}

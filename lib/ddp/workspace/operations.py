@@ -70,7 +70,7 @@ class SourceSize:
 
 
 def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Obstacles:
-    """Make these folders; return what is in the way."""
+    """Make these folders; return the obstacles."""
     denied: list[str] = []
     for name in names:
         path = pathlib.Path(workspace, name)
@@ -152,7 +152,7 @@ def look(workspace: str, names: list[str], trusted: list[int]) -> Held:
     datasets = sorted(path.parent.name for path in (top / "datasets").glob("*/dataset.json"))
     room = os.statvfs(runs if runs.is_dir() else top)
     free_files = 1 << 40
-    if room.f_files and room.f_favail >= 0:  # CephFS has -1, others have no count
+    if room.f_files and room.f_favail >= 0:  # CephFS has -1, others do not count
         free_files = room.f_favail
     return Held(
         environments=tuple(_manifests(top / "environments", trusted)),
@@ -231,8 +231,8 @@ def drop_variables(secrets: str, owner: str, active: list[str]) -> None:
 def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) -> Synced:
     """Write the token to the files of active runs and remove the others; without one remove all.
 
-    With `active` None remove none of these. Keep a file of the last two minutes: its job is being
-    submitted.
+    If `active` is None, all jobs count as active. Keep a file of the last two minutes: its job is
+    being submitted.
     """
     removed = 0
     replaced = 0
@@ -298,7 +298,7 @@ def read_json(path: str) -> small_files.Json:
 
 
 def read_baseline(path: str) -> list[small_files.Json]:
-    """Return the valid entries of a baseline; none where there is no file."""
+    """Return the valid entries of a baseline; [] without a file."""
     entries: list[small_files.Json] = []
     with contextlib.suppress(OSError, ValueError):
         held: typing.Any = small_files.read_object(pathlib.Path(path)).get("entries")
@@ -336,7 +336,7 @@ def store_baseline(path: str, entries: list[small_files.Json]) -> None:
 
 
 def read_round_trips(path: str) -> dict[str, dict[str, float]]:
-    """Return the valid round trips in a file, in ms; none where there is no file."""
+    """Return the valid round trips in a file, in ms; {} without a file."""
     trips: dict[str, dict[str, float]] = {}
     with contextlib.suppress(OSError, ValueError):
         held = small_files.read_object(pathlib.Path(path)).get("trips_ms")
