@@ -84,7 +84,8 @@ def _join(workspace: Workspace, params: models.OpenShell) -> None:
     request = untrusted.as_object(run.record.get("request"))
     cpus = untrusted.number(str(request.get("cpus_per_task")), 1)
     step = _step(str(program / "program"), cpus)
-    where = [f"--jobid={run.job.job_id}", f"--nodelist={host}"]
+    # Without a name srun calls the step, and SLURM_JOB_NAME, after its program
+    where = [f"--jobid={run.job.job_id}", f"--nodelist={host}", f"--job-name={owner}"]
     run_dir = str(workspace.runs / name)
     _run([step[0], *where, *step[1:]], {"RUN_DIR": run_dir, "JOB_DIR": str(program)})
 

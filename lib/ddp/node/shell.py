@@ -57,9 +57,9 @@ def _unpack_elsewhere(job: spec.JobSpec, spec_path: str) -> None:
 def _command(env: dict[str, str]) -> tuple[list[str], tuple[int, ...]]:
     """Return the command of the user's shell, and the open files that it reads."""
     shell = _shell(env)
-    if os.path.basename(shell) != "bash":
-        return [shell, "-i"], ()
     mark = f"(ddp {env.get('SLURM_JOB_ID', '')}) "
+    if os.path.basename(shell) != "bash":
+        return ["/usr/bin/env", f"PS1={mark}$ ", shell, "-i"], ()  # sh has no file for it
     text = _RC.format(path=shlex.quote(env["PATH"]), mark=shlex.quote(mark))
     file = os.memfd_create("bashrc", 0)
     os.write(file, text.encode())

@@ -100,6 +100,7 @@ def test_with_a_run_it_is_the_node_of_the_rank(
     given = {} if rank is None else {"rank": rank}
     shell(settings, run="night", **given)
     assert {"--jobid=40", f"--nodelist={node}", "--overlap", "--pty"} <= set(asked.words)
+    assert "--job-name=night" in asked.words, "else SLURM_JOB_NAME is python3"
     assert asked.spec == (night / "program" / "job.json").read_text()
 
 
