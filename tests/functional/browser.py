@@ -17,6 +17,10 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 Json = dict[str, typing.Any]
 _FLAGS = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-proxy-server --no-first-run".split()
 _ANSWER_S = 120.0
+_MIDDLE = """(() => {
+  const box = document.querySelector(%s).getBoundingClientRect();
+  return [box.x + box.width / 2, box.y + box.height / 2];
+})()"""
 
 
 def find() -> str | None:
@@ -71,8 +75,11 @@ class Page:
         return answer["result"].get("value")
 
     def click(self, selector: str) -> None:
-        """Click on an element."""
-        self.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
+        """Click on the middle of an element with the mouse."""
+        x, y = self.evaluate(_MIDDLE % json.dumps(selector))
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            button: Json = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ def test_a_notebook_opens_in_a_browser_and_runs_a_cell_with_torch(
         eventually(lambda: _has(page, ".jp-LabShell"))
         page.open(url.replace("/lab?", "/lab/tree/cell.ipynb?"))
         eventually(lambda: _has(page, '.jp-Notebook-ExecutionIndicator[data-status="idle"]'))
-        page.click("[data-command='notebook:run-cell-and-select-next']")
+        eventually(lambda: _runs_cell(page))
         eventually(lambda: _shows(page, f"torch 3.0 {shown['job-id']}"))
 
     carol.does("ddp cancel notebook")
@@ -127,6 +127,13 @@ def _has(page: browser.Page, selector: str) -> None:
     assert page.evaluate(f"!!document.querySelector({selector!r})"), page.evaluate(
         "document.body.innerText"
     )
+
+
+def _runs_cell(page: browser.Page) -> None:
+    """Click on the button, which moves while the toolbar fills."""
+    page.click("[data-command='notebook:run-cell-and-select-next']")
+    prompt = page.evaluate("document.querySelector('.jp-InputPrompt')?.innerText")
+    assert prompt in ("[*]:", "[1]:"), prompt
 
 
 def _shows(page: browser.Page, text: str) -> None:
