@@ -107,7 +107,7 @@ class DdpTrainerCharm(ops.CharmBase):
         self._status = self._check(config)
 
     def _reconcile(self, event: ops.EventBase) -> None:
-        """Move this unit to its desired state, whichever event woke it."""
+        """Move this unit to its desired state, regardless of the event."""
         try:
             config, token = self._desired()
             problem = host.ensure(config, self.unit.name, self.charm_dir, token)
@@ -118,7 +118,7 @@ class DdpTrainerCharm(ops.CharmBase):
         except StatusError as e:
             self._status = e.status
         if self._status.level == Level.WAITING:
-            # for slurmctld or the mount, whose return is no event of this unit's
+            # slurmctld or the mount: their return triggers no event here
             wake.later(self.unit.name, self.charm_dir)
         self._observe(event)
 

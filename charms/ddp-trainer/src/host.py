@@ -100,7 +100,7 @@ def ask(
 
 
 def share(resource: pathlib.Path | None) -> str:
-    """Copy the attached wheelhouse to where the submit user can read it; return its path, or nothing if none is."""
+    """Copy the attached wheelhouse to a path that the submit user can read; return it, or ""."""
     if resource is None or not resource.stat().st_size:
         WHEELHOUSE.unlink(missing_ok=True)
         return ""
@@ -127,9 +127,9 @@ def _is_mounted(workspace: str) -> bool:
 
 
 def hand_over(workspace: str, names: list[str], owner: pwd.struct_passwd) -> None:
-    """Make folders in a workspace that belongs to root, for their owner, and `users`, in which everybody makes one.
+    """Make folders for `owner` in root's workspace, and `users`, in which anyone can make one.
 
-    Only root and their owner can have put the names into such a workspace, so nothing found there
+    Only root and the owner can have put these names into such a workspace, so nothing found there
     was planted. Other files, and folders of a third account, are left alone. Raises OSError.
     """
     top = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -30,7 +30,7 @@ Log = collections.abc.Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What a unit does under the lock, or waits for."""
+    """The task that a unit runs under the lock, or waits to run."""
 
     unit: str
     what: str  # "run action 7", "run config-changed hook"
@@ -41,7 +41,7 @@ class Entry:
 
 
 def is_held_by(unit: str, task: str) -> bool:
-    """Return whether an action that runs now holds the lock; where the agent is silent, Juju's version decides."""
+    """Return whether this action holds the lock; if the agent is silent, Juju's version decides."""
     report = _report(f"unit-{unit.replace('/', '-')}")
     if report is None:
         version = os.environ.get("JUJU_VERSION", "")
@@ -62,8 +62,8 @@ def waiting() -> list[Entry]:
 
 @contextlib.contextmanager
 def named_waiters(log: Log, *, is_held: bool) -> collections.abc.Generator[Log]:
-    """While the block holds the lock, log who has waited for it for a minute; the block logs with what this yields."""
-    if not is_held:  # whoever waits then does not wait for this action
+    """Log who waits a minute for the lock that the block holds; the block logs with the result."""
+    if not is_held:  # waiters do not wait for this action
         yield log
         return
     one_at_a_time = threading.Lock()

@@ -18,7 +18,7 @@ from slurm_ddp.exporter import counter, gauge
 from slurm_ddp.interfaces import cos_agent
 
 _ANSWER_S = 25.0
-_LONGEST_S = 300.0  # between two looks, of which the GPUs' time is counted
+_LONGEST_S = 300.0  # the longest time to count between two looks
 
 _VALUES = {
     "step": "Last step of the run.",

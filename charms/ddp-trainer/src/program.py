@@ -20,11 +20,11 @@ import typing
 from slurm_ddp import commands, files
 
 COMMAND = pathlib.Path("/usr/local/bin/ddp")
-# With a folder for each release; other charms' files lie beside it
+# With a folder for each release; other charms' files are in the same place
 LIBRARY = pathlib.Path("/usr/local/lib/slurm-ddp/ddp")
-# What a user's own Python imports for `from ddptrain import submit`, beside LIBRARY
+# For `from ddptrain import submit` in a user's own Python, next to LIBRARY
 IMPORTS = "python"
-# Of the system's Python: Debian's folder for what is not of its packages
+# The system Python's folder, by Debian, for modules that no package owns
 SITE = pathlib.Path(f"/usr/local/lib/python3.{sys.version_info[1]}/dist-packages")
 CONFIG = pathlib.Path("/etc/slurm-ddp.toml")
 PYTHON = "/usr/bin/python3"
@@ -86,7 +86,7 @@ def install(charm_dir: pathlib.Path) -> bool:
     folders = [path for path in partial.rglob("*") if path.is_dir()]
     for path in (LIBRARY.parent, LIBRARY, partial, *folders):
         path.chmod(0o755)
-    # Now, since only root can write beside the source
+    # Now, since only root can write to these folders
     commands.run(PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300)
     if not home.is_dir():
         partial.rename(home)
@@ -142,13 +142,13 @@ def remove() -> None:
 
 
 def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -> Answer:
-    """Run the program as `user` on one request and return its answer; what it logs is passed on as it comes.
+    """Run the program as `user` on one request and return its answer; its log is passed on live.
 
     Args:
-        user: the account; None of its groups is left out.
+        user: the account; all its groups apply.
         request: see ddp.service.
         log: gets each line of progress.
-        timeout_s: in seconds; without it the program itself ends what it waits for.
+        timeout_s: in seconds; without it the program sets its own limits.
 
     Raises:
         ProgramError: it could not be started, ended without an answer, or did not answer in time.
@@ -177,7 +177,7 @@ def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -
     assert process.stdout is not None
     assert process.stderr is not None
     with process.stdout, process.stderr, _ended(process, timeout_s):
-        with contextlib.suppress(BrokenPipeError):  # it ended at once: what it printed says why
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output tells why
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
         for line in process.stdout:

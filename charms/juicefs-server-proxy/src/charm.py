@@ -99,7 +99,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         run_action(action, lambda: Application(self), event, within=self._explained())
 
     def _reconcile(self, event: ops.EventBase) -> None:
-        """Move this unit to the desired state, and on the leader its offers, whichever event woke it."""
+        """Move this unit, and the leader's offers, to the desired state for any event."""
         try:
             with self._explained():
                 self._status = Application(self).reconcile()
@@ -115,7 +115,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             event.add_status(ops.StatusBase.from_name(self._status.level, text))
 
     def _explained(self) -> contextlib.AbstractContextManager[None]:
-        """Turn what fails inside into a `StatusError`: Waiting if it may pass by itself, else Blocked."""
+        """Turn errors inside into a `StatusError`: Waiting if they may pass, or Blocked."""
         lasting = (formatting.VolumeError, embedded.store.StoreError)
         return juicefs.explained(self.app.name, lambda e: f"metadata engine: {e}", lasting=lasting)
 

@@ -1,4 +1,4 @@
-"""The metrics of the volume: what its metadata engine reports, and when it was backed up on this unit."""
+"""The metrics of the volume: the metadata engine's values, and this unit's last backup."""
 
 import collections.abc
 import dataclasses

@@ -1,6 +1,7 @@
-"""Keeps accounts from each other's TCP ports: rules of nftables on each machine where they work.
+"""Keep accounts from each other's TCP ports with nftables rules on the machines where they work.
 
-templates/accounts.nft.j2 says how. The rules hold between machines that all have them.
+templates/accounts.nft.j2 has the details. The rules protect only between machines that all have
+them.
 """
 
 import ipaddress

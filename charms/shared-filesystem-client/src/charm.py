@@ -78,7 +78,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         run_action(action, lambda: self._desired(None), event, within=within)
 
     def _reconcile(self, event: ops.EventBase) -> None:
-        """Move this machine to the desired state, whichever event woke the charm, and report it to those who wait."""
+        """Move this machine to the desired state, regardless of the event, and report it."""
         if not self._beside("juju-info") and not self._beside("mount"):
             self._on_removed(event)
             return

@@ -121,7 +121,7 @@ def _ensure_adoption(app: str, node: str) -> None:
 
 
 def adopting(text: str, app: str, node: str) -> str:
-    """Change sshd's PAM file so that users log in only where they have a job, and join it."""
+    """Change sshd's PAM file: users can log in only to nodes that run their job, and join it."""
     mark = _mark(app)
     rules = "".join(f"{mark}{line}\n" for line in _JOINS_JOB.format(node=node).splitlines())
     text = text.replace(_ACCOUNT, _ACCOUNT + rules, 1)

@@ -1,4 +1,4 @@
-"""The metrics of the mount: what the keeper found last, and how full the filesystem is."""
+"""The metrics of the mount: the keeper's last result, and the filesystem's usage."""
 
 import collections.abc
 import contextlib

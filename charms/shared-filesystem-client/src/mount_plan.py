@@ -1,4 +1,4 @@
-"""A mount, whatever its filesystem: the options (`Config`, `Spec`), and the `Plan` that kinds/ makes for mount/."""
+"""A mount of any filesystem: the options (`Config`, `Spec`), and the `Plan` by kinds/."""
 
 import dataclasses
 import pathlib
@@ -21,7 +21,7 @@ _SYSTEM_TREES = tuple(
 )
 
 Stripped = typing.Annotated[str, pydantic.StringConstraints(strip_whitespace=True)]
-Servers = tuple[tuple[str, int], ...]  # host and port of servers of which one must answer
+Servers = tuple[tuple[str, int], ...]  # (host, port); one of them must answer
 
 
 class MountError(Exception):
@@ -67,7 +67,7 @@ class Spec(Config, frozen=True):
 
     @property
     def flags(self) -> dict[str, str]:
-        """Return the mount flags of this charm, which have no values."""
+        """Return this charm's mount flags, which take no values."""
         names = ["nosuid", "nodev"]
         if self.noexec:
             names.append("noexec")
@@ -102,7 +102,7 @@ class Plan:
     sticky: bool = (
         False  # whether the sticky bit of its root is ours to set, where others can write it
     )
-    remedy: str = ""  # what to type where they can, if not what does for most
+    remedy: str = ""  # the command that sets it, if not the usual one
 
     @property
     def sources(self) -> tuple[str, ...]:

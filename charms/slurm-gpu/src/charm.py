@@ -102,7 +102,7 @@ class SlurmGpuCharm(ops.CharmBase):
         self._look()
 
     def _reconcile(self, event: ops.EventBase) -> None:
-        """Move this unit to its desired state, whichever event woke it."""
+        """Move this unit to its desired state, regardless of the event."""
         self._note_end(event)
         if self._has(COMPUTE) and not endpoints.is_leaving(event, self.unit):
             self._reconcile_compute()
@@ -140,7 +140,7 @@ class SlurmGpuCharm(ops.CharmBase):
     def _look(self) -> None:
         """Report the status of each role.
 
-        The unit looks again soon if Juju has no event for the end of a wait.
+        Schedules another look soon if Juju will send no event when a wait ends.
         """
         self._statuses = []
         if self._left:  # setting the status of a deleted unit is an error
@@ -171,9 +171,9 @@ class SlurmGpuCharm(ops.CharmBase):
         return gres_lines.status(view, related=self._has(GRES))
 
     def _note_end(self, event: ops.EventBase) -> None:
-        """Treat a unit that loses a relation, and then has no role, as one that Juju is deleting.
+        """Note that Juju is deleting this unit if it just lost a relation and has no role left.
 
-        The relations of a unit that leaves end in any order.
+        A unit's relations end in any order when it is removed.
         """
         if isinstance(event, ops.RelationDepartedEvent | ops.RelationBrokenEvent):
             self._left = not self._has(COMPUTE) and not self._has(CONTROLLER)

@@ -70,7 +70,7 @@ def cards() -> collections.abc.Iterator[core.Metric]:
     if set(expected) == {"gpu"}:  # registered without types
         detected = collections.Counter({"gpu": detected.total()})
     for kind in expected:
-        detected[kind] += 0  # a type of which no card is left
+        detected[kind] += 0  # keep a type that has no card left
     yield gauge("gpus_expected", "GPUs that the node registers with Slurm.", _by("type", expected))
     yield gauge("gpus_detected", "GPUs that work on the machine.", _by("type", detected))
     if health.STATE.exists():

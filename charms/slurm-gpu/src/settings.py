@@ -1,4 +1,4 @@
-"""The options about what a compute node registers and when it takes jobs.
+"""The options for registering a compute node and for when it takes jobs.
 
 The driver's options are in `driver.plan`. Standard library only.
 """

@@ -1,9 +1,9 @@
-"""The volume served from this machine: Redis holds the metadata, an SFTP server the data. For trials and small teams.
+"""Serve the volume from this machine: Redis holds the metadata, an SFTP server the data.
 
-Both run as separate instances of the distribution's packages, beside any that the machine already
-has. An acknowledged write is on the disk: Redis syncs its log before each answer, and the directory
-of the data makes writes synchronous (an attribute of ext4 and XFS that files inherit), since
-JuiceFS does not ask an SFTP server to sync.
+For trials and small teams. Both run as separate instances of the distribution's packages, next to
+any that the machine already has. An acknowledged write is on the disk: Redis syncs its log before
+each answer, and the data directory makes writes synchronous (an attribute of ext4 and XFS that
+files inherit), since JuiceFS does not ask an SFTP server to sync.
 """
 
 import collections.abc
@@ -54,10 +54,10 @@ class Settings:
     """The settings of the servers on this unit."""
 
     app: str
-    address: str  # of this unit: where the servers listen, besides the loopback, and where clients find them
+    address: str  # of this unit, for clients; the servers also listen on the loopback
     directory: pathlib.Path  # the unit's storage
     credentials: fs.JuicefsSecret
-    synchronous: bool = True  # what was written is on the disk before the write is acknowledged
+    synchronous: bool = True  # a write reaches the disk before it is acknowledged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Usage:
         return f"{_size(self.used)} of its disk used, {_size(self.free)} free"
 
     def room_gib(self, volume_bytes: int) -> int:
-        """Compute what a volume of this size here may hold in all, in GiB.
+        """Return the total capacity in GiB for a volume that now has this size.
 
-        Without the disk's reserve: where the volume ends, writers get ENOSPC; servers whose disk is
-        full break.
+        Excludes the disk's reserve: at the end of the volume writers get ENOSPC, but servers break
+        if their disk is full.
         """
         reserve = min(_RESERVE_BYTES, (self.used + self.free) // 20)
         return max(1, (volume_bytes + self.free - reserve) >> 30)
@@ -105,7 +105,7 @@ def volume(name: str, address: str, made: spec.Format) -> spec.Volume:
 
 
 def passwords(app: str, content: fs.JuicefsSecret | None) -> fs.JuicefsSecret:
-    """Complete the credentials of an embedded volume: those in `content`; new ones, kept here, where it has none."""
+    """Complete an embedded volume's credentials; new ones are kept here."""
     # Letters, digits, - and _: newer JuiceFS takes percent signs and plus signs in an SFTP password
     # for an encoding
     fresh = {name: secrets.token_urlsafe(32) for name in ("meta-password", "secret-key")} | {
@@ -126,7 +126,7 @@ def unit_names(app: str) -> tuple[str, str]:
 def ensure(settings: Settings) -> bool:
     """Serve as `settings` state, now and after a reboot; return whether anything changed.
 
-    Raises `StoreError` where the operator must remove something, and `CommandError`.
+    Raises `StoreError` if the operator must remove something, and `CommandError`.
     """
     app, storage, credentials = settings.app, settings.directory, settings.credentials
     changed = _ensure_packages()
@@ -187,7 +187,7 @@ def start_metadata(app: str) -> float:
 
 
 def connected() -> tuple[str, ...]:
-    """List the addresses with a connection to the metadata server: also read-only clients, which have no session."""
+    """List the addresses connected to the metadata server, with read-only clients (no session)."""
     lines = run(
         "/usr/bin/ss", "-Htn", "state", "established", "sport", "=", f":{METADATA_PORT}"
     ).stdout.splitlines()
@@ -200,7 +200,7 @@ def is_durable(directory: pathlib.Path) -> bool:
     if not _is_synchronous(data):
         return False
     with tempfile.TemporaryDirectory(prefix=".durable-", dir=data) as made:
-        return _is_synchronous(pathlib.Path(made))  # what is made in it inherits the attribute
+        return _is_synchronous(pathlib.Path(made))  # a new directory inherits the attribute
 
 
 def check_parents(storage: pathlib.Path) -> None:
@@ -218,13 +218,13 @@ def stop(app: str) -> None:
 
 
 def ensure_none(app: str) -> None:
-    """Remove what an application served here before its volume became external."""
+    """Remove the servers of an application whose volume became external."""
     if any((systemd.UNIT_DIR / unit).exists() for unit in unit_names(app)):
         remove(app)
 
 
 def remove(app: str) -> None:
-    """Remove the servers, their configuration and the account. The data stays where it is."""
+    """Remove the servers, their configuration and the account. The data stays."""
     for unit in unit_names(app):
         systemd.ensure_no_unit(unit)
     config = target.CONFIG_DIR / app

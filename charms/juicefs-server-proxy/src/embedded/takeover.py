@@ -1,10 +1,10 @@
-"""Make the volume in the unit's storage this application's, also one that another deployment left there.
+"""Make the volume in the unit's storage this application's, even if another deployment left it.
 
-Juju keeps the storage of an application that is removed, and gives it to another one with
-`--attach-storage`. The volume's settings, in Redis, hold the key of the former application's SFTP
-server then, which nobody has any more.
+Juju keeps the storage of a removed application, and gives it to another one with
+`--attach-storage`. The volume's settings, in Redis, then hold the key of the former application's
+SFTP server, which is lost.
 
-Each step may be repeated: a hook that is killed in between begins again with the first.
+Each step may be repeated: a hook that is killed in between starts again from the first.
 """
 
 import collections.abc
@@ -37,7 +37,7 @@ class Owner:
 
 
 def owner(storage: pathlib.Path) -> Owner | None:
-    """Read whose the volume in the storage is; None where there is none, or a release wrote it that noted no owner."""
+    """Read the owner of the volume in the storage; None without a volume or a noted owner."""
     try:
         content: dict[str, str] = json.loads((storage / embedded.store.MARKER).read_text())
         return Owner(content["application"], content["uuid"], content["key"])
@@ -51,10 +51,11 @@ def ensure(
     storage: pathlib.Path,
     show: collections.abc.Callable[[str], object],
 ) -> None:
-    """Have the volume's settings hold this application's key and address; else renew them, and mount it for a trial.
+    """Make the volume's settings hold this application's key and address.
 
-    `setting` is that of a volume which may be taken. `show` gets each step. Raises `StoreError`,
-    `JuicefsError`, and `CommandError`.
+    If they do not, renews them and mounts the volume for a trial. `setting` belongs to a volume
+    that may be taken. `show` gets each step. Raises `StoreError`, `JuicefsError`, and
+    `CommandError`.
     """
     name, before = volume.volume.name, owner(storage)
     key = fs.reveal(volume.credentials.secret_key)

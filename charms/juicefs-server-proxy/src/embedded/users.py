@@ -27,11 +27,11 @@ def await_none(
     clients: collections.abc.Iterable[str],
     show: collections.abc.Callable[[str], object],
 ) -> None:
-    """Wait a moment until no client has the volume mounted; `show` takes what is waited for, as one line.
+    """Wait a moment until no client has the volume mounted; `show` gets the reason as one line.
 
-    The servers are asked, the metadata server started for that if it is down: Juju's list of
-    related units (`clients` are their applications) does not change while a hook fails. Raises
-    `RemovalRefusedError` where one still has.
+    Asks the servers, and starts the metadata server for that if it is down: Juju's list of related
+    units (`clients` are their applications) does not change while a hook fails. Raises
+    `RemovalRefusedError` if a client still has it mounted.
     """
     end = time.monotonic() + _UNMOUNT_S
     ends = " and ".join(f"juju remove-relation {settings.app} {client}" for client in clients)
@@ -59,8 +59,8 @@ def await_none(
 
 
 def mounted_by(settings: embedded.store.Settings) -> str:
-    """Describe which clients have the volume mounted; nothing where none has. Raises `JuicefsError`, `CommandError`."""
-    # At the loopback, where Redis listens, whatever the unit's address is now
+    """Return who has the volume mounted, or "". Raises `JuicefsError`, `CommandError`."""
+    # At the loopback: Redis always listens there, even if the unit's address changed
     volume = embedded.store.volume("any", "127.0.0.1", spec.Format())
     setting = target.open_target(settings.app, volume, settings.credentials).inspect()
     found: list[str] = []

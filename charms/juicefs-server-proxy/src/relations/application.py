@@ -1,4 +1,4 @@
-"""The application's volume from the view of this unit: what it serves and offers, and what the actions work on."""
+"""The application's volume as this unit sees it: its servers, its offers, the actions' target."""
 
 import functools
 
@@ -19,7 +19,7 @@ _SILENT_S = 60  # for a client of ours that has joined: its first hook may need 
 
 
 class Application:
-    """Every function raises `StatusError`, or what the charm turns into one."""
+    """The application. Functions raise `StatusError`, or errors that the charm turns into one."""
 
     def __init__(self, charm: ops.CharmBase) -> None:
         self._charm, self._ledger = charm, Ledger(charm)
@@ -131,7 +131,7 @@ class Application:
         )
         setting = formatting.ensure_formatted(target, known)
         self._prove(settings, target, setting)
-        # What a volume that was taken over holds already is part of what it may hold
+        # Data in a volume that was taken over counts towards its capacity
         if settings is not None:
             ledger.publish_room(
                 embedded.store.usage(settings.directory).room_gib(setting.used_bytes)

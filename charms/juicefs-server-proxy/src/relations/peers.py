@@ -1,4 +1,4 @@
-"""What the application remembers of its volume: in the peers' databag, and in a secret for the credentials."""
+"""The application's memory of its volume: the peers' databag, and a secret for the credentials."""
 
 import collections.abc
 import json
@@ -17,7 +17,7 @@ _SILENT = "silent-since"  # the key in a unit's databag: relations whose units p
 
 
 class Pinned(pydantic.BaseModel, frozen=True):
-    """The peers' application databag: what the leader pins for good. Any field may be absent."""
+    """The peers' application databag: permanent choices of the leader. Any field may be absent."""
 
     mode: typing.Literal["embedded", "external"] | None = None
     server: str | None = None  # the unit whose storage holds an embedded volume
@@ -74,7 +74,7 @@ class Ledger:
     def known(
         self, url: str, name: str, *, adopt: str, before: str | None = None
     ) -> formatting.Known:
-        """State what is known of the volume `name` in the engine at `url`; from here on, one that is made is ours.
+        """Return the facts about volume `name` in the engine at `url`; a new one is ours from here.
 
         `before` is the UUID of the volume that an application of this name left in the unit's
         storage.
@@ -88,7 +88,7 @@ class Ledger:
 
         def announce() -> None:
             self.pin(formatting="yes")
-            # The hook's end keeps what is pinned, if the hook ends
+            # The pin is kept only if the hook ends
             format_journal.record(app, url, name)
 
         if pinned.formatting is not None or format_journal.has(app, url, name):
@@ -96,26 +96,26 @@ class Ledger:
         return formatting.Known(None, adopt=adopt, announce=announce)
 
     def publish_address(self, address: str) -> None:
-        """Publish where this unit serves the volume."""
+        """Publish the address at which this unit serves the volume."""
         self._relation.data[self._unit]["address"] = address
 
     def publish_room(self, gib: int) -> None:
-        """Publish what the volume may hold in all, in GiB; one more than before changes nothing."""
+        """Publish the volume's total capacity in GiB; an increase by one changes nothing."""
         known = self.room()
         if known is None or not known <= gib <= known + 1:
             self._relation.data[self._unit]["room-gib"] = str(gib)
 
     def withdraw(self) -> None:
-        """Remove what this unit published of an embedded volume before the volume became external."""
+        """Remove this unit's published data of an embedded volume after it became external."""
         for key in ("address", "room-gib"):
             self._relation.data[self._unit].pop(key, None)
 
     def address(self) -> str | None:
-        """Read where the server serves the volume, if it does. Raises `StatusError` where the server was removed."""
+        """Read the volume's address, or None. Raises `StatusError` if the server was removed."""
         return self._published("address")
 
     def room(self) -> int | None:
-        """Read what the server's disk has room for, in GiB, if that is published. Raises as `address` does."""
+        """Read the volume's capacity in GiB, or None. Raises as `address` does."""
         gib = self._published("room-gib")
         return int(gib) if gib is not None else None
 
@@ -158,7 +158,7 @@ class Ledger:
     def ensure_secret(
         self, credentials: fs.JuicefsSecret
     ) -> tuple[ops.Secret, int] | tuple[None, None]:
-        """Make the secret hold `credentials`; return it and the revision that does. Without any there is no secret."""
+        """Store `credentials`; return the secret and its revision. Empty ones remove the secret."""
         secret, content = self.secret(), credentials.content()
         if not content:
             if secret is not None:

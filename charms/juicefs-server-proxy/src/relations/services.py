@@ -1,8 +1,7 @@
-"""What charmed databases and object stores publish in their databags: postgresql_client, mysql_client and s3.
+"""The databags of charmed databases and object stores: postgresql_client, mysql_client and s3.
 
 Both forms are read: credentials in Juju secrets, and, from older providers, in the databag itself.
-The formats are those of charm-relation-interfaces: postgresql_client v0, mysql_client v0, s3 v0 and
-v1.
+The formats are from charm-relation-interfaces: postgresql_client v0, mysql_client v0, s3 v0 and v1.
 """
 
 import base64
@@ -21,8 +20,7 @@ Databag = collections.abc.Mapping[str, str]
 # The content of a secret, by its id
 Reveal = collections.abc.Callable[[str], collections.abc.Mapping[str, str]]
 
-# Parameters of the engine's URL, by what the database publishes of TLS, where it publishes no
-# authority
+# Parameters of the engine's URL by the database's TLS setting, if it publishes no authority
 _TLS = {
     ("postgres", "true"): "sslmode=require",
     ("postgres", "false"): "sslmode=disable",

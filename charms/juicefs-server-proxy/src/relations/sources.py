@@ -1,4 +1,4 @@
-"""Where the volume lies, by the options and by the relations to charmed services; and what these are asked for."""
+"""The volume's location, from options and charmed services, and the requests to these services."""
 
 import collections.abc
 import contextlib
@@ -106,7 +106,7 @@ class Sources:
         return embedded.store.volume(self.config.volume_name, address, made), credentials
 
     def settings(self, ledger: Ledger) -> embedded.store.Settings:
-        """Read what this unit has to serve."""
+        """Return the settings of the servers on this unit."""
         storages, credentials = self._model.storages["volume"], ledger.credentials()
         if not storages or credentials is None:
             raise StatusError(Level.WAITING, "waiting for storage and for the leader")
@@ -117,11 +117,11 @@ class Sources:
         )
 
     def _address(self, ledger: Ledger) -> str:
-        """Find the unit's own address for clients, in figures: no machine needs to know another's name.
+        """Find this unit's address for clients, a number: machines need no name resolution.
 
-        An address whose network is itself alone (/32), such as keepalived's, may move to another
-        machine and can come first in Juju's list; it counts only where there is no other, as on
-        Google Cloud. The address that was published stays while the machine has it.
+        An address alone in its network (/32), such as keepalived's, may move to another machine and
+        can come first in Juju's list; it counts only if there is no other, as on Google Cloud. A
+        published address stays while the machine has it.
         """
         binding = self._model.get_binding(CLIENTS)
         assert binding is not None

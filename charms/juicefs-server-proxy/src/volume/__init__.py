@@ -1,1 +1,1 @@
-"""The volume: what it should be (spec), that it is formatted once (formatting), and what actions do to it."""
+"""The volume: its specification (spec), its one format (formatting), and its actions' work."""

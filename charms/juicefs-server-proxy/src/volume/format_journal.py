@@ -1,6 +1,6 @@
 """A journal on the unit's disk of a format that began, until Juju keeps the result.
 
-Juju drops what a hook wrote when the hook is killed, as by a reboot: without the journal the
+Juju drops the data of a hook that is killed, for example by a reboot: without the journal the
 volume, and the servers of an embedded one with their passwords, would exist without an owner.
 """
 

@@ -21,7 +21,7 @@ _KEYS = {"access-key": "ACCESS_KEY", "secret-key": "SECRET_KEY"}
 
 
 class VolumeError(Exception):
-    """The volume is not what it should be, and the operator must act. `str()` is one line that states how."""
+    """The volume is wrong, and the operator must act. `str()` is one line that says how."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Known:
     """The known facts of the volume before a look at the engine."""
 
     uuid: str | None  # of the volume that was there before; such a volume is never formatted again
-    ours: bool = False  # formatting began here: what is there without a known UUID is ours
+    ours: bool = False  # formatting began here: a volume without a known UUID is ours
     adopt: str = ""  # the UUID of a volume made elsewhere, which may be taken over
     announce: collections.abc.Callable[[], object] = lambda: None  # called before formatting begins
 
@@ -117,7 +117,7 @@ def _same_bucket(volume: Volume, setting: juicefs.Setting) -> bool:
 
 
 def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> None:
-    """Raise `VolumeError` unless what the engine holds is the volume that should be there."""
+    """Raise `VolumeError` unless the engine holds the expected volume."""
     name, found = volume.name, setting.name
     if found != name:
         raise VolumeError(

@@ -1,4 +1,4 @@
-"""The volume for Kubernetes: what its CSI driver (csi.juicefs.com) takes to mount the same volume there.
+"""Describe the volume for Kubernetes, so that its CSI driver (csi.juicefs.com) can mount it.
 
 The credentials go into the mount pods' environment (`envs`), not into the metadata engine's URL,
 which those pods have on their command line. Sources: the driver's manual, "Create and use PV", and

@@ -67,7 +67,7 @@ class _Quota(Parameters, frozen=True):
 
     @property
     def subject(self) -> tuple[str, str]:
-        """What is limited: the name of its parameter, and its value. Raises ActionError unless there is one."""
+        """The limited parameter's name and value. Raises ActionError unless one is given."""
         given = {"path": self.path, "uid": self.uid, "gid": self.gid}
         chosen = [(name, str(value)) for name, value in given.items() if value is not None]
         if len(chosen) != 1:

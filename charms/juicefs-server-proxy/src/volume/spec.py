@@ -123,7 +123,7 @@ def read_bucket(storage: str, bucket: str) -> str:
         )
     if not re.fullmatch(pattern, bucket):
         raise ValueError(f"write it as {example}")
-    # JuiceFS takes the first name of a path for the bucket, whatever the host, and drops the rest;
+    # JuiceFS takes the first name of a path for the bucket, for any host, and drops the rest;
     # MinIO's may be below /minio (pkg/object/s3.go and minio.go, 1.3)
     path = re.sub("^/minio(?=/[^/])", "", parts.path) if storage == "minio" else parts.path
     in_host = storage == "s3" and _HOST_STYLE.fullmatch(parts.hostname or "") is not None

@@ -26,10 +26,9 @@ _FLAGS = {
 
 
 def check(volume: Target) -> None:
-    """Mount the volume, write and read a file through it, and unmount it; remove the rest of an interrupted trial.
+    """Mount the volume, write and read a file through it, and unmount it; clean up earlier trials.
 
-    Where the machine has no /dev/fuse, juicefs reads the volume without a mount. Raises
-    `JuicefsError`.
+    Without /dev/fuse, juicefs reads the volume without a mount. Raises `JuicefsError`.
     """
     if not FUSE.exists():
         juicefs.ensure_sticky(volume.program, volume.access)

@@ -1,5 +1,5 @@
-"""The filesystems: for each kind how a mount of it is planned and what the machine needs for it.
+"""The filesystems: for each kind, how to plan its mount and what the machine needs for it.
 
-What cannot be planned raises `mount_plan.MountError` or `NotYetError`, `presets.OptionError`,
-`juicefs.JuicefsError` or `CommandError`, all of which `judge.explained` turns into a status.
+A failed plan raises `mount_plan.MountError` or `NotYetError`, `presets.OptionError`,
+`juicefs.JuicefsError` or `CommandError`; `judge.explained` turns all of them into a status.
 """

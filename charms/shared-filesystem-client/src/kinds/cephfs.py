@@ -23,7 +23,7 @@ _NAMED_DEVICE = (17, 0)  # USER@FSID.NAME=/path, release notes of Quincy
 
 
 def ensure_client(spec: mount_plan.Spec) -> str:
-    """Choose what mounts, the kernel where it can, and install it; what mounts already stays where either may.
+    """Choose and install the client, the kernel's if it can; a running one stays if both may.
 
     Raises `mount_plan.MountError` if this machine can use none, and `CommandError`.
     """

@@ -1,4 +1,4 @@
-"""What the filesystems that a program serves have in common: a service in the foreground, and /dev/fuse."""
+"""The common part of filesystems that a program serves: a foreground service, and /dev/fuse."""
 
 import os
 import typing

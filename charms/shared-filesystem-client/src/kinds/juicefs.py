@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 _FSTYPE = "fuse.juicefs"
 _DEFAULT_BUFFER_MIB = "300"
 _AUTO = "auto"
-# What of a disk the cache may fill, and what it always leaves free (JuiceFS counts blocks and
-# inodes): the first where the system lies on the same disk, the second where it does not
+# The share of a disk that the cache may fill, and the share that it always leaves free (JuiceFS
+# counts blocks and inodes): the first if the system is on the same disk, the second if not
 _SHARE = (0.15, 0.75)
 _FREE = ("0.2", "0.1")
 _NO_CACHE_ON = (
@@ -78,10 +78,10 @@ def plan(
 def ensure_sticky_folders(
     spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret
 ) -> None:
-    """Keep accounts from replacing the folder that is mounted, or one above it; log what is done.
+    """Keep accounts from replacing the mounted folder or one above it; log the changes.
 
-    The mount shows no folder above its own, and juicefs makes those that are absent with mode 0777.
-    It is done once for each folder, before it is first mounted. Raises `juicefs.JuicefsError` and
+    The mount shows no folder above its own, and juicefs creates missing ones with mode 0777. Each
+    folder is handled once, before its first mount. Raises `juicefs.JuicefsError` and
     `CommandError`.
     """
     subdir, note = _subdir(spec, volume), mount_plan.STATE / spec.app / "sticky"
@@ -149,7 +149,7 @@ def _command(
             "backup-meta": "0",  # a dump of all names by every client: it has exhausted their memory (CSI driver #1648)
             "metrics": f"127.0.0.1:{spec.metrics_port}" if spec.metrics_port else False,
             "read-only": spec.read_only,
-            "subdir": subdir,  # also /: without it, every account reads what others deleted
+            "subdir": subdir,  # also /: without it, every account reads deleted files of others
             **{name: value or True for name, value in chosen.items()},
         }
     )
@@ -210,7 +210,7 @@ def _mib(text: str) -> int:
 
 
 def _store_addresses(volume: fs.Juicefs) -> tuple[mount_plan.Servers, ...]:
-    """Return where an SFTP store listens. Others may be behind a proxy that this machine alone knows."""
+    """Return the address of an SFTP store; others may be behind this machine's own proxy."""
     if volume.storage != "sftp":
         return ()
     host, port = fs.split_address(volume.bucket.rpartition(":")[0])

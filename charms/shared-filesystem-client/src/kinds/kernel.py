@@ -1,4 +1,4 @@
-"""What the filesystems that the kernel itself mounts have in common: a mount unit, and whether this machine can."""
+"""The common part of filesystems that the kernel mounts: a mount unit, and support checks."""
 
 import dataclasses
 import os
@@ -64,7 +64,7 @@ def check(kind: Kind) -> None:
     """Raise `mount_plan.MountError` unless this machine's kernel lets us mount such a filesystem; load its module."""
     where = container()
     # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these
-    # are not): root must be that of the machine's first one (user_namespaces(7))
+    # are not): root must be the root of the initial namespace (user_namespaces(7))
     if where and (PROC / "self" / "uid_map").read_text().split() != ["0", "0", "4294967295"]:
         remedy = "deploy with --constraints virt-type=virtual-machine, or set security.privileged=true on it"
         raise mount_plan.MountError(

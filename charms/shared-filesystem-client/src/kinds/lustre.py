@@ -45,11 +45,11 @@ def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
 
 
 def nids(texts: collections.abc.Sequence[str]) -> tuple[str, ...]:
-    """Normalise identifiers to what the kernel shows: `tcp0` is `tcp`, and an identifier without network is on it."""
+    """Normalise identifiers to the kernel's form: `tcp0` is `tcp`, and so is a missing network."""
     found: list[str] = []
     for text in texts:
         match = _NID.fullmatch(text if "@" in text else f"{text}@tcp")
-        # 2001: a part of an IPv6 address, of which mount.lustre(8) writes nothing
+        # "2001" is part of an IPv6 address, which mount.lustre(8) does not mention
         if match is None or match["host"].isdigit():
             raise mount_plan.MountError(
                 "a Lustre server's identifier is ADDRESS@NETWORK, like 10.0.0.2@tcp1 or @o2ib"
@@ -59,12 +59,12 @@ def nids(texts: collections.abc.Sequence[str]) -> tuple[str, ...]:
 
 
 def servers(texts: collections.abc.Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Group a filesystem's identifiers by server; the servers after the first take over when it fails.
+    """Group a filesystem's identifiers by server; the later ones take over when the first fails.
 
-    With a `:` in them they are in the form of mount.lustre(8): `:` between servers, `,` between the
-    identifiers of one, of which several may be rails on the same network. Else the list does not
-    say where a server ends. One identifier on each network is usual then, so a network that comes
-    again begins the next server.
+    If they contain `:`, they are in the form of mount.lustre(8): `:` between servers, `,` between
+    one server's identifiers, several of which may be rails on the same network. Otherwise the list
+    does not mark the servers. A server then usually has one identifier per network, so a network
+    that repeats starts the next server.
     """
     written = ",".join(texts)
     if ":" in written:

@@ -21,7 +21,7 @@ _KEY_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-    """Where a vendor's client comes from; lustre_archives.toml explains the fields."""
+    """The source of a vendor's client; lustre_archives.toml explains the fields."""
 
     archive: str
     packages: collections.abc.Sequence[str]

@@ -36,7 +36,7 @@ def plan(spec: mount_plan.Spec, export: fs.Nfs) -> mount_plan.Plan:
 
 
 def _version(options: presets.Options) -> presets.Options:
-    """Return the options with one `vers`, whichever of nfs(5)'s three ways gives it. Raises `presets.OptionError`."""
+    """Return the options with one `vers`, from any of nfs(5)'s three forms; or `OptionError`."""
     given = {options.pop(name) for name in ("vers", "nfsvers") if name in options}
     minor = options.pop("minorversion", "")
     versions = set(given)

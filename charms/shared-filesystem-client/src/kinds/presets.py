@@ -18,14 +18,14 @@ _RIVALS: dict[str, str] = _TABLES["rivals"]
 
 
 class OptionError(ValueError):
-    """An option of the user's is not possible. `str()` is one line that names it and what is possible."""
+    """The user gave an impossible option. `str()` is one line with its name and valid values."""
 
 
 class Kind(typing.NamedTuple):
     """The options of one kind of filesystem."""
 
     defaults: Rows
-    allowed: dict[str, str]  # name -> what the value must match; empty: the option takes none
+    allowed: dict[str, str]  # name -> pattern for the value; empty: no value
     profiles: dict[str, Rows]
     holding: frozenset[str]  # names that change nothing
 

@@ -74,7 +74,7 @@ def exposed(plan: mount_plan.Plan, found: mounts.Result) -> str:
 
 
 def explained(app: str) -> contextlib.AbstractContextManager[None]:
-    """Turn what fails inside into a `StatusError`: Waiting if it may end without the operator, else Blocked."""
+    """Turn errors inside into a `StatusError`: Waiting if they may pass, or Blocked."""
 
     def wait(error: Exception) -> str:
         if not isinstance(error, juicefs.UnreachableError):

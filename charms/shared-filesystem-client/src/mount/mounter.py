@@ -21,7 +21,7 @@ _SETTLE_LOOK_S = 2.0
 _PROBE_S = 5.0
 # While its servers are silent, all that is asked is whether the mount works nevertheless
 _SILENT_PROBE_S = 2.0
-# For a connection; the second where the keeper has just got none
+# For a connection; the second if the keeper has just failed to get one
 _SERVER_S, _SERVER_AGAIN_S = 3.0, 1.0
 # How long the keeper may take to finish its pass; after that a hook goes on nevertheless
 _TURN_S = 30.0
@@ -34,9 +34,9 @@ _MOST_REASON = 300  # characters
 def ensure(plan: mount_plan.Plan) -> mounts.Result:
     """Mount as planned, now and at every boot; return a probe of the mount.
 
-    A mount that works and is in use stays with its users: see `pending`. Raises
-    `juicefs.UnreachableError` where it needs a server that does not answer, `mount_plan.MountError`
-    where something is in the way, and `CommandError`.
+    A mount that works and is in use stays mounted: see `pending`. Raises `juicefs.UnreachableError`
+    if a required server does not answer, `mount_plan.MountError` if something is in the way, and
+    `CommandError`.
     """
     spec = plan.spec
     apt.ensure_packages(plan.packages)
@@ -186,7 +186,7 @@ def _write_files(plan: mount_plan.Plan) -> bool:
         *plan.caches,
     ):
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # what is cached is not encrypted, whatever the volume is
+        folder.chmod(0o700)  # the cache is not encrypted, even if the volume is
     (mount_plan.STATE / app / "tmp").mkdir(exist_ok=True)
     watching.write_programs(app)
     changed = False
@@ -221,7 +221,7 @@ def _prepare(plan: mount_plan.Plan) -> bool:
         raise mount_plan.MountError(
             f"mountpoint {mountpoint} holds files, which a mount would hide: move them away"
         )
-    # Where the filesystem cannot, its mode still keeps users out
+    # Even if the filesystem cannot do this, the mode still keeps users out
     run("/usr/bin/chattr", "+i", path, check=False)
     return made
 
@@ -248,7 +248,7 @@ def _repair(
         servers_answer=True,
     )
     if remedy not in (keeper.Remedy.START, keeper.Remedy.RESTART):
-        return found  # what is left is the keeper's, which has the time for it
+        return found  # the keeper does the rest, since it has the time
     systemd.enable(plan.unit)
     if here or systemd.is_active(plan.unit):
         if found.state is not mounts.State.RIGHT:

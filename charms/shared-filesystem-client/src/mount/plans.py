@@ -1,4 +1,4 @@
-"""Draws up the plan of what is asked for and offered, and removes what came of it."""
+"""Plan a mount from the options and the offers, and remove the results of a plan."""
 
 import collections.abc
 import pathlib
@@ -21,9 +21,9 @@ Fetch = collections.abc.Callable[[], pathlib.Path | None]  # returns the resourc
 
 
 def spec(unit: str, config: mount_plan.Config, requests: Requests) -> mount_plan.Spec:
-    """Decide where and how to mount: as the charm behind `mount` asks, else as the options state.
+    """Decide where and how to mount: as the charm behind `mount` asks, or as the options state.
 
-    `requests` are the names and databags of the charms that may ask. Raises `StatusError` where
+    `requests` are the names and databags of the charms that may ask. Raises `StatusError` if
     something is missing, wrong or contradictory.
     """
     with config_errors():

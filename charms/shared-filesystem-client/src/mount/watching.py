@@ -1,4 +1,4 @@
-"""The keeper's side of a mount: its units and programs, what it watches, and what it found."""
+"""The keeper's side of a mount: its units and programs, its settings, and its results."""
 
 import json
 import pathlib
@@ -13,7 +13,7 @@ from slurm_ddp import files, mounts, readiness, records, systemd, watchdog
 
 SLURMD = "slurmd.service"
 _SLURMD_DEFAULTS = pathlib.Path("/etc/default/slurmd")
-_SEEN_S = keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as good as a probe
+_SEEN_S = keeper.INTERVAL_S + 10.0  # a result this recent is as good as a probe
 
 
 def write_programs(app: str) -> None:
@@ -83,7 +83,7 @@ def recent(plan: mount_plan.Plan, state: states.State) -> keeper.Health:
 
 
 def proven(app: str) -> str | None:
-    """Return the application's mountpoint if the keeper has just seen the mount work, in this boot; else None."""
+    """Return the mountpoint if the keeper has just seen the mount work in this boot, or None."""
     found, state = health(app), states.load(app)
     works = found.works and found.boot == readiness.boot_id() and _is_recent(found)
     return state.mountpoint if state is not None and works else None

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""mount-keeper: check once whether a mount works, and repair it. A pass ends within a minute, whatever hangs.
+"""mount-keeper: check once whether a mount works, and repair it, within a minute even if it hangs.
 
     mount-keeper STATE_FOLDER [--patience SECONDS]
 
-A systemd timer runs it every ten seconds, with Python's standard library and the modules of
-slurm_ddp beside it. The charm writes `watch.json` to the folder, and reads each pass' result in
-`health.json` there. Where the option asks for it, the node is drained in Slurm while the mount is
+A systemd timer runs it every ten seconds, with Python's standard library and its copies of modules
+of slurm_ddp. The charm writes `watch.json` to the folder, and reads the result of each pass from
+`health.json` there. If the option asks for it, the node is drained in Slurm while the mount is
 broken, with a reason that begins with `mount-keeper APP: `, and a node with such a reason is
 resumed once the mount works again. Other drains are left alone. A pass also keeps the machine's
-readiness files (slurm_ddp/readiness.py) true, so that jobs start after a reboot whichever hook runs
-when.
+readiness files (slurm_ddp/readiness.py) true, so that jobs start after a reboot no matter in which
+order hooks run.
 """
 
 import argparse
@@ -39,24 +39,24 @@ AGENTS = pathlib.Path("/var/lib/juju/agents")
 WATCH, HEALTH, WAKE, LOCK = "watch.json", "health.json", "wake-{}.json", "lock"
 INTERVAL_S = 10  # of the timer
 REASON = "mount-keeper "
-_DRAIN_AFTER_S = 30.0  # a client that recovers by itself within this costs nobody a job
+_DRAIN_AFTER_S = 30.0  # do not cost a job if the client recovers by itself this fast
 _WRITE_EVERY_S = 60.0  # a pass only reads, but for one a minute: a thousand nodes share the server
 _PROBE_S, _SILENT_PROBE_S, _SETTLE_S = 5.0, 2.0, 8.0
 _SERVER_S = 2.0
 _SYSTEMCTL_S = 10.0
 _STARTING = ("activating", "reloading")
-# What a server is sent, since a stopped process still accepts connections. Any reply will do, also
-# a request for a password. Sources: redis.io "Redis serialization protocol" (inline commands),
+# Bytes to send to a server, since a stopped process still accepts connections. Any reply will do,
+# even a request for a password. Sources: redis.io "Redis serialization protocol" (inline commands),
 # PostgreSQL 16 "Message Formats" (SSLRequest), MySQL "Protocol::Handshake" (the server speaks
 # first)
 GREETINGS = {"redis": b"PING\r\n", "postgres": bytes.fromhex("0000000804d2162f"), "mysql": b""}
 TLS = "tls"
 # A client whose servers answer (again) and that answers nothing itself is hung for good after this
 HUNG_FUSE_S, HUNG_KERNEL_S = 20.0, 60.0
-_HANGS = 3  # looks, also where a busy machine takes longer than the timer's interval for one
+_HANGS = 3  # looks, even if each takes longer than the interval on a busy machine
 # How long a mount that answers counts as working while a small write does not end: under heavy
-# writing, or with a slow object store, a minute is not unusual. After it the node is drained where
-# that is asked for; nothing is aborted
+# writing, or with a slow object store, a minute is not unusual. Then the node is drained if the
+# option asks for it; nothing is aborted
 SLOW_S = 300.0
 # After an outage JuiceFS asks its engine again only by and by: 25 s and more were measured after
 # one of a minute
@@ -69,7 +69,7 @@ class Remedy(enum.Enum):
     NOTHING = "nothing"  # it works; or waiting is right; or it is not ours
     START = "start"
     RESTART = "restart"  # stop the unit, detach what lies there, start the unit
-    PEEL = "peel"  # detach all mounts but the first: whoever has files open keeps them
+    PEEL = "peel"  # detach all mounts but the first: open files stay open
     ABORT = "abort"  # as RESTART, for a client that must be killed first
 
 
@@ -121,13 +121,13 @@ class Health:
     answered: float = 0.0  # from when on it counts that its servers answer although it does not; 0 when they do not
     down: str = ""  # the server that does not answer, and why
     down_since: float = 0.0
-    passes: int = 0  # in a row in which the mount worked
+    passes: int = 0  # in a row with a working mount
     drained: bool = False  # by us
     heals: int = 0
     healed: str = ""  # the last repair, and why
     healed_at: float = 0.0
     settled_us: int = 0  # the change that the mount is known to run with
-    boot: str = ""  # in which the passes were
+    boot: str = ""  # of these passes
 
     @property
     def works(self) -> bool:
@@ -235,8 +235,7 @@ def _of_this_boot(old: Health) -> Health:
 def _look(watch: Watch, old: Health, now: float) -> _Seen:
     """Probe the mount; if it does not answer, ask its servers."""
     writes = watch.writable and _is_write_due(old, now)
-    # A server that was silent is asked first: while it still is, whoever waits for our turn is not
-    # to wait long
+    # First ask a server that was silent: if it still is, the next in line must not wait long
     down = unreachable(watch.servers, watch.speaks) if old.down else ""
     deadline = _SILENT_PROBE_S if down else _PROBE_S
     look, took = _probe(watch, old, writes=writes, deadline=deadline)
@@ -393,8 +392,8 @@ def remedy(
             return Remedy.PEEL if in_use else Remedy.RESTART
         case State.WRONG if not in_use:
             return Remedy.RESTART
-        # While the server is away, waiting is right: whoever waits goes on when it is back, and
-        # loses nothing
+        # While the server is away, waiting is right: waiting programs go on when it is back, and
+        # lose nothing
         case State.HUNG if servers_answer:
             return _remedy_for_hung(fuse=fuse, in_use=in_use, hung_s=hung_s)
         case _:
@@ -516,7 +515,7 @@ def wake_units(folder: pathlib.Path) -> None:
     for path in sorted(folder.glob(WAKE.format("*"))):
         try:
             run(*json.loads(path.read_text()), timeout=_SYSTEMCTL_S)
-            path.unlink()  # where it failed, the file stays for the next pass
+            path.unlink()  # after a failure the file stays for the next pass
         except (OSError, ValueError, TypeError, CommandError) as e:
             _log(f"the charm cannot be woken: {e}", error=True)
 

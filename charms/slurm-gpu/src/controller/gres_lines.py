@@ -48,7 +48,7 @@ class View:
     running: bool = False  # slurmctld, here or on another machine
     live: bool = False  # slurmctld has read the file as it is
     conf: gres_conf.GresConf = dataclasses.field(default_factory=gres_conf.GresConf)
-    problem: str | None = None  # what the operator must fix
+    problem: str | None = None  # a problem that the operator must fix
     damaged: bool = False  # the file cannot be read, so nothing may be written
     silent: str | None = None  # why slurmctld has not read the file
 
@@ -62,7 +62,7 @@ def sync(
         units: names of all compute units that are related now; entries of others are removed with
             their nodes' Gres.
         first: the unit to read first, with others only while there are changes; None to read all.
-        read: returns what a unit published, None for nothing yet, or raises `ValueError`.
+        read: returns a unit's published data, None for nothing yet, or raises `ValueError`.
         owner: this unit's name.
     """
     now = view()
@@ -164,10 +164,10 @@ def view() -> View:
 def answer(
     now: View, units: collections.abc.Collection[str], published: slurm_gres.ControllerGres
 ) -> slurm_gres.ControllerGres:
-    """Compose what to publish to the nodes of one relation, given what is published so far.
+    """Return the data to publish to the nodes of one relation, given what is published so far.
 
-    Only nodes that wait for their lines are named. What was live stays named until slurmctld has
-    read something newer.
+    It names only nodes that wait for their lines. Live lines stay named until slurmctld has read
+    something newer.
     """
     if not now.configured or now.damaged:
         return published
@@ -290,7 +290,7 @@ def _is_silent(name: str) -> bool:
 def _entry(unit: str, read: Read) -> gres_conf.Entry | None:
     try:
         published = read(unit)
-    except ValueError as e:  # not what the interface allows
+    except ValueError as e:  # not allowed by the interface
         logger.warning("what %s published is ignored: %s", unit, e)
         return None
     return (
@@ -321,10 +321,8 @@ def _is_live(conf: gres_conf.GresConf) -> bool:
 def _is_controlled() -> bool:
     """Return whether a slurmctld elsewhere responds.
 
-    If there may be one, this process's Slurm commands go to it.
-
-    auth/slurm has no socket here without a slurmctld, so the commands bring a token of root's
-    (auth/jwt).
+    If the key exists, this process's Slurm commands carry root's token (auth/jwt) from then on,
+    since auth/slurm has no socket on a machine without slurmctld.
     """
     if not KEY.exists():
         return False

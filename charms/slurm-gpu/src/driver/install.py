@@ -18,7 +18,7 @@ _UNLOAD_S = 60.0
 # Packages that are merely called so
 _NOT_DRIVER = ("nvidia-cuda-", "nvidia-container-", "libnvidia-container")
 
-# Modules in the order in which they can be unloaded; nvidia-peermem and gdrdrv use nvidia too.
+# Modules in unload order; nvidia-peermem and gdrdrv use nvidia too.
 _MODULES = (
     "gdrdrv",
     "nvidia_peermem",
@@ -69,9 +69,7 @@ def ensure_utils(facts: Facts) -> None:
 def ensure_hold(*, on: bool) -> None:
     """Hold the driver's packages from apt and unattended-upgrades, or release them.
 
-    Fails while another dpkg runs.
-
-    What an administrator or an image held before stays held.
+    Fails while another dpkg runs. Packages that an administrator or an image held stay held.
     """
     ours = set(files.read(HELD).split())
     if on:

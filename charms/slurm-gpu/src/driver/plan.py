@@ -1,10 +1,10 @@
-"""Which driver this machine should have: one exact set of packages.
+"""Choose this machine's driver: one exact set of packages.
 
 Options, cards and archives decide.
 
-ubuntu-drivers chooses what fits the cards, apt resolves the rest. Package names are those of the
-archive, components restricted and multiverse, as of November 2026. Where no driver is available,
-`DriverError` names the option and what to type instead.
+ubuntu-drivers chooses what fits the cards, apt resolves the rest. Package names come from the
+archive, components restricted and multiverse, as of November 2026. If no driver is available,
+`DriverError` names the option and a value that works.
 """
 
 import collections.abc
@@ -245,9 +245,9 @@ def _check_archives(wanted: Spec, core: list[str], version: str, available: dict
 def _modules(facts: Facts, option: str, series: str, version: str) -> list[str]:
     """Choose the packages with modules for the running kernel and for the next one.
 
-    Signed modules name their driver in what they depend on, some as a lower bound only: apt would
-    take newer user space for them. Without signed ones for the next kernel, DKMS builds them for
-    both.
+    Signed modules name their driver in their dependencies, some only as a lower bound, which could
+    pull in newer user space. If the next kernel lacks signed modules, DKMS builds them for both
+    kernels.
     """
     kernels = dict.fromkeys((facts.kernel, facts.next_kernel))
     signed = {kernel: f"linux-modules-nvidia-{series}-{kernel}" for kernel in kernels}

@@ -1,8 +1,8 @@
 """The driver of this machine, and its problems.
 
-Facts come from sysfs, procfs, files, and short commands with a deadline: a broken driver hangs
-whatever opens its devices, so nothing here does. An operation that ended half way shows in the
-packages' state, so no journal records it.
+Facts come from sysfs, procfs, files, and short commands with a deadline. A broken driver hangs
+every program that opens its devices, so nothing here opens them. An interrupted operation shows in
+the packages' state, so it needs no journal.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ class Facts:
 
     release: str = ""  # "ubuntu 24.04"
     kernel: str = ""
-    next_kernel: str = ""  # what the machine boots next: the newest in /boot
+    next_kernel: str = ""  # the newest in /boot, which boots next
     cards: tuple[pci.Card, ...] = ()
     switches: int = 0  # NVSwitches that this machine sees
     secure_boot: bool = False
@@ -143,10 +143,10 @@ def _diagnose_loaded(facts: Facts) -> str | None:
 
 
 def explain(facts: Facts, *, answers: bool = False) -> str | None:
-    """Explain what keeps jobs from this machine's GPUs and what to do; None if nothing does.
+    """Explain what keeps jobs from this machine's GPUs and how to fix it; None if nothing does.
 
-    With `answers` a driver responded, so it is loaded whatever this machine shows of it, as in a
-    container.
+    `answers` means that a driver responded: it is loaded even if this machine does not show it, as
+    in a container.
     """
     problem = diagnose(facts)
     if problem is None or problem == "next-kernel" or (answers and facts.loaded is None):

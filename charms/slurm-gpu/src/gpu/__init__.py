@@ -1,1 +1,1 @@
-"""This machine's GPUs: what is there (detect), and the Gres and gres.conf lines for it."""
+"""This machine's GPUs (detect), and their Gres and gres.conf lines."""

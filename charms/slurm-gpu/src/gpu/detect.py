@@ -1,8 +1,8 @@
-"""Which NVIDIA GPUs this machine has, and how we know.
+"""Find the NVIDIA GPUs of this machine.
 
 Sources in order: NVML (in a child process, since a broken driver can hang its callers), the
-driver's own /proc/driver/nvidia, and the PCI bus, which shows GPUs that have no driver. Every
-answer names its source.
+driver's own /proc/driver/nvidia, and the PCI bus, which shows GPUs without a driver. Every answer
+names its source.
 """
 
 import collections.abc
@@ -51,7 +51,7 @@ class Gpu:
     bus_id: str | None  # as in sysfs: "0000:1b:00.0"
     minor: int | None  # N of /dev/nvidiaN
     uuid: str | None = None
-    cpus: frozenset[int] | None = None  # numbers of the kernel's CPUs beside it
+    cpus: frozenset[int] | None = None  # the kernel's numbers of the nearby CPUs
     mig: bool = False  # whether the card is cut into MIG instances
     instances: tuple[Instance, ...] = ()  # those that NVML reported
 
@@ -147,7 +147,7 @@ def ensure_device_files(devices: collections.abc.Iterable[pathlib.Path]) -> list
                 words = ("-f", f"/proc/driver/nvidia/capabilities/{name}")
             try:
                 run(NVIDIA_MODPROBE, *words, check=False)
-            except CommandError:  # a driver that hangs: what is missing is reported
+            except CommandError:  # the driver hangs: the missing files are reported
                 break
     return [file for file in devices if not file.exists()]
 

@@ -43,7 +43,7 @@ Topology = tuple[tuple[frozenset[int], ...], ...]
 class GresError(ValueError):
     """These GPUs cannot be given to jobs as they are.
 
-    `str()` is one line: what is wrong, what to do.
+    `str()` is one line with the problem and its fix.
     """
 
 
@@ -56,7 +56,7 @@ class Plan:
     lines: tuple[str, ...]
     device_files: tuple[pathlib.Path, ...]
     is_detected: bool = False  # whether Slurm's nvidia detection yields the same without lines
-    notes: tuple[str, ...] = ()  # what was left out, and why
+    notes: tuple[str, ...] = ()  # what was left out and why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ def device_files(line: str) -> list[str]:
 def slurm_type(name: str) -> str:
     """Return the Type of a model in Slurm's spelling.
 
-    What a Gres string cannot hold becomes an underscore.
+    Characters that a Gres string cannot hold become underscores.
     """
     return _NOT_IN_TYPES.sub("_", _as_slurm_detects(name))
 

@@ -38,10 +38,10 @@ def difference(
     settings: collections.abc.Mapping[str, str],
     autodetect: str = "off",
 ) -> str | None:
-    """Compare slurmd's devices with these lines to the plan; None when they are equal.
+    """Return how slurmd's devices with these lines differ from the plan; None if they do not.
 
-    `settings` is the node's `--conf`, `autodetect` what gres.conf sets for all nodes. A slurmd that
-    prints no device, or does not answer, is no difference.
+    `settings` is the node's `--conf`; `autodetect` is the setting in gres.conf for all nodes. Also
+    returns None if slurmd prints no device or does not answer.
     """
     try:
         printed = _print_gres(
@@ -68,7 +68,7 @@ def _print_gres(
     """Return the output of `slurmd -G` with these rows in gres.conf, both streams."""
     with tempfile.TemporaryDirectory(prefix="slurmd-") as name:
         directory = pathlib.Path(name)
-        spool = directory / "spool"  # where it makes a socket
+        spool = directory / "spool"  # slurmd makes a socket here
         spool.mkdir()
         conf = template.fill(
             "slurm.conf",

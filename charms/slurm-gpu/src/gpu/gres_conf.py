@@ -49,7 +49,7 @@ class Entry:
 
     @classmethod
     def of(cls, unit: str, published: slurm_gres.NodeGres) -> "Entry":
-        """Return the entry for what a unit published; its node must be named."""
+        """Return the entry for a unit's published data, which must name its node."""
         return cls(
             unit,
             published.node or "",
@@ -97,9 +97,9 @@ class GresConf:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A fingerprint of what slurmctld reads of the block.
+        """The fingerprint of the block as slurmctld reads it.
 
-        No block has that of an empty one.
+        Without a block, it is the fingerprint of an empty one.
         """
         return hashlib.sha256(
             "\n".join(row for row in self._rows if not row.startswith("#")).encode()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""gpu-mig: the MIG layouts that this machine's cards should have, and making them so.
+"""gpu-mig: the MIG layouts that this machine's cards should have, and the program to apply them.
 
     gpu-mig                  make every layout of /var/lib/slurm-gpu/mig.json, as at boot
 
@@ -42,7 +42,7 @@ class Card:
 
     bus_id: str  # as sysfs spells it
     name: str
-    enabled: bool | None  # None: it has no MIG
+    enabled: bool | None  # None: it does not support MIG
     pending: bool | None
     instances: tuple[str, ...] = ()  # profiles, in the order of their ids
 

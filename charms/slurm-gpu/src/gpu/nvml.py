@@ -14,11 +14,11 @@ import json
 import sys
 import typing
 
-pynvml: typing.Any = importlib.import_module("pynvml")  # it has no types
+pynvml: typing.Any = importlib.import_module("pynvml")  # untyped
 _CPU_WORDS = 128  # of 64 CPUs each: 8192, the most that x86 kernels number (NR_CPUS), online or not
 _NO_DRIVER = frozenset({pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND})
 _ABSENT = frozenset(
-    {  # the kind of card or library has no answer, which is no fault
+    {  # unsupported by this kind of card or library, so not a fault
         pynvml.NVML_ERROR_INVALID_ARGUMENT,
         pynvml.NVML_ERROR_NOT_SUPPORTED,
         pynvml.NVML_ERROR_NO_PERMISSION,

@@ -1,11 +1,9 @@
-"""Read from nvidia-smi's answers what a judge of the cards needs.
+"""Parse the values of nvidia-smi that decide whether cards are fit.
 
-Nothing else in them can spoil that.
-
-The XML of `nvidia-smi -q -x` has processes' names in it as they are (`a&b<c`, control characters),
-drivers wrote clocks that close the wrong element, and warnings go around it. So the document is cut
-out and divided by its cards, what processes may have written goes, and of the rest only the
-elements that are asked for are parsed. Standard library only.
+The rest of its output cannot break the parser: the XML of `nvidia-smi -q -x` has raw process names
+(`a&b<c`, control characters), some drivers close the wrong element after a clock, and warnings
+surround the document. So the parser cuts out the document, splits it into cards, drops everything
+that processes may have written, and reads only the requested elements. Standard library only.
 """
 
 import csv
@@ -27,7 +25,7 @@ _NAME = re.compile(r"<process_name>.*?</process_name>(?=\s*<used_memory>)", re.D
 _PROCESSES = re.compile(
     r"<processes>.*</processes>|<accounted_processes>.*</accounted_processes>", re.DOTALL
 )
-# What the document itself begins with
+# The beginning of the document itself
 _PROLOGUE = re.compile(r"<\?xml [^>]*\?>|<!DOCTYPE [^>]*>")
 _LINE_CHARS, _NUM_REMARKS = 120, 5
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -78,7 +76,7 @@ class Rule(typing.NamedTuple):
     bad: tuple[str, ...] = ()  # the words that are not; numbers have none
 
     def kind(self, value: str) -> str:
-        """Return which kind of value this is: ABSENT, GOOD, BAD, or ODD if nobody documents it."""
+        """Return the kind of the value: ABSENT, GOOD, BAD, or ODD if it is undocumented."""
         if value in NOT_REPORTED:
             return ABSENT
         if isinstance(self.good, int):
@@ -91,9 +89,9 @@ class Rule(typing.NamedTuple):
 
 
 ABSENT, GOOD, BAD, ODD = "absent", "good", "bad", "odd"
-# nvidia-smi(1): "N/A" and "Not Supported" stand for what a card lacks, `--query-gpu` has the third
-# for a field that a later driver dropped. Tables have them in brackets. Words of errors ("Unknown
-# Error", "ERR!") are no data.
+# nvidia-smi(1): "N/A" and "Not Supported" mean that a card lacks the feature; `--query-gpu` prints
+# the third for a field that a later driver dropped. Tables put them in brackets. Error words
+# ("Unknown Error", "ERR!") are not data.
 NOT_REPORTED = frozenset(
     {"", "N/A", "Not Supported", "Deprecated", "Requested functionality has been deprecated"}
 )
@@ -202,7 +200,7 @@ RULES = (
     ),
 )
 # fmt: on
-# The fields of `nvidia-smi --query-gpu` by which NVML reports the same without XML
+# The fields of `nvidia-smi --query-gpu` that give the same values without XML
 FIELDS = {
     f"{_ROWS}failure": "remapped_rows.failure",
     f"{_ROWS}pending": "remapped_rows.pending",
@@ -219,14 +217,14 @@ QUERY = (f"--query-gpu={','.join(('pci.bus_id', *FIELDS.values()))}", "--format=
 
 
 class UnreadableError(Exception):
-    """An answer cannot be read. `str()` is one line, with those of the answer that are at fault."""
+    """An answer cannot be read. `str()` is one line that quotes the bad lines."""
 
 
 def read(printed: str) -> list[Card]:
     """Return the cards in the document of `nvidia-smi -q -x`.
 
     Raises:
-        UnreadableError: there is no document, one of the elements is no XML, or the cards cannot be
+        UnreadableError: there is no document, an element is not XML, or the cards cannot be
             distinguished.
     """
     found = _DOCUMENT.search(printed)

@@ -12,9 +12,9 @@ from gpu.smi import DRAIN, WARN
 from slurm_ddp.commands import CommandError, run
 
 JOURNALCTL = "/usr/bin/journalctl"
-# What an Xid asks for: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors), column "immediate
-# action". Not listed: those that an application causes and those to ignore. 109 asks for a reset,
-# but applications cause it often.
+# What to do about an Xid: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors), column
+# "immediate action". Left out: Xids that applications cause and Xids to ignore. 109 asks for a
+# reset, but applications cause it often.
 TABLE: dict[int, tuple[str, str]] = {
     46: (DRAIN, "GPU stopped processing: reset it"),
     48: (DRAIN, "double-bit ECC error: reset it"),
@@ -41,8 +41,8 @@ TABLE: dict[int, tuple[str, str]] = {
     167: (DRAIN, "PCIe fatal timeout: reset it"),
     168: (DRAIN, "errors in protected memory: reboot, and switch ECC on if it is off"),
 }
-# Xids that ask for nothing of the machine: those of the catalog that an application causes or that
-# it says to ignore
+# Xids that need no action on the machine: the catalog says that an application causes them or to
+# ignore them
 OF_PROGRAMS = frozenset(
     {
         *(8, 11, 13, 25, 31, 32, 37, 38, *range(39, 42), 43, 44, 45, 60, 66, 67, *range(68, 73)),
@@ -50,8 +50,8 @@ OF_PROGRAMS = frozenset(
         *(*range(126, 136), 137, 139, 141, 152, 153, 157, 160, 161),
     }
 )
-# Xids to drain for only if the line asks for it: 154 names the recovery action ("GPU recovery
-# action changed from 0x0 (None) to 0x1 (GPU Reset Required)"), those of NVLink 5 whether they are
+# Xids that drain only if the line says so: 154 names the recovery action ("GPU recovery action
+# changed from 0x0 (None) to 0x1 (GPU Reset Required)"), the Xids of NVLink 5 say whether they are
 # fatal.
 _BY_TEXT: dict[int, tuple[str, str]] = {
     154: (r"to 0x[0-9a-fA-F]+ \((?!None\))([^)]*)\)", "{}"),

@@ -41,7 +41,7 @@ def prepare(options: Options) -> bool:
         return True
     if held.boot_id == readiness.boot_id():
         return _is_given_up(held)
-    # What an interrupted one left; the registration sees the rest
+    # Repair after an interrupted hook; the registration checks the rest
     with contextlib.suppress(mig.MigError):
         mig.apply_all()
     services.ensure_running()
@@ -81,7 +81,7 @@ def release() -> None:
 
 
 def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -> Status:
-    """Return the status: the operator's task, maintenance in progress, or that of `otherwise`."""
+    """Return the operator's task, then maintenance in progress, then the status of `otherwise`."""
     held = kept.maintenance()
     if held is not None and held.boot_id == readiness.boot_id():
         return Status(Level.BLOCKED, f"{held.node} is drained for {held.kind}: reboot this machine")

@@ -71,12 +71,12 @@ def _chosen(gpu: str) -> list[mig.Card]:
 def _restore(cards: list[mig.Card]) -> None:
     """Give the cards the instances again that they had; one that still has them is left alone."""
     for card in cards:
-        with contextlib.suppress(mig.MigError):  # the registration finds what the card has
+        with contextlib.suppress(mig.MigError):  # the registration reads the cards
             mig.apply(mig.card_at(card.bus_id), card.instances)
 
 
 def ensure_no_layouts() -> None:
-    """Forget the layouts; the cards keep what they have until a reboot."""
+    """Forget the layouts; the cards keep their instances until a reboot."""
     systemd.ensure_no_unit(SERVICE)
     files.ensure_absent(PROGRAM)
     files.ensure_absent(mig.LAYOUTS)

@@ -19,8 +19,8 @@ from slurm_ddp.commands import CommandError, run
 from slurm_ddp.slurm import nodes
 
 _RESET_S = 180.0
-# NVSwitches of the first generation for which one GPU cannot be reset alone (nvidia-smi(1), "-r":
-# GPUs connected by NVLink are reset together; from the H100 on, each by itself).
+# First-generation NVSwitches, whose GPUs cannot be reset one at a time (nvidia-smi(1), "-r": GPUs
+# connected by NVLink are reset together; from the H100 on, each by itself).
 _FIRST_SWITCH = 0x1AF1
 _POLL_S = 10.0
 

@@ -16,8 +16,8 @@ PERSISTENCED_PROGRAM = pathlib.Path("/usr/bin/nvidia-persistenced")
 STOPPED = pathlib.Path("/var/lib/slurm-gpu/stopped-units")  # by this charm, and to be started again
 _DROPIN = "10-slurm-gpu.conf"
 _STOP_S, _START_S = 120.0, 300.0  # a fabric manager takes minutes
-# In the order in which they are stopped; DCGM comes as a package, or as a snap with upstream's
-# slurmd charm. `node.health_timer` starts the health check's timer again.
+# In stop order; DCGM comes as a package, or as a snap with upstream's slurmd charm.
+# `node.health_timer` starts the health check's timer again.
 HOLDERS = (
     "gpu-health.timer",
     "gpu-health.service",
@@ -36,7 +36,7 @@ def stop_holders() -> None:
     Jobs are not part of that: check first. Raises `DriverError`.
     """
     active = [unit for unit in HOLDERS if systemd.is_active(unit)]
-    # First: they run again whatever happens
+    # First, so that they start again in any case
     recorded = sorted({*active, *files.read(STOPPED).split()})
     files.ensure_file(STOPPED, "".join(f"{unit}\n" for unit in recorded))
     for unit in active:

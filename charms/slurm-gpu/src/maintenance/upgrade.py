@@ -1,8 +1,8 @@
 """Install a driver: for the action `upgrade-driver`, and for the option `driver`.
 
-No journal records an upgrade: a node that is held for it stays drained until its GPUs are
-registered again, and what was left half done shows in the packages' state (`driver.state`). Running
-`upgrade-driver` again finishes it.
+An upgrade needs no journal: its node stays drained until the GPUs are registered again, and the
+packages' state (`driver.state`) shows an interrupted one. Running `upgrade-driver` again finishes
+it.
 """
 
 import logging
@@ -19,7 +19,8 @@ from slurm_ddp.commands import CommandError
 
 logger = logging.getLogger(__name__)
 
-_REFUSED = "driver-refused.json"  # what the archives refused last: `key`, `text`, and when (seconds since 1970, `at`)
+# The last refusal by the archives: `key`, `text`, and the time `at` (seconds since 1970)
+_REFUSED = "driver-refused.json"
 _RETRY_S = 3600.0  # after a refusal, so that not every hook asks the archives again
 
 
@@ -92,7 +93,7 @@ def ensure_settings(wanted: Spec) -> None:
         _refuse(key, e)
     try:
         install.ensure_hold(on=wanted.hold_driver)
-    except CommandError as e:  # another dpkg runs, as on a fresh machine: the next hook tries again
+    except CommandError as e:  # another dpkg runs, as on a new machine: the next hook tries again
         logger.warning("the driver's packages are not held yet: %s", e)
     services.ensure_persistence(on=wanted.persistence_mode)
 

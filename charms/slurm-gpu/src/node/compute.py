@@ -162,7 +162,7 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
     ensure_health_check(machine)
     loss, node, plan = lost(machine), machine.node, machine.plan
     if loss and node is not None:
-        if plan is not None:  # so that slurmd does not wait for what is lost whenever it starts
+        if plan is not None:  # so that slurmd does not wait for the lost cards at each start
             with contextlib.suppress(CommandError):
                 slurmd_unit.ensure_dropin(plan.device_files)
         return registration.drain_for_loss(node, loss)

@@ -1,8 +1,8 @@
 """Drain at most a third of the nodes for one reason; the others only warn.
 
-When all nodes of an application (those of the same partitions) begin to report the same, that is a
-driver's release, not broken cards. Who was first is read from the nodes' reasons in Slurm, which
-every node's health check sees. Standard library only.
+If all nodes of an application (nodes with the same partitions) begin to report the same problem,
+the cause is a driver release, not broken cards. The nodes' reasons in Slurm tell which was first;
+every node's health check sees them. Standard library only.
 """
 
 import collections
@@ -31,11 +31,10 @@ def kinds(reason: str) -> frozenset[str]:
 def shared(
     reason: str, name: str, listed: collections.abc.Collection[nodes.Node], now: float
 ) -> frozenset[str]:
-    """Return the kinds of a reason for which too many nodes would be drained with this one.
+    """Return the kinds in `reason` that would drain too many nodes if this one joined them.
 
     Args:
-        reason: what the node is, or is to be, drained for; it begins with the health check's
-            prefix.
+        reason: why the node is, or will be, drained; it begins with the health check's prefix.
         name: the node's name.
         listed: all nodes of the cluster.
         now: in seconds since 1970.

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""gpu-health: check once, within a minute, whether this machine's NVIDIA GPUs are fit for jobs.
+"""gpu-health: check within a minute whether this machine's NVIDIA GPUs are fit for jobs.
 
     gpu-health [--act] [--node NAME] [--xids "+109 -74"]
 
-It prints one JSON object, and exits 0 without a finding, 2 with warnings only, 1 when jobs must
-stay away. --act drains the node with a reason that begins with `gpu-health: `, and resumes a node
-with such a reason after two passes without a finding to drain for; what holds more than a third of
-the nodes within minutes is a warning on the rest (node/fleet.py). --xids names Xids to drain for
-(+) besides those of the table, and Xids to ignore (-). A value that a card does not support is no
-fault; what cannot be read or is not known (a word, an Xid, a line beside the answer) is a warning
-with its text; a query that fails or hangs is a fault. Standard library only: the charm packs it
-with its imports.
+It prints one JSON object, and exits 0 without findings, 2 with warnings only, 1 if jobs must stay
+away. --act drains the node with a reason that begins with `gpu-health: `, and resumes a node with
+such a reason after two passes without a finding to drain for. A finding that holds more than a
+third of the nodes within minutes is only a warning on the others (node/fleet.py). --xids adds Xids
+to drain for (+) to the table's, and names Xids to ignore (-). A value that a card does not support
+is not a fault. Anything unreadable or unknown (a word, an Xid, an extra line) is a warning that
+quotes it; a query that fails or hangs is a fault. Standard library only: the charm packs it with
+its imports.
 """
 
 import argparse
@@ -37,8 +37,8 @@ STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
 KIND = kept.HEALTH
 REASON = f"{KIND}: "
 _SPARED = "not drained, since it holds too many nodes: see sinfo -R"
-# The whole ends before the 60 s of its unit: each query gets at most its own limit, and no more
-# than what is left of the whole, less what the last order to Slurm takes.
+# The check must end before the 60 s limit of its unit: each query gets its own limit, or the time
+# left if that is less, minus the time for the last order to Slurm.
 _WHOLE_S = 53.0
 _SMI_S, _LOG_S = 30.0, 8.0
 _LEAST_S = 0.1
@@ -55,10 +55,10 @@ class State:
     since: float = 0.0  # Xids logged before this count no longer
     passes: int = 0  # checks in a row without a finding to drain for
     drained: bool = False  # by this program
-    reason: str = ""  # why jobs must stay away, as of the last check
+    reason: str = ""  # why jobs must stay away, from the last check
     # As `since`, of one card
     resets: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
-    began: str = ""  # SlurmdStartTime of the node, as of the last check
+    began: str = ""  # the node's SlurmdStartTime at the last check
     spared: tuple[str, ...] = ()  # kinds of findings that are the fleet's
 
     @classmethod
@@ -267,10 +267,7 @@ def _demoted(findings: list[Finding], spared: collections.abc.Collection[str]) -
 
 
 def _shared(reason: str, node: nodes.Node) -> frozenset[str]:
-    """Return the kinds of a reason for which too many nodes are drained.
-
-    None count if Slurm does not list its nodes.
-    """
+    """Return the kinds in `reason` that drain too many nodes; none if Slurm lists no nodes."""
     if not reason or "Partitions" not in node.fields:  # no job can come to it
         return frozenset()
     with contextlib.suppress(CommandError):
@@ -306,12 +303,12 @@ def _counts(cards: list[smi.Card], on_bus: list[str], num_gpus: int) -> list[Fin
 def _ask_driver() -> tuple[list[smi.Card], list[Finding]]:
     """Query all cards; return the driver's report, and the warnings of the queries.
 
-    What cannot be read is a warning, and asked for in another way; no card if that cannot be read
-    either.
+    Unreadable output is a warning, and the query is repeated in another form; returns no card if
+    that is unreadable too.
 
     Raises:
-        CommandError: the driver, or a card, does not answer, or a killed query of before, beside
-            which another would hang, does not end.
+        CommandError: the driver or a card does not answer, or an earlier query was killed and still
+            has not ended, so another would hang too.
     """
     if stuck := _killed(pathlib.Path(NVIDIA_SMI).name):
         raise CommandError(
@@ -349,7 +346,7 @@ def _query(*options: str, unknown: str = DRAIN) -> tuple[str, list[Finding]]:
 
 
 def _remarks(printed: str) -> list[Finding]:
-    """Warn of each line that nvidia-smi printed beside its answer."""
+    """Warn of each extra line that nvidia-smi printed."""
     return [Finding(WARN, "query", f"nvidia-smi: {line}") for line in smi.remarks(printed)]
 
 
@@ -367,7 +364,7 @@ def _killed(name: str) -> list[str]:
 
 
 def _xids(levels: dict[int, str], state: State) -> list[Finding]:
-    """Judge what the kernel logged after `state.since`, once for each card and Xid.
+    """Return a finding for each card and Xid that the kernel logged after `state.since`.
 
     Only this boot's log counts.
     """
@@ -413,9 +410,9 @@ class _Deadline:
 
 
 def _left(limit: float, spare: float = 0.0) -> float:
-    """Return `limit`, or what is left of the whole if that is less.
+    """Return `limit`, or the time left for the whole check if that is less.
 
-    `spare` is kept for what comes last.
+    `spare` is reserved for the last step.
     """
     return max(_LEAST_S, min(limit, _Deadline.end - time.monotonic() - spare))
 

@@ -1,7 +1,6 @@
-"""The journals of this machine's node: JSON files that are written before what they cover.
+"""The journals of this machine's node: JSON files, each written before the step that it covers.
 
-They survive a reboot in the middle of what they describe. What cannot be read counts as not
-written.
+They survive a reboot during that step. An unreadable journal counts as missing.
 """
 
 import collections.abc
@@ -60,9 +59,9 @@ class Ground:
 
 @dataclasses.dataclass(frozen=True)
 class Maintenance(NodeSnapshot):
-    """The node before it was taken for maintenance, and what it was taken for."""
+    """The node's state before maintenance, and the kind of maintenance."""
 
-    kind: str = ""  # that of its ground
+    kind: str = ""  # the kind of its ground
     boot_id: str = ""  # of the boot that must end before the node is restored
 
 
@@ -174,9 +173,9 @@ def _part(kind: type[_Part], raw: object) -> _Part | None:
 
 
 def _with_former(kept: Kept) -> Kept:
-    """Add what an earlier release left.
+    """Add the journals of an earlier release.
 
-    Its programs may write it until the charm's first hook is over.
+    Its programs may write them until the charm's first hook is over.
     """
     if not has_former():
         return kept

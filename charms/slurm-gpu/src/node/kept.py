@@ -3,11 +3,11 @@
 A hold is a drain with its reason, a reservation for maintenance, and a ground in the journal
 (`journals.Kept`). Upstream's charm ends drains: it sets `state=idle` on its node if `scontrol show
 node` fails (slurmd/src/charm.py:208-215) and after set-node-config (charm.py:309-315), right after
-it restarted slurmd. No change of the node's state touches the reservation, which ends by itself,
-and `node.watch` drains and reserves the node again within seconds. A drain that ended while slurmd
-had been running for longer was ended by an administrator, who is obeyed. Upstream deletes its node,
-which Slurm refuses in a reservation: whoever ends that alone has ten minutes, in which the drain
-stays.
+it restarted slurmd. No state change of the node touches the reservation, which expires by itself,
+and `node.watch` drains and reserves the node again within seconds. If a drain ends while slurmd has
+been running for longer, an administrator ended it, and the charm obeys. Upstream also deletes its
+node, which Slurm refuses in a reservation: an administrator who ends only the reservation has ten
+minutes, during which the drain stays.
 
 For maintenance of its GPUs (`take`), the journal also has the state before, so that any later hook
 can restore it. `KeptError` is raised if something else keeps the node, `NodeError` if the
@@ -208,12 +208,12 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
 
 
 def _note_taken(kind: str, node: nodes.Node, taken: Maintenance | None) -> None:
-    """Record the state to restore: that of now, unless it is what maintenance made of it."""
+    """Record the state to restore: the current one, unless maintenance itself caused it."""
     found = orders.as_found(node)
     if taken is not None:
         is_maintained = (node.reason or "").startswith(_MAINTENANCE)
         if node.is_drained and orders.is_anothers(node, taken.reason) and not is_maintained:
-            # drained by another meanwhile, which is now what to restore
+            # somebody else drained it since, and that is now the state to restore
             _note_maintenance(dataclasses.replace(taken, states=found.states, reason=found.reason))
         return
     if (found.reason or "").startswith(_MAINTENANCE):  # its journal is lost
@@ -232,16 +232,16 @@ def is_taken(node: nodes.Node, kind: str) -> bool:
 
 
 def jobs_on(node: nodes.Node | None) -> str | None:
-    """Count what the node still runs, None when it is free: "2 jobs"."""
+    """Return the number of jobs on the node as "2 jobs"; None if it is free."""
     if node is None or not node.is_busy:
         return None
     return orders.count_jobs(node.name)
 
 
 def restore() -> None:
-    """Restore the state in which the node was taken, if no job keeps that from being restored.
+    """Restore the state in which the node was taken, unless a job prevents it.
 
-    A drain or a state that others set since then is left alone.
+    A drain or a state that somebody else set since then stays.
     """
     taken = maintenance()
     if taken is None:

@@ -27,15 +27,15 @@ class Machine:
 
     detection: detect.Detection
     config: settings.Config
-    autodetect: str  # what the controller's gres.conf makes nodes do
-    answer: slurm_gres.ControllerGres | None = None  # what the controller published
-    before: slurm_gres.NodeGres | None = None  # what this unit published before
+    autodetect: str  # AutoDetect of the controller's gres.conf
+    answer: slurm_gres.ControllerGres | None = None  # published by the controller
+    before: slurm_gres.NodeGres | None = None  # published by this unit before
     options: slurmd_options.Options | None = None  # None while slurmd's charm has not written them
     node: str | None = None
     plan: gres.Plan | None = None  # None without usable GPUs
     # What gres.conf must hold for them; none where slurmd finds them by itself
     lines: tuple[str, ...] = ()
-    problem: str | None = None  # what the operator must fix before anything is changed
+    problem: str | None = None  # a problem that the operator must fix before anything changes
 
     @property
     def configured(self) -> str | None:
@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def wanted(self) -> str | None:
-        """The Gres to register: this machine's GPUs, and what an administrator added to `--conf`."""
+        """The Gres to register: this machine's GPUs, and additions of others to `--conf`."""
         return slurmd_options.merged_gres(self.configured, self.plan.gres if self.plan else None)
 
     @property
@@ -58,7 +58,7 @@ def look(
     answer: slurm_gres.ControllerGres | None = None,
     before: slurm_gres.NodeGres | None = None,
 ) -> Machine:
-    """Return this machine under these options and what the controller and this unit published."""
+    """Return this machine's state, given the options and the data published by both sides."""
     config = config or settings.Config()
     machine = Machine(detect.detect(), config, _autodetect(answer), answer, before)
     try:
@@ -116,7 +116,7 @@ def _plan(machine: Machine) -> gres.Plan:
         _check_gres_types({"gpu": "", gres.SHARD: "shards-per-gpu: "} if shards else {"gpu": ""})
     try:
         slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines)
-    except ValueError as e:  # what the controller would refuse is refused here
+    except ValueError as e:  # refuse it here, since the controller would
         raise ValueError(f"Slurm cannot hold the names of these GPUs: {plan.gres!r:.80}") from e
     return plan
 
@@ -168,9 +168,9 @@ def _check_gres_types(wanted: dict[str, str]) -> None:
 
 
 def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
-    """Read what the controller's gres.conf makes nodes do.
+    """Return the AutoDetect of the controller's gres.conf.
 
-    While that is unknown, it is what upstream writes there.
+    Until that is known, return the value that upstream writes there.
     """
     if answer and answer.autodetect:
         return answer.autodetect

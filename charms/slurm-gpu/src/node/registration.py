@@ -2,7 +2,7 @@
 
 A dynamic node's Gres cannot change while its record exists. So: drain the node, wait until it is
 free (over later events, never inside a hook), edit `--conf`, delete the record, restart slurmd,
-check what it registered, and restore the state of before, which is in a journal (`journals`): the
+check what it registered, and restore the previous state from a journal (`journals`), since the
 machine may reboot between any two steps. `scontrol delete` comes before the restart, since on Slurm
 25 a node authenticates through its own running slurmd.
 """
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 REASON = "slurm-gpu: registering GPUs"
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
-# At a restart or `scontrol reconfigure`, slurmctld answers for a while after it saved the state
-# that its successor begins with (_slurmctld_background() to _attempt_reconfig() in controller.c of
-# 24.11 and 25.11). Orders of that moment are lost: the former record comes back, to which slurmd
-# registers. Lines of other nodes reconfigure it, too.
+# At a restart or `scontrol reconfigure`, slurmctld keeps answering for a while after it saved the
+# state that its successor starts from (_slurmctld_background() to _attempt_reconfig() in
+# controller.c of 24.11 and 25.11). Orders in that gap are lost: the former record comes back, and
+# slurmd registers to it. Lines of other nodes cause a reconfigure too.
 _HANDOVER_S, _FRESH_S = 1.0, 60.0
 
-# How many GPUs the record of a refused node has, of which Slurm shows only how many slurmd
-# reported.
+# The number of GPUs in the record of a refused node; otherwise Slurm shows only the number that
+# slurmd reported.
 _RECORDED = re.compile(
     r"gres/(?P<name>\w+)\S* count reported lower than configured \(\d+ < (?P<count>\d+)\)"
     rf"|{orders.PREFIX} \d+ of (?P<had>\d+) GPUs found"
@@ -52,7 +52,7 @@ class Stage(enum.Enum):
     RESERVED = "reserved"  # the controller must not forget the node: it is in a reservation
     STOPPED = "stopped"  # the controller has the Gres, but slurmd does not run
     SILENT = "silent"  # no controller answers
-    INVALID = "invalid"  # the controller refuses what the node reports
+    INVALID = "invalid"  # the controller refuses the node's report
     DIFFERS = "differs"  # the controller has another Gres, which the next event changes
     STATIC = "static"  # the node is in slurm.conf, with another Gres
     KEPT_AWAY = "kept-away"  # registered, and drained, down or failing for another reason
@@ -63,7 +63,7 @@ class Stage(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where the node is, and what is in the way."""
+    """The node's stage, and the obstacle."""
 
     stage: Stage
     detail: str = ""
@@ -71,7 +71,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a node is to be registered with."""
+    """The node's name, and the Gres and options to register it with."""
 
     node: str
     gres: str | None
@@ -82,9 +82,9 @@ class Target:
 
 
 def advance(target: Target) -> Progress:
-    """Register the node as far as possible within a minute, and return where it is.
+    """Register the node as far as possible within a minute, and return its stage.
 
-    No job is ended.
+    It ends no job.
     """
     kept.end(kept.LOSS)
     try:
@@ -118,7 +118,7 @@ def _slurmd_started_recently() -> bool:
 
 
 def refresh_drained_start() -> None:
-    """Complete what an interrupted hook began: new options for a node that must return drained."""
+    """Finish the work of an interrupted hook: new options for a node that must return drained."""
     if not slurmd_unit.DRAINED_ENV.exists():
         return
     try:
@@ -255,7 +255,7 @@ def _advance(target: Target) -> Progress:
 
 
 def _snapshot(name: str, node: nodes.Node | None) -> NodeSnapshot | None:
-    """Return the journal's snapshot of this node, with what others ordered since."""
+    """Return the journal's snapshot of this node, updated with orders of others since."""
     snapshot = NodeSnapshot.load()
     if snapshot is not None and snapshot.node != name:
         journals.clear(journals.REGISTRATION)
@@ -368,7 +368,7 @@ def _refused(
 def _shard_jobs(node: nodes.Node, gres: str | None) -> list[str]:
     """Return jobs for which slurmctld (24.11.5) would crash if the node lost its shards.
 
-    That happens while Slurm knows shards.
+    It crashes only while GresTypes has shards.
     """
     loses_shards = nodes.count_gres(node.gres, SHARD) and not nodes.count_gres(gres, SHARD)
     if not loses_shards or SHARD not in (nodes.setting("GresTypes") or "").split(","):
@@ -404,7 +404,7 @@ def _reports_less(node: nodes.Node, gres: str | None) -> bool:
 
 
 def _recorded(node: nodes.Node) -> tuple[str, int] | None:
-    """Parse the Gres of which a refused node reported too few, and the count in its record."""
+    """Parse a refused node's Gres that fell short, and its count in the record."""
     match = None if node.is_valid else _RECORDED.match(node.reason or "")
     if match is None:
         return None

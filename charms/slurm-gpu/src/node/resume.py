@@ -36,7 +36,7 @@ class Held:
     """A node that is still down."""
 
     why: str  # "was rebooted" or "is new"
-    lacks: tuple[str, ...] = ()  # what it waits for, as far as that was checked
+    lacks: tuple[str, ...] = ()  # what it waits for, if checked
 
     def __str__(self) -> str:
         return f"{self.why} and takes no jobs yet{': waiting for ' * bool(self.lacks)}{', '.join(self.lacks)}"
@@ -95,8 +95,8 @@ def is_stale(node: nodes.Node | None) -> bool:
 def _is_new(node: nodes.Node) -> bool:
     """Whether upstream's slurmd set the reason, as it does right after it started slurmd.
 
-    Both write the same reason. A later start of slurmd leaves only the record of the node's service
-    to go by.
+    An order to set the node down leaves the same reason. If slurmd started again later, only the
+    record of the node's service tells.
     """
     since = node.slurmd_start_time
     if since is None or node.reason_time is None or node.reason_time < since:

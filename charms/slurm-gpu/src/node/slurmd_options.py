@@ -64,9 +64,9 @@ def parse(text: str) -> Options | None:
 def ensure_gres(gres: str | None) -> bool:
     """Write the Gres into `--conf` of the file; return whether it changed.
 
-    Upstream's hooks edit the file, too, beside a parallel action and without a lock: it is replaced
-    only if it is as it was read. If upstream restores the former Gres, the next hook registers the
-    node again.
+    Upstream's hooks edit the file too, in parallel with an action and without a lock, so it is
+    replaced only if it is still as it was read. If upstream restores the former Gres, the next hook
+    registers the node again.
     """
     aside = PATH.with_name(f".{PATH.name}.slurm-gpu")
     for _ in range(_TRIES):
@@ -106,7 +106,7 @@ def drained(text: str) -> str:
 
 
 def merged_gres(current: str | None, gpus: str | None) -> str | None:
-    """Return `gpus` and what else `current` holds, besides GPUs and their shards."""
+    """Return `gpus` and the rest of `current`, without its GPUs and their shards."""
     replaced = {"gpu", "shard"} | gres_names(gpus)
     kept = [item for item in (current or "").split(",") if not gres_names(item) & replaced]
     return ",".join(item for item in (gpus, *kept) if item) or None

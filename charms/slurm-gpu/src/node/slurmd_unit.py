@@ -8,7 +8,7 @@ from slurm_ddp import files, systemd
 
 SLURMD = "slurmd.service"
 DROPIN = "20-gpu.conf"
-PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
+PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # fetched by a configless slurmd
 # The drop-in names it behind /etc/default/slurmd. On disk, since the machine may reboot while its
 # node is deleted.
 DRAINED_ENV = journals.STATE_DIR / "held-options"

@@ -63,7 +63,7 @@ def _ensure_units() -> bool:
 
 
 def ensure_absent() -> None:
-    """Remove the service, and end what it kept up."""
+    """Remove the service, and end the holds that it enforced."""
     for unit in (PATH_UNIT, UNIT):
         systemd.ensure_no_unit(unit)
     kept.end_all()
@@ -76,7 +76,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._next_resume = 0.0
-        self._missing: list[str] = []  # what the node's jobs would miss of this machine
+        self._missing: list[str] = []  # what the node's jobs lack on this machine
 
     def step(self) -> float | None:
         """Return after how many seconds to look again, None when nothing is left to do."""

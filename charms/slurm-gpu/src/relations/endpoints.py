@@ -1,4 +1,4 @@
-"""The charm's relations: which of them concern this unit, and what is in their databags."""
+"""The charm's relations that concern this unit, and the data in their databags."""
 
 import contextlib
 
@@ -24,7 +24,7 @@ def events(on: ops.CharmEvents) -> list[ops.BoundEvent]:
 
 
 def relations(model: ops.Model, endpoint: str) -> list[ops.Relation]:
-    """Return the relations to stay, without those of other machines' principals."""
+    """Return the relations that stay, without other machines' principals."""
     found = [relation for relation in model.relations[endpoint] if relation.active]
     return [
         relation
@@ -54,7 +54,7 @@ def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | N
 
 
 def answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.ControllerGres:
-    """Read what the controller published; nothing if that cannot be read."""
+    """Read the controller's published data; empty if it is unreadable."""
     try:
         return relation.load(slurm_gres.ControllerGres, app)
     except ValueError:
@@ -64,7 +64,7 @@ def answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.Controlle
 def exchanged(
     model: ops.Model, unit: ops.Unit
 ) -> tuple[slurm_gres.ControllerGres | None, slurm_gres.NodeGres | None]:
-    """Read the controller's answer and what this compute unit published; None if there is none."""
+    """Return the data published by the controller and by this compute unit, or None."""
     controllers = None
     own = None
     for relation in relations(model, NODE_GRES):
