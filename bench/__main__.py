@@ -22,7 +22,7 @@ ALL_MET, FAILED, MISSED = 0, 1, 3  # exit codes
 
 
 class Measure(typing.NamedTuple):
-    """What a row runs: modules of bench/rows, in order, and the limit for all of them."""
+    """A row's measure: modules of bench/rows, in order, and the time limit for all of them."""
 
     modules: tuple[str, ...]
     limit_s: float
@@ -33,7 +33,7 @@ class Outcome(typing.NamedTuple):
 
     records: list[dict[str, typing.Any]]
     error: str = ""
-    missing: str = ""  # what this machine lacks
+    missing: str = ""  # missing on this machine
 
 
 ROWS = {
@@ -143,7 +143,7 @@ def _run(name: str) -> Outcome:
 
 
 def _measure_here(name: str, out: pathlib.Path) -> None:
-    """Measure a row in this process, and write its records and what this machine lacks."""
+    """Measure a row in this process, and write its records and the reasons for missing ones."""
     records: list[dict[str, typing.Any]] = []
     missing: list[str] = []
     for module in ROWS[name].modules:

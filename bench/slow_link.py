@@ -1,7 +1,7 @@
 """Two network namespaces joined by a link of a given rate and round trip.
 
-Each namespace has a TAP device; the kernel's tbf limits its rate. The delay is netem's where the
-kernel has it; else the relay between the TAP devices holds each frame.
+Each namespace has a TAP device; the kernel's tbf limits its rate. netem adds the delay if the
+kernel has it; otherwise the relay between the TAP devices holds each frame.
 """
 
 # pyright: basic, reportPrivateImportUsage=false

@@ -30,7 +30,7 @@ class Agent:
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
 
     def ask(self, request: Json, show: collections.abc.Callable[[Json], None]) -> Json:
-        """Run one event; `show` gets the messages of the hook meanwhile."""
+        """Run one event; `show` gets the hook's messages as they come."""
         with contextlib.suppress(BrokenPipeError):
             self._stdin.write(json.dumps(request).encode() + b"\n")
             self._stdin.flush()

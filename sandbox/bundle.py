@@ -1,8 +1,8 @@
 """bundle.yaml and its overlays: merged by Juju's rules, checked against the charms' metadata.
 
-The rules are those of Juju 3.6 (juju/charm v12, overlay.go and bundledata.go): an overlay merges
-into an application's mappings (options, annotations, resources ...) and replaces everything else;
-an application with an empty body is removed together with its relations; relations are added.
+The rules of Juju 3.6 (juju/charm v12, overlay.go and bundledata.go): an overlay merges into an
+application's mappings (options, annotations, resources ...) and replaces everything else; an
+application with an empty body is removed together with its relations; relations are added.
 """
 
 import collections.abc
@@ -34,7 +34,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "secret": (str,),
 }
 
-ARCH = "arch=amd64"  # the one constraint that the sandbox takes, as it means nothing here
+ARCH = "arch=amd64"  # the only constraint that the sandbox accepts, since it has no effect here
 NOT_PLAYED = (
     "Not played by the sandbox."  # the description of such endpoints and options of stand-ins
 )

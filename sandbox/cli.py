@@ -304,7 +304,7 @@ def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -
 
 @contextlib.contextmanager
 def take_turn(store: Store, unit: str) -> collections.abc.Generator[None]:
-    """Wait for what an exec on a unit's machine needs, and hold it: the machine's lock, where execs take it."""
+    """Wait until an exec on a unit's machine may run; hold the machine's lock if execs take it."""
     model = store.load()
     machine = model.unit(unit).machine
     if model.version.honours_parallel:

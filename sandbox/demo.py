@@ -71,14 +71,14 @@ def run(engine: Engine, bundle: bundles.Bundle) -> str:
     with _phase(seconds, "prepare a dataset"):
         act(
             "prepare-dataset", elements="2"
-        )  # on both nodes, which unpack the environment meanwhile
+        )  # on both nodes, which unpack the environment in the meantime
     with _phase(seconds, "train on two nodes"):
         result = act("submit-ddp", **TRAINING)
     return summarise(engine.hosts, engine.model, result, seconds)
 
 
 def offer_environment(hosts: Hosts, model: Model) -> None:
-    """Put the environment of an earlier demo into the workspace: if it is what the trainer would make, it is used."""
+    """Put an earlier demo's environment into the workspace; the trainer uses it if it matches."""
     script = f"""cd {image.GUEST_ENVIRONMENTS}
 ls *.json >/dev/null 2>&1 || exit 0
 mkdir -p {_STORE}

@@ -23,11 +23,11 @@ Json = dict[str, typing.Any]
 
 
 def stage(app: bundles.BundleApplication, directory: pathlib.Path) -> None:
-    """Write the files of an application's charm into a folder. Raises `SandboxError` if there is no such charm.
+    """Write the files of an application's charm into a folder; `SandboxError` if there is none.
 
     A charm of this repository is staged from its source, exactly as `make pack` would pack it;
     another local charm is a folder; a charm from Charmhub is played by its stand-in, which gets the
-    stand-ins' common part, our library, and its base, by which it plays upstream's code for Ubuntu
+    stand-ins' common part, our library, and its base, which selects upstream's code for Ubuntu
     24.04 or 26.04.
     """
     path = pathlib.Path(app.charm)
@@ -61,12 +61,12 @@ def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def apply(engine: Engine, bundle: bundles.Bundle) -> None:
-    """Bring the model to what the bundle says: applications and units added, options set, changed charms upgraded.
+    """Bring the model to the bundle's state: applications, units, options, changed charms.
 
     The caller holds the model.
 
     Raises:
-        SandboxError: the bundle is wrong; nothing was changed then.
+        SandboxError: the bundle is wrong; nothing changed.
     """
     model = engine.model
     with tempfile.TemporaryDirectory(prefix="sandbox-deploy-") as scratch:

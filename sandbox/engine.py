@@ -3,7 +3,7 @@
 A hook, and an action that is not parallel, holds its machine's lock; a unit runs one thing at a
 time, parallel or not (Juju: internal/worker/uniter/operation/executor.go). Several commands may
 work on one model at once: the locks are files, the model is held only while it is read or changed,
-and whoever gets a lock runs what waits for it.
+and the command that gets a lock runs the events that wait for it.
 """
 
 import collections.abc
@@ -28,15 +28,12 @@ from sandbox.guest import juju_exec
 from sandbox.hosts import Hosts
 from sandbox.store import Event, Lock, Model, SandboxError, Status, Store, Unit
 
-GUEST = pathlib.Path(
-    "/var/lib/sandbox"
-)  # where a host finds the agent, the charms and the resources
+# The folder in a host with the agent, the charms and the resources
+GUEST = pathlib.Path("/var/lib/sandbox")
 _AGENT = pathlib.Path(__file__).parent / "guest" / "agent.py"
-_ATTEMPTS = (
-    4  # Juju retries a failed hook for ever; a command gives up after so many, the next one goes on
-)
+_ATTEMPTS = 4  # Juju retries a failed hook without end; a command stops after this many tries
 _RETRY_S, _RETRY_MAX_S = 2.0, 16.0  # Juju: 5 s, doubled up to 5 min
-_POLL_S = 0.5  # how often a command looks at what others have changed
+_POLL_S = 0.5  # how often a command looks for changes by others
 _TICK_S = 9.5  # a line at least this often while something runs
 _SLOW_S = 3.0  # a hook that took longer than this is worth a line
 
@@ -111,7 +108,7 @@ class Engine:
 
     @contextlib.contextmanager
     def change(self) -> collections.abc.Generator[Model]:
-        """Hold the model, give it out as it is now and save what it became; `model` is the same one afterwards."""
+        """Hold the model, yield its state and save the changes; `model` stays the same object."""
         with self.store.change(create=self._create) as model:
             self.model = model
             yield model
@@ -185,7 +182,7 @@ class Engine:
         return action is not None and action["id"] not in self._actions
 
     def reboot(self, unit: str) -> None:
-        """Reboot the unit's machine now; a hook that runs there is killed and runs again, as under Juju."""
+        """Reboot the unit's machine now; a hook on it is killed and runs again, as under Juju."""
         machine = self.model.unit(unit).machine
         lock = self.store.try_lock(f"machine-{machine}")
         with contextlib.closing(lock) if lock else contextlib.nullcontext():
@@ -215,7 +212,7 @@ class Engine:
                     _take_off(unit, event)
 
     def _cancel(self, model: Model) -> None:
-        """End those of this command's actions that someone cancelled."""
+        """End those actions of this command that someone cancelled."""
         for unit in model.units.values():
             for event in list(unit.events):
                 action = event.action

@@ -23,10 +23,10 @@ class Gpu:
 
 
 def parse(text: str) -> tuple[Gpu, ...]:
-    """Return the mock GPUs that a text asks for, by slot.
+    """Return the mock GPUs that a text lists, by slot.
 
-    That is a list such as `2 x NVIDIA L40S, Tesla T4`. `@ 1` after a model is the NUMA node that
-    the card is beside; `empty` is a slot without a card.
+    An example is `2 x NVIDIA L40S, Tesla T4`. `@ 1` after a model is the card's NUMA node; `empty`
+    is a slot without a card.
     """
     gpus: list[Gpu] = []
     for item in text.split(",") if text not in ("", "0") else []:

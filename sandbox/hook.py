@@ -67,9 +67,9 @@ def _visible(model: Model, relation: Relation, unit: Unit, event: Event) -> bool
     is_in_scope = unit.name in relation.unit_data and rules.takes_part(model, relation, unit)
     if event.relation != relation.id and not is_in_scope:
         return False
-    # scenario has no subordinate relation without its one remote unit; a declared container
-    # endpoint of a principal shows only while a subordinate is there, or is the one that the event
-    # is about
+    # scenario cannot have a subordinate relation without its one remote unit; a principal's
+    # declared container endpoint shows only while a subordinate exists, or is the subject of the
+    # event
     return not relation.container or bool(_container_members(model, relation, unit, event))
 
 
@@ -133,10 +133,10 @@ def _describe_secret(secret: Secret, unit: Unit) -> Json:
 
 
 def apply(model: Model, unit: Unit, event: Event, given: Json, result: Json) -> None:
-    """Write what a hook or an action changed of the state that it was `given`, and queue what follows from it.
+    """Write the changes of a hook or action to its `given` state, and queue the events that follow.
 
-    Unchanged keys are not written: another unit may have changed it since, as the leader that this
-    one follows.
+    Unchanged keys are not written: another unit may have changed them since, such as the leader
+    before this one.
     """
     app = model.applications[unit.app]
     unit.status = Status(name=result["status"][0], message=result["status"][1])
@@ -196,7 +196,7 @@ def _apply_secrets(model: Model, unit: Unit, given: list[Json], described: list[
             _change_secret(model, secret, old, item)
         elif item["label"] and item["owner"] is None:
             secret.labels[unit.name] = item["label"]
-        # The revision that the hook read: the owner may have made another one meanwhile
+        # The revision that the hook read: the owner may have made another one since
         secret.tracked[unit.name] = min(item["tracked_revision"], secret.latest)
 
     removed = before.keys() - {secret["id"] for secret in described}

@@ -1,10 +1,10 @@
-"""Hosts of the sandbox: Debian systems booted with systemd by systemd-nspawn, on a network of their own.
+"""Hosts of the sandbox: Debian systems booted with systemd by systemd-nspawn, on a private network.
 
-A model has one bridge with a free /24 behind NAT and any number of hosts. Files that must survive
-the command that made them are under `<root>/<model>/`:
+A model has one bridge with a free /24 behind NAT and any number of hosts. Files that must outlive
+their command are under `<root>/<model>/`:
 
     network.json              bridge, subnet
-    resolv.conf               bound over that of every host
+    resolv.conf               bound over each host's own
     hosts/<name>/host.json    address, layers of the image, binds, GPUs, machine id
     hosts/<name>/process      the process that keeps the host running, see machine.py
     hosts/<name>/{upper,work,root}, console.log
@@ -37,7 +37,7 @@ from slurm_ddp.commands import CommandError, CommandTimeout, Completed, clean_en
 
 Progress = collections.abc.Callable[[str], None]
 
-BOOT_TIMEOUT_S = 240.0  # of a host that boots beside seven others on two cores
+BOOT_TIMEOUT_S = 240.0  # for a host that boots along with seven others on two cores
 
 _GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "guest" / "mock_gpus.py"
 _HEARTBEAT_S = 5.0
@@ -154,7 +154,7 @@ class Hosts:
         return sorted(source for source in sources if not pathlib.Path(source).exists())
 
     def destroy_host(self, name: str) -> None:
-        """Remove the host with everything in it. A missing host is no error."""
+        """Remove the host with everything in it. It is not an error if the host is missing."""
         host = Host(self, name)
         if not host.directory.exists():
             return

@@ -97,7 +97,7 @@ def ensure_image(progress: Progress) -> Image:
                     shutil.rmtree(leftover, ignore_errors=True)
                 if not (
                     system.is_dir() and python.is_dir()
-                ):  # else another build made them meanwhile
+                ):  # otherwise another build has just made them
                     shutil.rmtree(python, ignore_errors=True)
                     _build(system, python, recipe, pip_text, progress)
                 prune(images, {system.name, python.name})
@@ -160,7 +160,7 @@ def _archives() -> list[str]:
 
 
 def _apt_settings() -> list[str]:
-    """Return the apt configuration with which guests reach the same archives."""
+    """Return the apt configuration that lets guests reach the same archives."""
     wanted = re.compile(
         r"Acquire::((http|https)::(?!.*Password)[A-Za-z]|Check-Valid-Until|Check-Date|Retries|ForceIPv4)"
     )

@@ -1,7 +1,7 @@
 """The introspection sockets of units' agents; they answer `GET /machinelock` alone.
 
-Text and socket are those of core/machinelock/machinelock.go and
-internal/worker/introspection/worker.go of juju/juju.
+Text and socket follow core/machinelock/machinelock.go and internal/worker/introspection/worker.go
+of juju/juju.
 """
 
 import collections.abc

@@ -1,4 +1,4 @@
-"""The versions of Juju that the sandbox plays. A model keeps that of its first deployment.
+"""The versions of Juju that the sandbox plays. A model keeps the version of its first deployment.
 
 Sources: docs/reference/sandbox.md.
 """

@@ -34,11 +34,11 @@ _CANNOT_END = (
 _SHELL = pathlib.Path(__file__).resolve().parent / "shell"
 _BOOTED = [str(_SHELL / "boot.sh")]
 
-# How a command gets into a machine. Its cgroups become those of the machine's first process; where
-# systemd keeps track (cgroup v2 and v1's name=systemd) only the command itself may join, for
+# How a command gets into a machine. It joins the cgroups of the machine's first process; in those
+# that systemd tracks (cgroup v2 and v1's name=systemd) only the command itself may join, since
 # systemd stumbles over processes from outside its process namespace, such as the shell that waits.
-# That shell does what nsenter could do but for one thing: nsenter stops when its child is stopped,
-# as a shutdown does with all processes, and then never reaps it.
+# That shell replaces nsenter, which stops when its child is stopped, as a shutdown does with all
+# processes, and then never reaps it.
 _SYSTEMD = ("", "name=systemd")
 _PREPARE = """
 for group in $1; do echo 0 > "$group/cgroup.procs"; done 2> /dev/null
@@ -101,7 +101,7 @@ class Machine(abc.ABC):
         return last_line(self.console.read_text(errors="replace")) if self.console.exists() else ""
 
     def _connections(self) -> set[str]:
-        """Return the numbers of the FUSE connections behind what the machine has mounted, and this computer has not.
+        """Return the numbers of FUSE connections mounted in the machine but not on this computer.
 
         A client that uses its own mount waits for itself when it is killed, and no signal ends it:
         the kernel must be configured to answer for it.
@@ -168,7 +168,7 @@ class _Supervised(Machine):
     def launch(self, options: collections.abc.Sequence[str]) -> None:
         files.ensure_absent(self._record)
         groups = " ".join(map(str, _make_cgroups(self._cgroup)))
-        # The outer shell leaves at once, so the supervisor is nobody's child and outlives this
+        # The outer shell exits at once, so that the supervisor is orphaned and outlives this
         # command.
         detached = [
             "/bin/sh",
@@ -274,7 +274,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _fuse(pid: str) -> set[str]:
-    """Return the numbers of the FUSE connections behind what a process sees mounted."""
+    """Return the numbers of the FUSE connections that a process sees mounted."""
     try:
         table = mounts.table(
             pathlib.Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape")
@@ -306,9 +306,9 @@ def _abort(connections: collections.abc.Collection[str]) -> None:
 
 
 def _cgroup_roots() -> dict[str, pathlib.Path]:
-    """Return where cgroup hierarchies are mounted, by what /proc/<pid>/cgroup calls them, cgroups(7).
+    """Return the mount points of cgroup hierarchies by name in /proc/<pid>/cgroup, cgroups(7).
 
-    That is `""` for version 2, and `cpu,cpuacct` or `name=systemd` for those of version 1.
+    The name is `""` for version 2, and `cpu,cpuacct` or `name=systemd` for version 1.
     """
     known = [
         line.split(":")[1] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines()
@@ -348,11 +348,11 @@ def _make_cgroups(name: str) -> list[pathlib.Path]:
             group.mkdir(exist_ok=True)
             if (
                 group / "cpuset.cpu_exclusive"
-            ).exists():  # v1: a new group has no CPUs, and then nothing may join it
+            ).exists():  # v1: a new group without CPUs accepts no process
                 for setting in ("cpuset.cpus", "cpuset.mems"):
                     (group / setting).write_text((root / setting).read_text())
         except OSError:
-            continue  # a hierarchy that is not ours to change: the machine stays where this command is
+            continue  # we cannot change this hierarchy: the machine stays in this command's group
         made.append(group)
     return made
 

@@ -5,8 +5,8 @@ enters the scope of its relations; relation-created, leader-elected, config-chan
 relation-joined and relation-changed of the units in scope; when they leave, relation-departed,
 relation-broken; at the end stop and remove. (Sources: Juju 3.6 documentation, "Hook";
 internal/worker/uniter of juju/juju: resolver.go, relation/resolver.go, actions/resolver.go,
-runcommands/runcommands.go, reboot/resolver.go, operation/executor.go; what was seen on Juju
-4.0.15.) docs/reference/sandbox.md has the table.
+runcommands/runcommands.go, reboot/resolver.go, operation/executor.go; observations on Juju 4.0.15.)
+docs/reference/sandbox.md has the table.
 """
 
 import collections.abc
@@ -412,7 +412,7 @@ def next_event(unit: Unit) -> Event | None:
     A unit in error gets only actions and, after a pause, the hook that failed.
     """
     if unit.executing is not None:
-        return unit.executing  # nobody holds its locks: it was interrupted, and runs again
+        return unit.executing  # its locks are free: it was interrupted, and runs again
     if unit.failed is not None:
         return _next_in_error(unit, unit.failed)
     if not unit.events:

@@ -37,13 +37,13 @@ def settle(engine: Engine, *, once: bool, until_active: bool = False) -> None:
     """Run every waiting event, then, unless `once`, send update-status to units that are not settled.
 
     Args:
-        engine: where it runs.
+        engine: the engine to run.
         once: send no update-status.
         until_active: a unit is settled only if it is active.
 
     Raises:
-        SandboxError: units are in error; with `until_active` it names those that are not active,
-        too.
+        SandboxError: units are in error; with `until_active` it also names those that are not
+            active.
     """
 
     def unsettled() -> set[str]:

@@ -1,4 +1,4 @@
-"""What an operator sets: options, secrets and actions, checked as Juju's controller does."""
+"""An operator's settings: options, secrets and actions, checked as Juju's controller does."""
 
 import collections.abc
 import contextlib
@@ -114,7 +114,7 @@ def _validate(action: str, params: Json, properties: dict[str, Json], required: 
     import jsonschema  # noqa: PLC0415 - a third of the start of every other command
 
     schema: Json = {"type": "object", "properties": properties, "required": required}
-    # Draft 4 as in Juju: its integers have no point
+    # Draft 4 as in Juju: 1.0 is not an integer
     validator: typing.Any = jsonschema.Draft4Validator(schema)
     for error in validator.iter_errors(params):
         where = f"parameter {error.path[0]!r}: " if error.path else ""
@@ -124,7 +124,7 @@ def _validate(action: str, params: Json, properties: dict[str, Json], required: 
 def request_action(
     model: Model, unit: Unit, action: str, values: collections.abc.Mapping[str, str]
 ) -> Event:
-    """Queue an action. Raises `SandboxError` for what the controller would refuse."""
+    """Queue an action. Raises `SandboxError` if the controller would refuse it."""
     app = model.applications[unit.app]
     params = action_params(app, action, values)
     is_parallel = bool((app.section("actions")[action] or {}).get("parallel", False))

@@ -54,7 +54,7 @@ def find(model: Model, identifier: str) -> Storage:
 
 
 def release(model: Model, unit: Unit) -> None:
-    """Detach the storage of a unit that was removed; what is to be destroyed goes with it."""
+    """Detach a removed unit's storage; delete it if it is to be destroyed."""
     for storage in [storage for storage in model.storage.values() if storage.unit == unit.name]:
         storage.unit = None
         if storage.destroy:

@@ -77,7 +77,7 @@ class Event(_Record):
 
 
 class Application(_Record):
-    """A deployed charm and what was configured for it."""
+    """A deployed charm and its configuration."""
 
     name: str
     charm: str  # the charm's name
@@ -160,7 +160,7 @@ class Storage(_Record):
     name: str
     index: int
     unit: str | None = None  # that has it
-    machine: int | None = None  # on whose host its files lie; None for kept ones
+    machine: int | None = None  # its host has the files; None for kept ones
     destroy: bool = False  # together with its unit
 
     @property
@@ -228,12 +228,12 @@ class Model(_Record):
     next_units: dict[
         str, int
     ] = {}  # application -> number; Juju goes on counting when one is deployed again
-    storage: dict[str, Storage] = {}  # also what no unit has
+    storage: dict[str, Storage] = {}  # also storage without a unit
     next_task: int = 1
 
     @property
     def version(self) -> versions.Juju:
-        """What its Juju does."""
+        """The rules of its Juju."""
         return versions.VERSIONS[self.juju]
 
     def app_units(self, app: str) -> list[Unit]:
@@ -247,7 +247,7 @@ class Model(_Record):
         return next((unit.name for unit in self.app_units(app) if not unit.dying), None)
 
     def app_relations(self, app: str) -> list[Relation]:
-        """Return the relations of `app` in the order in which they were made."""
+        """Return the relations of `app`, oldest first."""
         return [
             relation
             for relation in self.relations.values()
@@ -363,7 +363,7 @@ class Store:
     def change(self, *, create: bool = False) -> collections.abc.Generator[Model]:
         """Lock the model, yield it, and write it back.
 
-        An exception meanwhile leaves the file as it was. `create` makes a model if none exists.
+        An exception in the block leaves the file unchanged. `create` makes a model if none exists.
         """
         with contextlib.closing(self.lock("model")):
             if (
@@ -372,7 +372,10 @@ class Store:
                 or self.path.read_text() != self._saved
             ):
                 self._model = self._new() if create and not self.path.exists() else self.load()
-            model, self._model = self._model, None  # an exception drops what it left half changed
+            model, self._model = (
+                self._model,
+                None,
+            )  # an exception drops half-made changes
             yield model
             self.save(model)
             self._model = model

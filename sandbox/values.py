@@ -83,7 +83,7 @@ def _object(keys: list[object], values: list[object]) -> dict[str, object]:
 
 
 def _plain(text: str) -> object:
-    """Resolve an unquoted text. Times and dates stay texts: go-yaml has no sexagesimal numbers."""
+    """Resolve an unquoted text. Times and dates stay text: go-yaml lacks sexagesimal numbers."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] not in "+-.0123456789":

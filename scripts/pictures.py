@@ -7,9 +7,9 @@ starts there. Needs Chromium.
 
     demo.svg       the result of the demo, in a terminal
     watch.svg      `ddp watch` of a second run while it trains
-    dashboard.svg  the trainer's Grafana dashboards of that time, from a Prometheus beside the trainer
+    dashboard.svg  the trainer's Grafana dashboards of that time, from a Prometheus on its machine
     report.png     the page of `ddp report` about both runs
-    loss.png       the loss curve that the second run left
+    loss.png       the loss curve of the second run
 """
 
 import io
@@ -36,7 +36,7 @@ IMAGES = ROOT / "docs" / "images"
 RUN, LOGIN, RUNS = "pictures", "sackd/0", "/mnt/shared/runs"
 COLUMNS, ROWS = 96, 30
 TRAINING = (
-    "gpt --steps 1000 --epoch-steps 200"  # some minutes, of which the dashboards show each scrape
+    "gpt --steps 1000 --epoch-steps 200"  # some minutes, so that the dashboards show each scrape
 )
 OVERLAY = ROOT / "scripts" / "pictures.yaml"
 BOARDS = "/var/lib/juju/agents/unit-trainer-0/charm/src/cos/dashboards"
@@ -90,7 +90,7 @@ def demo_result(output: str) -> str:
 
 
 def live_frame(output: str) -> str:
-    """Return a frame of a `ddp watch` in which the run has trained for two thirds of its time."""
+    """Return a frame of `ddp watch` from two thirds into the training."""
     frames = [
         _MODES.sub("", frame).strip("\r\n") for frame in _REDRAW.split(output.replace("\r\n", "\n"))
     ]

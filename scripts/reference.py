@@ -16,7 +16,7 @@ def charms() -> list[pathlib.Path]:
 
 
 def page(source: pathlib.Path) -> pathlib.Path:
-    """Return where the page of a charm lies."""
+    """Return the path of a charm's page."""
     return PAGES / f"{source.parent.name}.md"
 
 

@@ -68,7 +68,7 @@ def _config_list() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables for uv: those of this process, and pip's settings as uv knows them."""
+    """Return the variables for uv: this process's, and pip's settings under uv's names."""
     settings = pip_settings()
     found = {
         _VARIABLES[key]: " ".join(words) for key, words in settings.items() if key in _VARIABLES
@@ -84,7 +84,7 @@ def environment() -> dict[str, str]:
 
 
 def run(*arguments: str) -> None:
-    """Run uv; what it prints goes to standard error.
+    """Run uv; its output goes to standard error.
 
     Raises:
         InstallError: uv failed, or cannot be installed itself.

@@ -15,7 +15,7 @@ from bench import commands, data, row
 from ddptrain import model, shapes
 
 SAVES = 6  # the first one warms up
-BETWEEN = 5  # steps between saves, in which the last one is written
+BETWEEN = 5  # steps between saves, during which the last save is written
 LIMIT_S = 600
 _STALL = re.compile(r"\[CKPT\] saved=.* stall_s=([0-9.]+)")
 
@@ -49,7 +49,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
 
 
 def _peers(scratch: pathlib.Path) -> dict[str, list[float]]:
-    """Return the seconds for which each of torch's ways blocks its caller, in turns."""
+    """Return for how many seconds each of torch's ways blocks its caller, in turns."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     core = model.GPT(shapes.Shape(12, 12, 768, 1024, 50304))
     optimizer = torch.optim.AdamW(core.parameters(), fused=True)
@@ -77,7 +77,7 @@ def _peers(scratch: pathlib.Path) -> dict[str, list[float]]:
 
 
 def _save(state: dict[str, typing.Any], path: pathlib.Path) -> None:
-    """Save as is usual: durably, beside the file that is then replaced."""
+    """Save in the usual durable way: to a temporary file that then replaces the target."""
     partial = path.with_suffix(".tmp")
     with partial.open("wb") as file:
         torch.save(state, file)

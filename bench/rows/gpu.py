@@ -1,4 +1,4 @@
-"""On a GPU: speed and MFU of GPT-2 124M beside nanoGPT, the checkpoint's stall."""
+"""On a GPU: speed and MFU of GPT-2 124M against nanoGPT, and the checkpoint's stall."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import json

@@ -1,4 +1,4 @@
-"""On a GPU: a Llama by fully_shard and by a LoRA of peft, its memory beside that of `ddp plan`, and its resume."""
+"""On a GPU: a Llama by fully_shard and by peft's LoRA: memory against `ddp plan`, and resume."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import contextlib
@@ -32,7 +32,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model and the way in which it is trained."""
+    """A model and how it is trained."""
 
     way: str
     title: str
@@ -63,7 +63,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a program printed."""
+    """The values that a program printed."""
 
     losses: dict[int, float]
     figures: dict[str, float]
@@ -150,7 +150,7 @@ def start(
 
 
 def read(process: subprocess.Popen[str], case: Case) -> Seen:
-    """Wait for a program and read what it printed. Raises NotHere if it failed."""
+    """Wait for a program and parse its output. Raises NotHere if it failed."""
     try:
         out, errors = process.communicate(timeout=case.limit_s)
     except subprocess.TimeoutExpired:
@@ -203,7 +203,7 @@ def rows_of(case: Case, seen: Seen) -> typing.Iterator[row.Row]:
 
 
 def resumed_row(case: Case, seen: Seen, again: Seen) -> row.Row:
-    """Compare the last loss of a run that continued with that of the one that was not stopped."""
+    """Compare the last loss of a resumed run with the uninterrupted run's."""
     first = min(again.losses)
     note = f"continued at step {first}"
     return row.Row(

@@ -10,8 +10,8 @@ from sandbox.store import Store
 
 FOLDER = "/mnt/shared/bench-node-lost"
 GOAL = 2.0
-# Two ranks that wait for each other in each step, as those of DDP do; the first step of each
-# attempt makes a file.
+# Two ranks that wait for each other in each step, as in DDP; the first step of each attempt makes a
+# file.
 STEPS = """
 import datetime, os, pathlib, time, torch, torch.distributed as dist
 folder = os.environ.get("RUN_DIR") or os.getcwd()

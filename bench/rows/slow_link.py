@@ -25,7 +25,7 @@ from ddptrain.data import prepare
 TEXT_BYTES = 4 << 20
 SEEDS = (1, 2, 3)
 STEPS = 800  # of a training whose loss counts
-LAST = 20  # steps over which a training's loss is smoothed
+LAST = 20  # steps for smoothing a training's loss
 SIZE = (
     "--layers 6 --heads 4 --width 256 --seq-len 64 --batch 2 --precision fp32 --log-every 1"
     " --lr 0.001 --resume never"
@@ -45,7 +45,7 @@ _PORT = 29871
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How the ranks exchange what they learn."""
+    """How the ranks exchange their updates."""
 
     name: str
     flags: str

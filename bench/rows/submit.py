@@ -1,6 +1,6 @@
-"""What the trainer adds to a job, in a sandbox model: submitting, a preemption warning.
+"""The trainer's overhead for a job, in a sandbox model: submitting, a preemption warning.
 
-`./sandboxctl deploy ./bundle.yaml` and `./sandboxctl run trainer/0 install-environment` come first;
+Run `./sandboxctl deploy ./bundle.yaml` and `./sandboxctl run trainer/0 install-environment` first;
 SLURM_DDP_MODEL names a model that is not called `default`. Its clock is this machine's.
 """
 
@@ -45,7 +45,7 @@ BARE = """#!/bin/bash
 export RUN_DIR={folder} CUDA_VISIBLE_DEVICES=
 exec srun {python} -m torch.distributed.run --nproc-per-node=1 {code}/first.py
 """
-# On the login host: when a command was typed, when it returned, and what it printed
+# On the login host: the times at which a command was typed and returned, and its output
 TIMED = """
 import json, shlex, subprocess, sys, time
 argv = ["runuser", "-l", sys.argv[1], "-c", shlex.join(sys.argv[2:])]
@@ -82,7 +82,7 @@ def run(_: pathlib.Path) -> list[row.Row]:
 
 
 def _submitting(node: str, local: str) -> list[row.Row]:
-    """Return each way beside bare sbatch, all on one node, whose environment is unpacked."""
+    """Return each way against bare sbatch, all on one node with an unpacked environment."""
     bare = BARE.format(folder=f"{CODE}/bare", python=f"{local}/bin/python", code=f"{CODE}/code")
     cluster.login(f"cat > {CODE}/bare/job.sbatch <<'END'\n{bare}END\n")
     small = [*SMALL, f"nodelist={node}"]
@@ -109,7 +109,7 @@ def _submitting(node: str, local: str) -> list[row.Row]:
 
 
 def _over_bare(way: str, ours: list[Start], bare: list[Start]) -> row.Row:
-    """Return how much more a way takes than bare sbatch, beside its limit."""
+    """Return how much more a way takes than bare sbatch, with its limit."""
 
     def more(seconds: collections.abc.Callable[[Start], float]) -> float:
         return row.median([seconds(one) for one in ours]) - row.median(

@@ -1,17 +1,16 @@
 """The part that runs inside a host: it runs one charm's class for one event, with real effects.
 
 `python agent.py` reads one request a line on standard input and answers with lines of JSON on
-standard output. Each event runs in a process of its own, forked from one that has imported the
-unit's charm, so an event costs neither an interpreter's start nor the imports, and no event sees
-what another left in memory. This file imports nothing of the sandbox: it is all that a host needs
-of it.
+standard output. Each event runs in its own process, forked from one that has imported the unit's
+charm, so an event pays for neither an interpreter's start nor the imports, and sees nothing that
+another left in memory. This file imports nothing from the sandbox: a host needs no other file of
+it.
 
 Answers while a hook runs: {"kind": "status" | "log" | "action-log", ...}; and one at its end:
 {"kind": "result", ...}.
 """
 
-# Scenario has no public way to do what a unit's own Juju agent does: its internals are used, pinned by a hash.
-# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+# Scenario has no public API for a unit agent's work: this uses its internals, pinned by a hash.
 
 import contextlib
 import dataclasses
@@ -42,8 +41,8 @@ _UNDECLARED = logging.getLogger("scenario")
 # child
 _SHARED = ("pydantic.main", "pydantic.types", "prometheus_client", "jinja2", "slurmutils", "dotenv")
 
-# Scenario writes and reads charmcraft.yaml for every event, which by Python's own code is most of
-# what an event costs
+# Scenario writes and reads charmcraft.yaml for every event; with pure Python that would take most
+# of an event's time
 yaml.SafeLoader, yaml.SafeDumper = yaml.CSafeLoader, yaml.CSafeDumper
 
 Json = dict[str, typing.Any]
@@ -52,7 +51,7 @@ Json = dict[str, typing.Any]
 def main() -> None:
     """Serve requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a charm prints goes to the log, not into the protocol
+    os.dup2(2, 1)  # a charm's prints go to the log, not into the protocol
     for name in _SHARED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -121,7 +120,7 @@ def _serve(request: Json, answers: typing.TextIO) -> None:
 
     try:
         result = _dispatch(request, send)
-    except BaseException as e:  # the one place where a hook's failure becomes an answer
+    except BaseException as e:  # the only place that turns a hook's failure into an answer
         cause = e.__cause__ or e
         result = {
             "ok": False,
@@ -378,7 +377,7 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         number = int(described["remote"].split("/")[1]) if described["remote"] else 0
         return make(
             relation, remote_unit=number
-        )  # Scenario wants one; what the charm sees: _patch_remote_unit
+        )  # Scenario wants one; see _patch_remote_unit for the charm's view
     if kind.startswith("secret-"):
         # Made by hand: Scenario denies it to the followers of an owning application
         return type(context.on.start())(

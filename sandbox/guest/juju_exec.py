@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -I
-"""juju-exec of a host, where it is /usr/bin/juju-exec: queues a unit's update-status hook.
+"""juju-exec of a host, installed as /usr/bin/juju-exec: queues a unit's update-status hook.
 
-A request is a file that a command of the sandbox takes. Other uses of juju-exec are refused. This
-file imports nothing of the sandbox.
+A request is a file that a command of the sandbox picks up. Other uses of juju-exec are refused.
+This file imports nothing from the sandbox.
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 
-PATH = "/usr/bin/juju-exec"  # where a host has this file
+PATH = "/usr/bin/juju-exec"  # the path of this file in a host
 AGENTS = pathlib.Path("/var/lib/juju/agents")  # a folder for each unit, which Juju removes with it
 REQUESTS = pathlib.Path("/var/lib/sandbox/juju-exec")  # emptied at each boot
 _POLL_S = 0.3

@@ -1,10 +1,10 @@
-"""Shows a sandbox host the NVIDIA GPUs it was given, and hides those of the machine underneath.
+"""Show a sandbox host its mock NVIDIA GPUs, and hide the real ones of the machine underneath.
 
 Runs inside the host with its own python3, at each boot and whenever the GPUs change; imports
-nothing of ours. What a driver would show is mocked: `/proc/driver/nvidia`, device nodes, and the
-PCI functions with the driver bound to them; where a GPU names its NUMA node, also the kernel's
-table of NUMA nodes. The device nodes carry NVIDIA's own major number, so cgroups tell them apart;
-opening one fails (ENXIO) where no real driver answers to it.
+nothing of ours. It mocks the driver's `/proc/driver/nvidia`, device nodes, and the PCI functions
+with the driver bound to them; if a GPU names its NUMA node, also the kernel's table of NUMA nodes.
+The device nodes have NVIDIA's real major number, so cgroups tell them apart; opening one fails
+(ENXIO) unless a real driver serves it.
 """
 
 import json

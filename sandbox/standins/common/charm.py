@@ -1,4 +1,4 @@
-"""How upstream's charms run a handler: conditions first, deferred where one fails; the status afterwards."""
+"""Run handlers as upstream's charms do: conditions first, deferring on failure; then the status."""
 
 import collections.abc
 import functools
@@ -33,7 +33,7 @@ class Standin(ops.CharmBase):
     def is_of_main(self) -> bool:
         """Whether upstream's main is played, for Ubuntu 26.04; otherwise its track 25.11, for 24.04.
 
-        The sandbox writes the application's base beside the charm.
+        The sandbox writes the application's base to the charm's folder.
         """
         base = self.charm_dir / "base"
         return base.is_file() and base.read_text() == "ubuntu@26.04"

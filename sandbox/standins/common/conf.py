@@ -36,9 +36,9 @@ class OptionsRefused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ConfigFile(typing.Generic[M]):
-    """One file and what belongs to it: `slurm.conf` has `slurm.conf.overrides` beside it."""
+    """A file and its companions: `slurm.conf` comes with `slurm.conf.overrides`."""
 
-    editor: typing.Any  # slurmutils' of the model; they have no common base
+    editor: typing.Any  # slurmutils' editor of the model; editors have no common base
     path: pathlib.Path
     owner: str
     mode: int = 0o644
@@ -60,7 +60,7 @@ class ConfigFile(typing.Generic[M]):
         return dataclasses.replace(self, path=self.path.with_name(f"{self.path.name}.{suffix}"))
 
     def all_beside(self) -> collections.abc.Iterator["ConfigFile[M]"]:
-        """Yield the files beside this one that exist, in the folder's order."""
+        """Yield the existing companions of this file, in the folder's order."""
         for path in self.path.parent.glob(f"{self.path.name}.*"):
             if path.suffix != ".snapshot":
                 yield dataclasses.replace(self, path=path)

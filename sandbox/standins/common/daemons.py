@@ -84,7 +84,7 @@ class Daemon(charm.Standin):
         return ops.ActiveStatus()
 
     def lacks_relations(self) -> str:
-        """Return the status for a missing relation; empty where none is missing."""
+        """Return the status for a missing relation, or ""."""
         if self.model.relations["slurmctld"]:
             return ""
         return f"add a controller: juju integrate {self.app.name}:slurmctld slurmctld"
@@ -92,10 +92,10 @@ class Daemon(charm.Standin):
     def read_controller(
         self, event: ops.RelationChangedEvent, *keys: str
     ) -> wire.ControllerData | None:
-        """Take the controller's key and return what it published, None before it published anything.
+        """Store the controller's key and return its published data, or None before there is any.
 
-        The keys are of the secret revisions that this unit tracks. If one of `keys` is missing the
-        event is deferred. Raises `Stop`.
+        The keys are from the secret revisions that this unit tracks. If one of `keys` is missing,
+        the event is deferred. Raises `Stop`.
         """
         bag = event.relation.data[event.relation.app]
         if not bag:
@@ -104,7 +104,7 @@ class Daemon(charm.Standin):
         charm.wait_unless(event, ready, "waiting for slurmctld")
         names = [field.name for field in dataclasses.fields(wire.ControllerData)]
         data = wire.ControllerData(**{name: json.loads(bag[name]) for name in names if name in bag})
-        # The labels are those by which secret-changed recognises the secrets
+        # secret-changed recognises the secrets by these labels
         content = self.model.get_secret(id=data.auth_secret_id, label=wire.AUTH_LABEL).get_content()
         self.daemon.set_auth_key(content["key"], content["keyid"])
         if data.jwt_secret_id:

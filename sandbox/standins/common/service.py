@@ -40,7 +40,7 @@ def systemctl(*arguments: str, check: bool = True) -> Completed:
 
 
 def scontrol(*arguments: str) -> str:
-    """Run scontrol and return what it printed. Raises `SlurmError`."""
+    """Run scontrol and return its output. Raises `SlurmError`."""
     try:
         return run("/usr/bin/scontrol", *arguments, timeout=_PATIENCE_S).stdout
     except CommandError as e:
@@ -54,7 +54,7 @@ class Service:
     Attributes:
         name: of the unit and of the package.
         owner: the account and group that its keys belong to.
-        packages: what is installed beside the daemon's own package.
+        packages: packages to install besides the daemon's own.
         dropin: the unit's settings that upstream overrides.
         raises_limits: jobs and daemons on this host may open many files and lock memory.
     """
@@ -67,8 +67,8 @@ class Service:
 
     def install(self) -> None:
         """Install the packages; the daemon neither runs nor starts at boot until it has a configuration."""
-        # Debian starts what it installs, and a daemon without a controller to ask would block until
-        # systemd gives up.
+        # Debian starts daemons on install, and without a controller one would block until systemd
+        # gives up.
         systemctl("mask", "--runtime", "--no-reload", self.name)
         try:
             apt.ensure_packages((self.name, *self.packages))

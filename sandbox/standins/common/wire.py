@@ -35,7 +35,7 @@ class ControllerData:
 
 
 def controller_ready(model: ops.Model, endpoint: str, *keys: str) -> bool:
-    """Return whether there is a relation, and every one of the endpoint's has these keys and none of them empty."""
+    """Return whether the endpoint has relations, and all of them have these keys with values."""
     bags = [
         relation.data[relation.app] for relation in model.relations[endpoint] if relation.active
     ]

@@ -1,6 +1,6 @@
-"""One Ceph cluster on one machine: a monitor, a manager, an OSD that keeps its objects in memory, and an MDS.
+"""One Ceph cluster on one machine: a monitor, a manager, an OSD with objects in memory, and an MDS.
 
-cephx is on. The steps are those of Ceph's "Manual deployment" (doc/install/manual-deployment.rst).
+cephx is on. The steps follow Ceph's "Manual deployment" (doc/install/manual-deployment.rst).
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""Plays a Ceph cluster outside of the model: `ceph` on its machine is the operator's, as on a site's own."""
+"""Play a Ceph cluster outside of the model; its operator uses `ceph` on its machine."""
 
 import ceph_cluster
 import ops

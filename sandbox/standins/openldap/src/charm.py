@@ -1,4 +1,4 @@
-"""Plays a directory outside of the model: `ldapadd` on its machine is the operator's, as on a site's own."""
+"""Play a directory outside of the model; its operator uses `ldapadd` on its machine."""
 
 import pathlib
 import secrets

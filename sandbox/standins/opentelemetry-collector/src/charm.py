@@ -104,11 +104,11 @@ class CollectorCharm(charm.Standin):
             shutil.rmtree(folder, ignore_errors=True)
 
     def check(self) -> ops.StatusBase:
-        """Return the status of a collector that took what it got."""
+        """Return active: the collector accepted all data."""
         return ops.ActiveStatus()
 
     def _read(self, relation: ops.Relation, unit: ops.Unit) -> Published | None:
-        """Read what a unit published, as strictly as upstream's model. Raises Stop."""
+        """Read a unit's published data, as strictly as upstream's model. Raises Stop."""
         raw = relation.data[unit].get(_KEY)
         if not raw:
             return None

@@ -20,7 +20,7 @@ _NO_STATE = "several controllers need a shared filesystem: relate mount"
 
 
 class _ControllersChanged(ops.EventBase):
-    """Controllers joined or left; deferred, it does not depend on restart signals that came meanwhile."""
+    """Controllers joined or left; if deferred, it does not depend on later restart signals."""
 
 
 class _Events(ops.CharmEvents):
@@ -255,7 +255,7 @@ class SlurmctldCharm(daemons.Daemon):
         self._reconfigure()
         self.model.get_secret(label=wire.AUTH_LABEL).set_content(content)
 
-    # --- what the handlers share --------------------------------------------------------------------------------------
+    # --- shared by the handlers ----------------------------------------------------------------------
 
     def check(self) -> ops.StatusBase:
         """Return the reason why the controller does not work, or the report of `scontrol ping`."""
@@ -309,7 +309,7 @@ class SlurmctldCharm(daemons.Daemon):
         self._reconfigure()
 
     def _publish(self, relation: ops.Relation, data: wire.ControllerData) -> None:
-        """Grant the secrets that `data` names to the relation and write it there; what an earlier write left goes."""
+        """Grant `data`'s secrets to the relation and publish it there; older fields are removed."""
         data = dataclasses.replace(data, auth_secret_id=self._secret_id(wire.AUTH_LABEL))
         for identifier in filter(None, (data.auth_secret_id, data.jwt_secret_id)):
             self.model.get_secret(id=identifier).grant(relation)
@@ -341,7 +341,7 @@ class SlurmctldCharm(daemons.Daemon):
 
     @property
     def _hosts(self) -> list[str]:
-        """The controllers, the primary first: those of slurm.conf that are still there, then new ones."""
+        """The controllers, the primary first: slurm.conf's that still exist, then new ones."""
         peer = self.model.get_relation(_PEER)
         written = [peer.data[unit].get("hostname") for unit in peer.units] if peer else []
         present = {self._host, *(json.loads(host) for host in written if host)}

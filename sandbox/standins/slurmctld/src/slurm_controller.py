@@ -45,7 +45,7 @@ def hosts() -> list[str]:
 
 
 def write_once(cluster_name: str, hosts: list[str]) -> None:
-    """Write slurm.conf with the files that it includes, and gres.conf, each only where it is missing.
+    """Write slurm.conf, its included files, and gres.conf, each only if it is missing.
 
     `hosts` are SlurmctldHost. MetricsType, which upstream sets, is unknown to Slurm 24.11.
     """
@@ -161,7 +161,7 @@ def share_state() -> None:
 
 
 def all_settings() -> dict[str, dict[str, object]]:
-    """Return the settings of slurm.conf and of every file beside it, as slurmrestd gets them."""
+    """Return the settings of slurm.conf and of its companions, as slurmrestd gets them."""
     main = slurm_conf()
     return {file.path.name: file.load().dict() for file in (main, *main.all_beside())}
 

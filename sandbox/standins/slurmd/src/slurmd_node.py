@@ -35,7 +35,7 @@ class Settings:
 def parse(app: str, options: collections.abc.Mapping[str, object]) -> Settings:
     """Return the options of the charm deployed as `app`. Raises `conf.OptionsRefused`.
 
-    The partition carries the application's name and nodes whatever partition-config says.
+    The application's name and nodes always override the partition's in partition-config.
     """
     reasons: dict[str, str] = {}
     state, reason = str(options["default-node-state"]), str(options["default-node-reason"])
@@ -56,9 +56,9 @@ def parse(app: str, options: collections.abc.Mapping[str, object]) -> Settings:
 def describe(unit: str, gpus: list[str]) -> slurmutils.Node:
     """Return the report of `slurmd -C` on this machine, as a node of the application's partition.
 
-    Where there is no GPU, gres stays in `--conf` as an empty word. Hosts share the cores of one
-    computer: nodes with odd numbers leave the first half of them to those with even numbers, which
-    leave the second half (CpuSpecList). Raises CommandError, slurmutils.ModelError.
+    Without a GPU, gres stays in `--conf` as an empty word. Hosts share one computer's cores: nodes
+    with odd numbers leave the first half to those with even numbers, which leave the second half
+    (CpuSpecList). Raises CommandError, slurmutils.ModelError.
     """
     node = slurmutils.Node.from_str(
         run("/usr/sbin/slurmd", "-C").stdout.strip().splitlines()[:-1][0]
@@ -76,10 +76,10 @@ def describe(unit: str, gpus: list[str]) -> slurmutils.Node:
 
 
 def gpus() -> list[str]:
-    """Return the cards that NVML reports as Gres, one word for each model; none where it does not load."""
+    """Return NVML's cards as Gres, one word for each model; empty if NVML does not load."""
     nvml: typing.Any = importlib.import_module(
         "pynvml"
-    )  # it has no types; slurm-gpu brings it to every host
+    )  # untyped; slurm-gpu brings it to every host
     counts: dict[str, int] = {}
     try:
         nvml.nvmlInit()
@@ -123,7 +123,7 @@ def show() -> dict[str, typing.Any]:
 
 
 def delete() -> None:
-    """Delete the node from Slurm. Raises `SlurmError`, as for one that runs jobs."""
+    """Delete the node from Slurm. Raises `SlurmError`, for example if it runs jobs."""
     service.scontrol("delete", f"nodename={name()}")
 
 

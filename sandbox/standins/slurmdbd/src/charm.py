@@ -70,7 +70,7 @@ class SlurmdbdCharm(daemons.Daemon):
 
     @charm.refreshes_on_leader
     def _on_database_changed(self, event: ops.RelationChangedEvent) -> None:
-        """Take the database when its credentials appear; later changes, of the address too, are nobody's business."""
+        """Take the database when its credentials appear; ignore later changes, even an address."""
         credentials = self._credentials(event.relation)
         if not credentials or self._stored.has_database:
             return
@@ -99,7 +99,7 @@ class SlurmdbdCharm(daemons.Daemon):
         return f"waiting for relations: {', '.join(missing)}" if missing else ""
 
     def _reconfigure(self) -> None:
-        """Start slurmdbd with what is known and publish its address to slurmctld. Raises `Stop`."""
+        """Start slurmdbd once everything is known and publish its address. Raises `Stop`."""
         has_database = any(
             self._credentials(relation) for relation in self.model.relations[_DATABASE]
         )
