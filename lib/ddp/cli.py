@@ -238,7 +238,7 @@ def _write(session: Session, to: screen.Screen, verb: verbs.Verb, answer: verbs.
         click.echo(answer.text.removesuffix("\n"))
 
 
-# -- options as they are typed -----------------------------------------------------------------------------------------
+# -- options as they are typed ---------------------------------------------------------------------
 
 
 def _parse(
@@ -289,7 +289,7 @@ def _without_secrets(
 def _values(
     options: collections.abc.Iterable[declared.Option], given: collections.abc.Mapping[str, object]
 ) -> dict[str, object]:
-    """Collect the options with a value: of a flag, of sbatch's variable, or a default of terminals."""
+    """Collect the options that have a value: flags, sbatch's variables and terminal defaults."""
     values: dict[str, object] = {}
     for option in options:
         value = given.get(_attribute(option))
@@ -408,7 +408,7 @@ def _as_flag(verb: verbs.Verb, e: Problem) -> str:
     return f"--{e}" if is_of_flag else str(e)
 
 
-# -- commands ----------------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
 def _command(verb: verbs.Verb) -> click.Command:

@@ -2,8 +2,8 @@
 
 The request is a line of JSON on standard input, {"do": ..., "config": {...}, "unit": ..., ...}. The
 answer is lines of JSON on standard output: any number of {"log": text}, then {"results": {...}},
-with "error" if it failed. When standard input ends, the charm has ended: this process exits, and the
-jobs go on.
+with "error" if it failed. When standard input ends, the charm has ended: this process exits, and
+the jobs go on.
 """
 
 import dataclasses
@@ -138,7 +138,7 @@ def _bounded(params: fields.Parsed) -> fields.Parsed:
 
 
 def _quiet_s(request: Json, params: fields.Parsed) -> float:
-    """Return after how long to log how to end an action: at once if it holds its machine and waits."""
+    """Return the seconds until a log line says how to end an action; 0 if it holds its machine."""
     waits = getattr(params, "wait", False) or getattr(params, "follow", False)
     return 0.0 if request.get("holds-machine") and waits else _QUIET_S
 

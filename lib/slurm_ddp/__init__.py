@@ -1,1 +1,1 @@
-"""What the charms and the sandbox must agree on: commands, files, units, interface schemas."""
+"""Code that the charms, ddp and the sandbox share: commands, files, units, interface schemas."""

@@ -1,8 +1,8 @@
 """Debian packages as desired state.
 
-charmlibs-apt was weighed: it has no deadline, does not wait for the lock that unattended-upgrades
-holds on a fresh machine, and installs package by package, where one transaction is faster and
-either happens or does not.
+charmlibs-apt was considered: it lacks a deadline, does not wait for the lock that
+unattended-upgrades holds on a fresh machine, and installs packages one by one, although one
+transaction is faster and atomic.
 """
 
 import collections.abc
@@ -16,7 +16,8 @@ from slurm_ddp.commands import CommandError, last_line, run
 
 _LOCK_S, _LOCK_POLL_S = 600, 2.0  # how long another process may hold one of apt's locks
 _APT_GET = ("/usr/bin/apt-get", "-o", f"DPkg::Lock::Timeout={_LOCK_S}", "-y")
-_EXACT = (  # a hold keeps a package from being removed for another, too, despite --allow-change-held-packages
+# A hold keeps a package from being removed for another, too, despite --allow-change-held-packages
+_EXACT = (
     *(
         "-o",
         "APT::Ignore-Hold=true",

@@ -1,4 +1,4 @@
-"""What the standard library has since Python 3.11, for 3.10, too."""
+"""Parts of Python 3.11's standard library, for 3.10."""
 
 import importlib
 import pathlib

@@ -14,7 +14,8 @@ import typing
 
 import pydantic
 
-MESSAGE_LIMIT = 120  # characters of a message in `juju status` (cmd/juju/status/output_tabular.go, maxMessageLength)
+# Characters of a message in `juju status` (cmd/juju/status/output_tabular.go, maxMessageLength)
+MESSAGE_LIMIT = 120
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Level(str, enum.Enum):  # noqa: UP042 - enum.StrEnum came with Python 3.11
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """A unit's status: one line that states what to type and what is wrong."""
+    """A unit's status: one line that states the problem and what to type."""
 
     level: Level
     text: str
@@ -63,7 +64,7 @@ class StatusError(Exception):
 
 
 class ActionError(Exception):
-    """The action cannot do what was asked. `str()` is one line: what failed, why, what to type."""
+    """The action failed. `str()` is one line: what failed, why, what to type."""
 
 
 class Parameters(pydantic.BaseModel, frozen=True, extra="forbid"):
@@ -127,8 +128,8 @@ def run_action(
 ) -> None:
     """Run the action on the subject; set its results, or fail it with one line.
 
-    `within` is entered around subject and action, and may convert what they raise to `StatusError`.
-    `failures` fail the action besides `StatusError`, `ActionError` and `ValueError`.
+    `within` is entered around subject and action, and may convert their errors to `StatusError`.
+    `failures` fail the action like `StatusError`, `ActionError` and `ValueError`.
     """
     try:
         parameters = action.parameters.model_validate(event.params)

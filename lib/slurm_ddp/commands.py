@@ -56,7 +56,7 @@ class Completed:
 def clean_env(extra: collections.abc.Mapping[str, str] | None = None) -> dict[str, str]:
     """Build a child's environment: home, proxies, Slurm's own and `extra`.
 
-    It has no JUJU_* of the hook.
+    It lacks the hook's JUJU_* variables.
     """
     home = "/"
     with contextlib.suppress(KeyError):
@@ -96,7 +96,7 @@ def run(
             here.
         timeout: in seconds; then the process group is killed, and a child that cannot die (a hung
             filesystem) left.
-        stdin: text for the child, else the null device.
+        stdin: text for the child; without it the child reads /dev/null.
         env: variables added to `clean_env()`.
         cwd: the child's working directory.
         check: raise when the command exits with another status than 0.

@@ -49,7 +49,7 @@ class Source:
 def follow(
     charm: typing.Any, serve: collections.abc.Callable[[str, cos_agent.Topology], dict[str, str]]
 ) -> None:
-    """Serve and publish the unit's metrics while a collector is related; else remove the service.
+    """Serve and publish the unit's metrics, or remove the service without a related collector.
 
     Args:
         charm: an ops.CharmBase.
@@ -83,7 +83,7 @@ def ensure(unit: str, program: pathlib.Path, settings: collections.abc.Mapping[s
     """Run `program` with these settings, which may hold secrets; return its port.
 
     Raises:
-        CommandError: the service does not start, or has no port to listen on.
+        CommandError: the service does not start, or there is no free port.
     """
     path = _settings(unit)
     port = _port(path)
@@ -199,7 +199,7 @@ class _Reader:
     def result(
         self, future: "concurrent.futures.Future[list[core.Metric]]"
     ) -> list[core.Metric] | None:
-        """Return the metrics, or the last fresh ones while a read is under way; else None."""
+        """Return the metrics, or the last ones while a read goes on if they are fresh, or None."""
         if future.done():
             return None if future.exception() else future.result()
         at, found = self._last

@@ -1,4 +1,4 @@
-"""The program `juicefs`: where it comes from, what each version can do, what its output means."""
+"""The program `juicefs`: its source, its versions' abilities, and the meaning of its output."""
 
 import collections.abc
 import contextlib
@@ -21,7 +21,7 @@ from slurm_ddp import download, juicefs_access, mounts
 from slurm_ddp.charm import Level, StatusError
 from slurm_ddp.commands import CommandError, CommandTimeout, Completed, last_line, run
 
-RELEASE = "1.4.1"  # what is installed when the charm has no resource
+RELEASE = "1.4.1"  # installed if the charm has no resource
 _RELEASE_URL = "https://github.com/juicedata/juicefs/releases/download/v{version}/juicefs-{version}-linux-{arch}.tar.gz"
 _SHA256: dict[str, str] = juicefs_access.FACTS["checksums"]
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -66,8 +66,8 @@ def explained(
     """Raise the `StatusError` of the charm `app` for a failure inside.
 
     It waits, with the text of `wait`, for a server that does not answer and `passing` failures,
-    which may end by themselves. The operator must resolve `lasting` ones, and those of juicefs and
-    other commands.
+    which may end by themselves. The operator must resolve `lasting` ones, and failures of juicefs
+    and other commands.
     """
     attach = f"juju attach-resource {app} juicefs=FILE"
     remedies: dict[type[Exception], str] = {
@@ -107,8 +107,8 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
     A resource is a program or a release's tarball.
 
     Raises:
-        DownloadError: there is no resource, and the release could not be fetched or is not what it
-            should be.
+        DownloadError: there is no resource, and the release could not be fetched or has another
+            checksum.
         JuicefsError: the resource is not a juicefs that runs on this machine.
     """
     stat = resource.stat() if resource is not None else None
@@ -205,11 +205,11 @@ def inspect(
 def ensure_sticky(program: pathlib.Path, access: juicefs_access.Access, folder: str = "/") -> str:
     """Make a volume's folder, or set its sticky bit if others can write to it.
 
-    Returns what was done, "" for nothing.
+    Returns a line that describes the change, or "".
 
-    After format a volume's root has mode 0777, as has what mount makes for --subdir (1.3.1): any
-    account can rename what is another's. It needs no mount: sync copies mode and owner of the first
-    thing it lists, the folder itself. Raises `JuicefsError`.
+    After format a volume's root has mode 0777, and so has a folder that mount makes for --subdir
+    (1.3.1): any account can rename another's files. It needs no mount: sync copies mode and owner
+    of the first thing it lists, the folder itself. Raises `JuicefsError`.
     """
     found, wanted = _change_mode(program, access, folder, _sticky)
     if found == wanted:
@@ -222,9 +222,9 @@ def ensure_sticky(program: pathlib.Path, access: juicefs_access.Access, folder: 
 def ensure_private_trash(program: pathlib.Path, access: juicefs_access.Access) -> bool:
     """Close a volume's trash to all but root; return whether it was open. Raises `JuicefsError`.
 
-    After format it has mode 0555 and what is deleted lies in it with its own mode, so anybody could
+    After format it has mode 0555, and deleted files keep their own mode in it, so anybody could
     read a file of mode 0644 that was in a folder of mode 0700. Only mounts with --subdir, /
-    included, have the trash's mode from the engine (1.3.1 and 1.4.1, NewVFS in pkg/vfs/vfs.go); the
+    included, take the trash's mode from the engine (1.3.1 and 1.4.1, NewVFS in pkg/vfs/vfs.go); the
     others show 0555.
     """
     found, wanted = _change_mode(program, access, TRASH, lambda _: 0o700)
@@ -297,8 +297,8 @@ def invoke(
 def _run(program: pathlib.Path, *arguments: str, **keywords: typing.Any) -> Completed:
     """Run the program, up to three times.
 
-    It lists the host's addresses when it is loaded, and panics where an interface is removed then
-    (minio's cmd/net.go).
+    It lists the host's addresses when it is loaded, and panics if an interface is removed at that
+    moment (minio's cmd/net.go).
     """
     for pause in (0.1, 1.0):
         try:

@@ -30,7 +30,7 @@ class _Rule:
     # Parameters that name files: the authority's certificate ("": SSL_CERT_FILE names it), the
     # client's, and its key
     file_params: collections.abc.Sequence[str] = ("", "", "")
-    # Parameters set beside an authority's certificate
+    # Parameters set together with an authority's certificate
     with_authority: collections.abc.Mapping[str, str] = dataclasses.field(
         default_factory=dict[str, str]
     )
@@ -61,11 +61,11 @@ class Engine:
     """A metadata engine's address."""
 
     kind: str  # one of fs.ENGINES
-    hosts: tuple[str, ...]  # each HOST:PORT; with `master`, those of the Sentinels
+    hosts: tuple[str, ...]  # each HOST:PORT; with `master`, the Sentinels
     db: str
     tls: bool = False
     params: str = ""
-    master: str = ""  # the name by which Redis Sentinels know the server
+    master: str = ""  # the server's name among Redis Sentinels
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
@@ -111,7 +111,7 @@ _CERTIFICATES = ("tls-ca", "tls-cert", "tls-key")
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """Settings with which a command of juicefs reaches a volume. Only `url` may be shown."""
+    """Settings that let a command of juicefs reach a volume. Only `url` may be shown."""
 
     engine: Engine
     url: str

@@ -17,7 +17,7 @@ import sys
 import time
 import typing
 
-PROBE_DIR = ".mount-probe"  # what a probe writes lies here, at the top of the mounted filesystem
+PROBE_DIR = ".mount-probe"  # for probes' files, at the top of the mounted filesystem
 _LEFTOVER_S = 3600.0  # a probe's file older than this was left by a probe that was killed
 
 
@@ -84,7 +84,7 @@ def remove(path: pathlib.Path) -> None:
     kept = f"{path.parent.stat().st_ino}-{path.stat().st_ino}-{path.name}"
     began = time.time()
     path.unlink()
-    for moment in (began, time.time()):  # the hour may have ended meanwhile
+    for moment in (began, time.time()):  # the hour may have changed since
         hour = time.strftime("%Y-%m-%d-%H", time.gmtime(moment))
         with contextlib.suppress(OSError):
             (path.parent.parent / ".trash" / hour / kept).unlink()

@@ -4,7 +4,7 @@
 be killed, so it is left behind; while one is left behind for a mountpoint, no further child is
 started for it.
 
-Standard library only: a copy of this file, beside mount_child.py, serves systemd units as their
+Standard library only: a copy of this file, next to mount_child.py, serves systemd units as their
 helper,
 
     python3 mounts.py reach HOST:PORT... --timeout SECONDS
@@ -48,7 +48,7 @@ _STALE = {errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.ENODEV
 _LOST = {errno.ENOTCONN, errno.ESTALE, errno.ECONNABORTED, errno.ESHUTDOWN}
 
 PathLike = str | os.PathLike[str]
-# One name or several of which any will do; an empty tuple for any name at all
+# One name, or several that are equally right; an empty tuple for any name at all
 Names = str | tuple[str, ...]
 
 
@@ -60,7 +60,7 @@ class State(enum.Enum):
     WRONG = "wrong"  # something else is mounted there, or with other options
     STACKED = "stacked"  # more than one mount lies there
     STALE = "stale"  # the mount is a leftover: its daemon or server has forgotten it
-    SLOW = "slow"  # it answers, but a small write did not end within the deadline: what stores the data is slow or busy
+    SLOW = "slow"  # it answers, but a small write missed the deadline: the storage is slow or busy
     HUNG = "hung"  # no answer within the deadline
     FAILED = "failed"  # it answers, but reading or writing fails
 
@@ -105,14 +105,14 @@ class MountError(Exception):
 
 
 def table(text: str | None = None) -> list[Mount]:
-    """Return the mounts in mount order, without those of autofs.
+    """Return the mounts in mount order, without autofs.
 
     `text` is in the format of mountinfo; the default is this process's own.
     """
     if text is None:
         text = MOUNTINFO.read_bytes().decode("utf-8", "surrogateescape")
     mounts: list[Mount] = []
-    # Not splitlines(): a name may hold what that takes for the end of a line
+    # Not splitlines(): a name may hold characters that it takes for the end of a line
     for line in text.split("\n"):
         before, _, after = line.partition(" - ")
         left = before.split(" ")
@@ -167,10 +167,10 @@ def probe(
         fstype: the expected type.
         source: the expected source, as mountinfo shows it.
         writable: also write, sync, rename, read back and remove a small file.
-        sticky: with `writable`, set the sticky bit on a root that others can write, where that is
-            allowed: without it they can rename what is another's there (rename(2)).
-        deadline: seconds until a mount that does not answer is HUNG, or SLOW where only a write
-            does not end.
+        sticky: with `writable`, set the sticky bit on a root that others can write, if that is
+            allowed: without it they can rename other accounts' files there (rename(2)).
+        deadline: seconds until a mount that does not answer is HUNG, or SLOW if only a write does
+            not end.
     """
     mountpoint = os.path.normpath(mountpoint)
     here = at(mountpoint)
@@ -390,7 +390,8 @@ def ask_child(
             if not block:
                 child.wait()  # the pipe is closed, so the child is past the filesystem
                 return json.loads(output) if output.strip() else {"step": "start"}
-            if not output:  # only now does it ask the filesystem: a busy machine takes its time to start a program
+            # Only now does it ask the filesystem: a busy machine takes its time to start a program
+            if not output:
                 end = time.monotonic() + deadline
             output += block
     leave_behind(child, mount.mountpoint, kind)

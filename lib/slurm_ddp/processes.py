@@ -9,9 +9,8 @@ import pathlib
 def users(folder: str | os.PathLike[str]) -> list[tuple[int, str]]:
     """Return id and name of each process that has something open below a folder.
 
-    Root sees those of all accounts.
-
-    Read /proc only, which knows paths without asking the filesystem.
+    Root sees all accounts' processes. Only /proc is read, which knows paths without asking the
+    filesystem.
     """
     prefix = os.path.normpath(folder)
     found: list[tuple[int, str]] = []

@@ -1,8 +1,8 @@
-"""Which proxy a download takes: that of the Juju model, or that of the environment.
+"""The proxy that a download takes: the Juju model's, or the environment's.
 
 Juju hands `juju-http-proxy`, `juju-https-proxy` and `juju-no-proxy` of a model to hooks as
 JUJU_CHARM_*, which urllib does not know, and urllib knows no networks. The entries of
-`juju-no-proxy` mean what they mean to Juju itself, whose library is Go's
+`juju-no-proxy` have the same meaning as in Juju itself, whose library is Go's
 golang.org/x/net/http/httpproxy:
 
 - `host.example.com` is this name and all names below it, `.example.com` and `*.example.com` only
@@ -103,7 +103,7 @@ def _matches(entry: str, host: str, address: Address | None, port: int | None) -
 
 
 def _split_port(entry: str) -> tuple[str, int | None]:
-    """Split HOST:PORT and [ADDRESS]:PORT; an IPv6 address without brackets has no port."""
+    """Split HOST:PORT and [ADDRESS]:PORT; the port is None for an IPv6 address without brackets."""
     found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::([0-9]{1,5}))?", entry)
     if found is None:
         return entry, None

@@ -1,4 +1,4 @@
-"""What a machine must have before it takes jobs; its charms share it without a relation.
+"""The things a machine needs before it takes jobs; its charms share them without a relation.
 
 A charm that makes something jobs need, such as a mount, keeps one file on its machine from its
 first hook to its last:
@@ -6,10 +6,10 @@ first hook to its last:
     /var/lib/slurm-ddp/needs/<unit with - for />.json {"unit": "shared-filesystem-client/0", "boot":
     "<boot id>", "mountpoint": "/mnt/shared", "detail": "..."}
 
-`boot` is the boot in which it was last seen to work, absent while it does not, so a reboot asks for
-another check. What resumes a node reads all files (`missing`) and watches the folder, since a file
-may change without any hook. Unknown keys are ignored; a file that cannot be read counts as missing.
-Standard library only: services use it, too.
+`boot` is the last boot that it worked in, absent while it does not work, so a reboot asks for
+another check. The charm that resumes a node reads all files (`missing`) and watches the folder,
+since a file may change without any hook. Unknown keys are ignored; a file that cannot be read
+counts as missing. Standard library only: services use it, too.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ class Need:
     """
 
     unit: str | None = None
-    boot: str | None = None  # the boot in which it was seen to work; None while it does not
-    mountpoint: str | None = None  # what must be mounted for it to be there
+    boot: str | None = None  # the boot that it was seen to work in; None while it does not
+    mountpoint: str | None = None  # that must be mounted for it to be there
     detail: str | None = ""  # what is missing
 
 

@@ -46,7 +46,7 @@ def parse(kind: type[Record], given: dict[str, object], name: str) -> Record:
 
 
 def load(default: Record, path: pathlib.Path) -> Record:
-    """Read a record of the default's kind; return the default where the file cannot be read."""
+    """Read a record of the default's kind; return the default if the file cannot be read."""
     try:
         return read(type(default), path)
     except (OSError, ValueError):

@@ -131,7 +131,7 @@ def active_for(name: str) -> float | None:
 
 
 def show(name: str, field: str) -> str:
-    """Read one property of `name`, empty where it has none."""
+    """Read one property of `name`, or "" if it has none."""
     return _systemctl("show", "-P", field, name, check=False).stdout.strip()
 
 

@@ -1,9 +1,8 @@
 """Run a unit's update-status hook once the thing that its status waits for is there.
 
-Juju has no event for that.
-
-A transient unit of systemd's runs juju-exec(1), which waits for the machine's lock. No two of these
-units share a name: the hook that one of them runs asks for the next while its own is still loaded.
+Juju lacks an event for that. A transient unit of systemd's runs juju-exec(1), which waits for the
+machine's lock. No two of these units share a name: the hook that one of them runs asks for the next
+while its own is still loaded.
 """
 
 import logging
@@ -13,7 +12,7 @@ import time
 from slurm_ddp.commands import CommandError, run
 
 JUJU_EXEC = pathlib.Path("/usr/bin/juju-exec")
-LOOK_AGAIN_S = 30  # until a unit looks again that waits for what Juju has no event for
+LOOK_AGAIN_S = 30  # until a unit looks again while it waits for something without a Juju event
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""What the GPU health check and the mount keeper share: both check a machine from a timer.
+"""Code that the GPU health check and the mount keeper share: both check a machine from a timer.
 
 The system's Python runs them, apart from the charm that installed them with the modules that they
-import (`sources`, `pack`). So this module and what it imports need the standard library only.
+import (`sources`, `pack`). So this module and its imports need the standard library only.
 """
 
 import collections.abc

@@ -66,7 +66,7 @@ def _cancel(targets: list[CancelTarget], log: Log) -> None:
 def _wait(
     workspace: Workspace, queue: Queue, targets: list[CancelTarget], log: Log
 ) -> list[jobs.Job]:
-    """Wait until the jobs have left their nodes, at most LEAVE_S; return them as Slurm knows them."""
+    """Wait until the jobs have left their nodes, at most LEAVE_S; return Slurm's view of them."""
     ended = {job.job_id for job in queue if not job.is_active}
     left = _known(targets)
     slurm = outages.PatientClient(log)
@@ -127,7 +127,7 @@ def _states(known: collections.abc.Iterable[jobs.Job]) -> str:
     return ", ".join(sorted({job.state for job in known}))
 
 
-# -- names of jobs -----------------------------------------------------------------------------------------------------
+# -- names of jobs ---------------------------------------------------------------------------------
 
 
 def _target(workspace: Workspace, queue: Queue, name: str) -> CancelTarget:
@@ -138,7 +138,7 @@ def _target(workspace: Workspace, queue: Queue, name: str) -> CancelTarget:
 
 
 def _by_id(workspace: Workspace, queue: Queue, job_id: int) -> CancelTarget:
-    """Find a job, a sweep's run, or a whole sweep or preparation by an id. Raises ParameterError."""
+    """Find a job, a sweep's run, or a whole sweep or preparation by id. Raises ParameterError."""
     known = jobs.job(job_id, user=workspace.user)
     if known is None:
         text = f"Slurm knows no job {job_id} of {workspace.user}"

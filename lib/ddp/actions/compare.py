@@ -84,7 +84,7 @@ def _differs(name: str, recipes: list[dict[str, str]]) -> bool:
 
 
 def _table(runs: list[Run], differing: list[str], best: Run | None) -> str:
-    """Make the table of settings and results: a line for each run, or a column if that is too wide."""
+    """Make the table of settings and results: a row for each run, or a column if it is too wide."""
     head = [
         "RUN",
         "STATE",

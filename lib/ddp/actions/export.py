@@ -127,7 +127,7 @@ def _reason(output: str) -> str:
 
 
 def _python(settings: Settings, log: Log) -> str:
-    """Return the interpreter of the jobs' environment, unpacked on this host once. Raises Problem."""
+    """Return the interpreter of the jobs' environment, unpacked here once. Raises Problem."""
     environment = store.Store(settings).ensure(log)
     wanted = scripts.environment_of(settings, environment)
     wanted = dataclasses.replace(wanted, cache=str(settings.workspace.host_cache))

@@ -51,7 +51,7 @@ class _Watch:
         self.waiting = ""  # the job, and whose it is
 
     def check(self) -> None:
-        """Raise GaveWayError if a job waits for nodes, did so since the watch began, or may do so."""
+        """Raise GaveWayError if a job waits for nodes, has waited since the watch began, or may."""
         try:
             self._look()
         except jobs.SlurmError as e:

@@ -1,4 +1,4 @@
-"""prune: what has not changed for a while and nothing uses goes, with sizes; only shown at first."""
+"""prune: show runs and environments that are old and unused, with sizes, and remove them."""
 
 import dataclasses
 import datetime
@@ -91,7 +91,7 @@ def _remove(
     workspace.do(archives.remove_environments, timeout_s=_LOOK_S, folder=place, hashes=hashes)
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _kept(saved: list[removal.Saved], params: models.Prune) -> list[removal.Save
     return kept
 
 
-# -- environments ------------------------------------------------------------------------------------------------------
+# -- environments ----------------------------------------------------------------------------------
 
 
 def _unused_environments(

@@ -103,7 +103,7 @@ def _refuse_used(workspace: Workspace, runs: list[Run]) -> None:
             raise ParameterError("run", text, remedy=catalog.LIST)
 
 
-# -- what goes ---------------------------------------------------------------------------------------------------------
+# -- what goes -------------------------------------------------------------------------------------
 
 
 def checkpoints_of(workspace: Workspace, run: Run) -> list[Item]:

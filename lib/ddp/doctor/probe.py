@@ -95,7 +95,7 @@ def relays() -> dict[str, str]:
 
 
 def disk(cache: str) -> Json:
-    """Return the free space of the disk that environments are unpacked to, and whether it is mounted noexec."""
+    """Return the free space of the environments' disk, and whether it is mounted noexec."""
     folder = pathlib.Path(cache)
     if not folder.is_dir():
         folder = folder.parent

@@ -167,7 +167,8 @@ def _install_layer(
     )
     packages.write_text("".join(f"{name}\n" for name in below))
     if request.requirements and request.requirements.suffix == ".toml":
-        # behind a list uv decides of a project last, and takes releases of ten years ago that fit the list as it is
+        # behind a list uv decides of a project last, and takes releases of ten years ago that fit
+        # the list as it is
         packages = folder / "pyproject.toml"
         packages.write_text(
             f'[project]\nname = "below"\nversion = "1"\ndependencies = {json.dumps(below)}\n'

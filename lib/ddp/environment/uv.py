@@ -16,8 +16,8 @@ from ddp.problem import Problem, Step
 from slurm_ddp.commands import CommandError, run
 
 TORCH = "2.13.0"  # whose CPU wheel is small
-# The payload's tests pass with these, and its locked packages hold what each of them needs. Their CUDA builds are of
-# CUDA 13: driver 580 or newer (CUDA's minor version compatibility).
+# The payload's tests pass with these, and its locked packages hold what each of them needs. Their
+# CUDA builds are of CUDA 13: driver 580 or newer (CUDA's minor version compatibility).
 TESTED = (TORCH, "2.15.0")
 PINNED = pathlib.Path(__file__).with_name("requirements.txt")  # uv itself, by its hashes
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # https://pytorch.org/get-started/locally/

@@ -11,10 +11,10 @@ _NO_FOLDERS = frozenset(("__pycache__", "wandb", "mlruns", ".git"))
 _OURS_AT_THE_TOP = frozenset(("control", "logs", "program", "profile"))
 _OURS = "manifest.json"
 
-# A folder of such a name with this file in it is a checkpoint; the writer leaves the file last, or nearly so:
-# transformers/trainer.py (_save_checkpoint), torch/distributed/checkpoint/filesystem.py (finish), which torchtitan,
-# Megatron and FSDP write by, accelerate/checkpointing.py (save_accelerator_state), deepspeed/runtime/engine.py
-# (save_checkpoint). Sources of November 2026.
+# A folder of such a name with this file in it is a checkpoint; the writer leaves the file last, or
+# nearly so: transformers/trainer.py (_save_checkpoint), torch/distributed/checkpoint/filesystem.py
+# (finish), which torchtitan, Megatron and FSDP write by, accelerate/checkpointing.py
+# (save_accelerator_state), deepspeed/runtime/engine.py (save_checkpoint). Sources of November 2026.
 _FOLDERS = (
     (re.compile(r"checkpoint-\d+"), "trainer_state.json"),
     (re.compile(r".*"), ".metadata"),

@@ -141,7 +141,7 @@ def _write(path: str, state: "dict[str, typing.Any]") -> None:
     os.replace(partial, path)
 
 
-# -- the process -------------------------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 
 
 def main(spec_path: str) -> int:
@@ -186,7 +186,7 @@ def _upload(job: started_job.StartedJob, env: "dict[str, str]", path: str, url: 
     return (fatal or lines[-1:] or [f"exit code {done.returncode}"])[0]
 
 
-# -- the supervisor's side ---------------------------------------------------------------------------------------------
+# -- the supervisor's side -------------------------------------------------------------------------
 
 
 def start(job: started_job.StartedJob, env: "dict[str, str]") -> "subprocess.Popen[bytes] | None":

@@ -23,7 +23,7 @@ DEFAULT_WORKSPACE = "slurm-ddp"
 
 
 class Choices(fields.Parsed):
-    """The operator's choices about environments, trackers, images and contacts, in a file or the charm."""
+    """The operator's choices about environments, trackers, images and contacts."""
 
     torch_build: fields.TorchBuild = "auto"
     torch_version: fields.TorchVersion = ""

@@ -148,7 +148,7 @@ class Training(Nodes):
 
     @property
     def own_python(self) -> str:
-        """The interpreter of the user's own environment; empty: the job uses another environment."""
+        """The interpreter of the user's own environment; "" if the job uses another environment."""
         return self.python if self.python.startswith("/") else ""
 
     @property

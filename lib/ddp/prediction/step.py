@@ -15,8 +15,8 @@ BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those ar
 BYTES_IN_BF16 = 2  # with --gradients bf16, and of an exchange between sites
 INTERVALS = (10, 50, 500)  # of exchanges, which the table has
 BACKWARD_SHARE = 2 / 3  # of the computation
-# Of the bytes that could be hidden: on CPUs the transport takes the ranks' own cores (two gloo ranks
-# over 2 Gbit/s, November 2026: 43 % of all bytes were hidden, of the 62 % before the last bucket)
+# Of the bytes that could be hidden: on CPUs the transport takes the ranks' own cores (two gloo
+# ranks over 2 Gbit/s, November 2026: 43 % of all bytes were hidden, of 62 % before the last bucket)
 OVERLAP_ON_GPU = 1.0
 OVERLAP_ON_CPU = 0.7
 BUCKET_BYTES = 25 << 20  # the payload's bucket_mb
@@ -91,7 +91,7 @@ def overlap(*, on_gpu: bool) -> float:
 
 
 def recommended(options: list[Choice], plain: Choice) -> Choice | None:
-    """Return the first choice that keeps ranks busy if `plain` leaves them idle most of the time."""
+    """Return the first choice that keeps ranks busy if they are mostly idle with `plain`."""
     if plain.efficiency >= IDLE_BELOW:
         return None
     return next((one for one in options if one.efficiency >= WORTHWHILE), options[-1])

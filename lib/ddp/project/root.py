@@ -110,7 +110,7 @@ def find(
 
 
 def _folder_of(script: pathlib.Path | None, here: pathlib.Path | None) -> pathlib.Path:
-    """Return the folder where the search begins. Raises ParameterError if the script is not a file."""
+    """Return the folder that the search begins in. Raises ParameterError without such a file."""
     if script is None:
         assert here is not None
         return here

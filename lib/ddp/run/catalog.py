@@ -222,7 +222,7 @@ def _judged(
     return dataclasses.replace(run, state=overall, why=counted(counts), silence=silence)
 
 
-# -- sweeps ------------------------------------------------------------------------------------------------------------
+# -- sweeps ----------------------------------------------------------------------------------------
 
 
 def elements(workspace: Workspace, sweep: Run, queue: Queue) -> list[Run]:

@@ -37,7 +37,8 @@ def create(
         former = {name: _former_text(path / name) for name in texts}
     for name in ("logs", "control"):
         (path / name).mkdir(mode=0o755, exist_ok=True)
-    # A job of this run may be starting from these files, through a cache of its node that knows the old ones
+    # A job of this run may be starting from these files, through a cache of its node that knows the
+    # old ones
     changed = {name: text for name, text in texts.items() if not former or former[name] != text}
     _write_all(path, changed)
     return former

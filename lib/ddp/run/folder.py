@@ -30,7 +30,7 @@ _LIVE_S = 60.0  # clocks of nodes differ
 _SUBMISSION_S = 600.0  # an intent this old belongs to no submission that is still under way
 
 
-# -- job.json ----------------------------------------------------------------------------------------------------------
+# -- job.json --------------------------------------------------------------------------------------
 
 
 def write_record(path: pathlib.Path, record: collections.abc.Mapping[str, object]) -> None:
@@ -75,7 +75,7 @@ def dump(record: collections.abc.Mapping[str, object]) -> str:
     return json.dumps(record, indent=1, sort_keys=True) + "\n"
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def read_record(path: pathlib.Path) -> Json:
@@ -344,7 +344,7 @@ def _found(
     return None
 
 
-# -- all runs ----------------------------------------------------------------------------------------------------------
+# -- all runs --------------------------------------------------------------------------------------
 
 
 def names(runs: pathlib.Path) -> list[str]:

@@ -60,7 +60,7 @@ def hide(runs: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
 
 
 def delete(paths: list[pathlib.Path]) -> None:
-    """Delete folders and files; links in them are removed, not followed. Raises OSError at the end."""
+    """Delete folders and files; links are removed, not followed. Raises OSError at the end."""
     failure: OSError | None = None
     for path in paths:
         try:
@@ -91,7 +91,7 @@ def measure(paths: list[pathlib.Path]) -> list[int]:
     return [usage.add(path) for path in paths]
 
 
-# -- checkpoints -------------------------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
 def list_saved(path: pathlib.Path) -> list[Saved]:

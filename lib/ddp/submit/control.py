@@ -65,12 +65,12 @@ def new_name(workspace: Workspace, kind: str) -> str:
 
 
 def new_mark() -> str:
-    """Return a unique text for the job's comment, by which the job is found later."""
+    """Return a unique text for the job's comment, which identifies the job later."""
     return f"ddp:{uuid.uuid4().hex[:16]}"
 
 
 def new_record(run: str, facts: dict[str, object]) -> dict[str, object]:
-    """Make the job.json of a run that has no job yet."""
+    """Make the job.json of a run before its job is submitted."""
     return {
         "format": 1,
         "job_id": None,
@@ -102,7 +102,7 @@ class Submission:
             raise ParameterError("run", text, remedy=catalog.LIST)
 
     def is_new(self) -> bool:
-        """Return whether the run has no folder yet."""
+        """Return whether the run's folder does not exist yet."""
         return self.workspace.locate(str(self.path)).kind == "absent"
 
     def is_unfinished(self, sweep: str = "") -> bool:

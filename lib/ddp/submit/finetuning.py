@@ -18,7 +18,7 @@ Words = collections.abc.Sequence[str]
 def find_folders(words: Words, choices: payload_arguments.Choices) -> tuple[tuple[str, str], ...]:
     """List the flags and folders that the arguments of a run, or of a sweep's runs, name.
 
-    Raises ParameterError if a flag has no path, or a tokenizer has no model.
+    Raises ParameterError if a flag lacks its path, or a tokenizer its model.
     """
     lines = [(*words, *payload_arguments.words(choice)) for choice in choices] or [words]
     found: dict[tuple[str, str], None] = {}

@@ -30,7 +30,7 @@ class Follower:
     def follow(self, *, timeout_s: float, to_the_end: bool = False) -> Results:
         """Wait for the job and return its results; after `timeout_s` the command has failed.
 
-        With `to_the_end` the command goes on with what the job makes, so its wait is not ended.
+        With `to_the_end` the command needs the job's output, so its wait is not ended.
 
         Raises:
             Problem: the job did not complete, or not in time.

@@ -61,7 +61,7 @@ class Run:
     max_restarts: int = 0
 
     def __post_init__(self) -> None:
-        """Check what the options' own alphabets allow and Kubernetes does not."""
+        """Refuse values that the options' own alphabets allow and Kubernetes does not."""
         if not _IMAGE.fullmatch(self.image):
             example = "an image in a registry, such as nvcr.io/nvidia/pytorch:25.01-py3"
             raise ParameterError(
@@ -106,7 +106,7 @@ def object_name(run: str) -> str:
 
 
 def render(run: Run) -> str:
-    """Render the Service and the Job as YAML, in the order in which to create them.
+    """Render the Service and the Job as YAML, in the order of their creation.
 
     Every text is quoted: 1e-3, no and 08 stay strings for every parser.
     """

@@ -11,7 +11,7 @@ from ddp.workspace.folders import Workspace
 
 Settings = collections.abc.Mapping[str, object]  # of the payload
 _NAMES = ("model", "seq_len", "batch", "grad_accum")
-# A model with one of these has no size that other runs have
+# A model with one of these has its own size, unlike other runs'
 _OWN_SHAPE = ("layers", "heads", "width", "model_local_dir")
 
 
@@ -41,7 +41,7 @@ def recommend(
         params = _as_plan(chosen, dataset)
         work = workload.describe(workspace, payload, params, on_gpu=place.on_gpu)
         rate = workload.find_rate(workspace, params, work, on_gpu=place.on_gpu)
-    except Problem:  # advice is no reason to refuse: no run has measured this model, or so
+    except Problem:  # advice must not refuse a job: perhaps no run has measured this model
         return ""
     compute_s = step.compute_seconds(work, rate, [link], on_gpu=place.on_gpu)
     options = step.choices(work, compute_s, place, link["points"])

@@ -17,7 +17,7 @@ from ddp.submit import own_python, resources, scripts, tokens, workloads
 from ddp.workspace.folders import Manifest
 
 _ATTEMPT = "local.r0"
-# Only rank 0 has the terminal: in the others pdb would take what is typed for it
+# Only rank 0 has the terminal: pdb in another rank would take the input for it
 _RANK = """\
 if [ "$RANK" != 0 ]; then
   exec </dev/null
@@ -107,7 +107,7 @@ def _environment(settings: Settings, params: models.SubmitDdp, log: Log) -> Mani
 
 
 def _variables(folder: str, num_ranks: int, env: dict[str, str]) -> dict[str, str]:
-    """Return the variables that a job's program finds; what the user has set stays."""
+    """Return the variables that a job's program finds; the user's own values stay."""
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     found = {
         "JOB_DIR": folder,

@@ -50,8 +50,8 @@ def choose(workspace: Workspace, params: models.Training, *, is_anywhere: bool) 
 def here(workspace: Workspace, params: models.Training) -> str:
     """Return the Python with torch for ranks on this machine, "" if there is none.
 
-    It is the named one, the active environment's, or the first on PATH. Raises ParameterError if the
-    named one is not usable.
+    It is the named one, the active environment's, or the first on PATH. Raises ParameterError if
+    the named one is not usable.
     """
     if params.own_python:
         return _take_named(workspace, params, is_anywhere=True)[0]

@@ -102,7 +102,7 @@ def settings(payload: pathlib.Path, folder: str, args: Words) -> dict[str, objec
 
 
 def help_of(payload: pathlib.Path, kind: str, args: Words) -> str | None:
-    """Return the help of a built-in workload if `args` ask for it, else None."""
+    """Return the help of a built-in workload, or None if `args` do not ask for it."""
     is_asked = kind in _COMMANDS and not {"-h", "--help"}.isdisjoint(args)
     return _ask(payload, kind, hidden=_HIDDEN) if is_asked else None
 

@@ -26,7 +26,7 @@ _SHELL = frozenset(".bash .batch .job .sbatch .sh .slurm .zsh".split())
 _ENDS = re.compile(r"\d?[<>]|[;|&\n]+")  # of a shell's command
 _LIMIT_BYTES = 8 << 20
 _SPAWNS = (
-    "--multiprocessing-distributed"  # of PyTorch's imagenet example, and of what was copied from it
+    "--multiprocessing-distributed"  # of PyTorch's imagenet example, and of programs based on it
 )
 
 
@@ -77,7 +77,7 @@ def _remark_on_absent(params: models.Training) -> list[str]:
 def _compile(path: pathlib.Path, words: collections.abc.Sequence[str]) -> tuple[str, str]:
     """Return a program's syntax error or "", and a remark on ranks that it starts or "".
 
-    Raises ParameterError if it is no Python at all.
+    Raises ParameterError if it is not Python at all.
     """
     with path.open("rb") as file:
         source = file.read(_LIMIT_BYTES)
@@ -99,9 +99,9 @@ def _remark_on_spawn(
 ) -> str:
     """Return a remark if a program starts ranks within each rank of the job, as mp.spawn does.
 
-    They inherit TORCHELASTIC_USE_AGENT_STORE, and wait for a store that nobody serves. One that
-    reads torchrun's variables, or takes a flag for it (as PyTorch's imagenet example), starts them
-    only without torchrun.
+    They inherit TORCHELASTIC_USE_AGENT_STORE, and wait for a store without a server. A program that
+    reads torchrun's variables, or takes a flag for this (like PyTorch's imagenet example), starts
+    them only without torchrun.
     """
     nodes = list(ast.walk(tree))
     texts = {

@@ -1,4 +1,4 @@
-"""The request to Slurm: the given options, else the partition's own figures, within its limits."""
+"""The request to Slurm: the given options, or else the partition's figures, within its limits."""
 
 import collections.abc
 import dataclasses
@@ -33,7 +33,7 @@ class Request:
     exclude: tuple[str, ...] = ()  # nodes that must not
     ranks: int = 0  # on each node, if asked for
     memory_per_cpu_mb: int = 0  # what `memory_mb` was given as, if so
-    spare_nodes: int = 0  # beside `num_nodes`
+    spare_nodes: int = 0  # in addition to `num_nodes`
     gpu_types: str = ""  # with their numbers, such as a100:2, if they are given
 
     @property
@@ -62,8 +62,8 @@ def training(params: models.Training, partitions: tuple[partition_list.Partition
     Without parameters: all usable nodes of the default partition, whole.
 
     If some of the nodes have GPUs, only those count, with as many GPUs as each of them has. With
-    several partitions the figures fit each of them. Raises ParameterError if the cluster does not
-    have what is asked for.
+    several partitions the figures fit each of them. Raises ParameterError if the cluster lacks the
+    requested resources.
     """
     if params.gpus_per_node and params.gpus_of_gres:
         text = f"--gres asks for GPUs, too ({params.gpus_of_gres}); omit one of them"
@@ -98,7 +98,7 @@ def _fitting(
 
 
 def _with_least(params: models.Training, found: list[Request]) -> models.Training:
-    """Ask for what all partitions have, where the options leave it open."""
+    """Fill options that are not given with the least of all partitions."""
     least: dict[str, object] = {}
     if params.nodes is None:
         least["nodes"] = min(one.num_nodes for one in found)
@@ -420,7 +420,7 @@ def _amounts(
 def _default_cpus(
     params: models.Training, gpus: int, nodes: Nodes, most: partition_limits.Limits
 ) -> int:
-    """Return the cores that go with a node's GPUs, as many as each node has and can give memory to."""
+    """Return the cores that go with a node's GPUs, as many as each node has, with memory."""
     if params.exclusive or most.is_exclusive:
         cpus = min(node.cpus for node in nodes)
     else:
@@ -470,9 +470,9 @@ def _check(name: str, amount: int, limit: int | None, what: str, unit: str = "")
 def bounded_mb(
     wanted_mb: int | None, share_mb: int, cpus: int, most: partition_limits.Limits
 ) -> int:
-    """Compute the memory on a node within the limits: what is wanted, or without that a share.
+    """Compute the memory on a node within the limits: the wanted amount, or else a share.
 
-    0 where the site decides, or Slurm does not know a node's.
+    Returns 0 if the site decides, or Slurm does not know a node's memory.
     """
     by_cpus = most.max_memory_per_cpu_mb and most.max_memory_per_cpu_mb * cpus
     _check("memory", wanted_mb or 0, most.max_memory_mb, "MaxMemPerNode", "M")
@@ -504,7 +504,7 @@ def _check_constraint(
     if constraint.is_clear or params.nodes or params.nodelist:
         return params
 
-    # Slurm lets a node stand for several of its counts: more nodes than there are is no fault yet
+    # Slurm lets a node satisfy several of its counts: more nodes than there are is not an error yet
     most = max((len(partition.usable) for partition in partitions), default=1)
     num_nodes = min(constraint.num_nodes, max(1, most))
     return params.model_copy(update={"nodes": num_nodes})
@@ -537,7 +537,7 @@ def _allowed(constraint: str | None, nodes: Nodes) -> Nodes:
 
 
 def hosts(name: str, hostlist: str | None) -> tuple[str, ...]:
-    """List the nodes that a checked hostlist names. Raises ParameterError if it is no hostlist."""
+    """List the nodes that a checked hostlist names. Raises ParameterError if it is invalid."""
     try:
         return tuple(dict.fromkeys(jobs.hostnames(hostlist))) if hostlist else ()
     except jobs.NotAnsweringError as e:
@@ -557,7 +557,7 @@ def _check_named(names: tuple[str, ...], partition: partition_list.Partition) ->
 def _able(
     params: models.Training, gpus: int, candidates: Nodes, partition: partition_list.Partition
 ) -> Nodes:
-    """Select the nodes that have what the job asks of each. Raises ParameterError if none has."""
+    """Select the nodes that are large enough for the job. Raises ParameterError if none is."""
     _check_memory(params)
     candidates = _with_types(params.gpus, candidates, partition)
     per_core_mb = params.mem_per_cpu_mb * (params.cpus_per_task or 1)

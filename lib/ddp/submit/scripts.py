@@ -41,7 +41,7 @@ class Program:
 
     command: tuple[str | spec.Word, ...]
     leaves_outcome: bool  # it is the payload, which writes its outcome to a file
-    resume: str = "auto"  # what `RESUME` is in a run without a checkpoint of its own
+    resume: str = "auto"  # the value of `RESUME` in a run without a checkpoint of its own
     payload: str = (
         ""  # in a container or the user's own Python: the folder that holds the payload's package
     )
@@ -60,7 +60,7 @@ class TrainingJob:
     run: str
     program: Program
     array: Array | None = None  # of a sweep
-    secrets: collections.abc.Collection[str] = ()  # names of variables in a file of their own
+    secrets: collections.abc.Collection[str] = ()  # names of variables in a separate file
     notifies: bool = False  # there is a file with the URL
     near_nodes: str = ""  # the groups of nodes that ranks take for sites
     copier: folders.Manifest | None = None  # the environment that copies checkpoints to `mirror`
@@ -234,7 +234,7 @@ def session(
     folder: pathlib.Path,
     jupyter: folders.Manifest | None = None,
 ) -> dict[str, str]:
-    """Render the files of a session, in which the user works, by name.
+    """Render the files of a session by name.
 
     Its script starts the notebook of the environment `jupyter`.
     """
@@ -276,7 +276,7 @@ def program() -> dict[str, str]:
 def environment_of(
     settings: Settings, environment: folders.Manifest, cache: pathlib.Path | None = None
 ) -> spec.Environment:
-    """Return the part of a specification by which a node unpacks an environment."""
+    """Return the part of a specification that tells a node to unpack an environment."""
     layers: list[spec.Archive] = []
     for one in (environment.below, environment):
         if one is None:
@@ -311,11 +311,11 @@ def _directives(
     *more: tuple[str, str],
     comes_back: bool = True,
 ) -> list[tuple[str, str]]:
-    """List a job's directives: the computed ones, those of options, the fixed ones, and `more`.
+    """List a job's directives: the computed, the options' and the fixed ones, and `more`.
 
     The log is appended to, so that a requeued attempt keeps the first one's. A job whose dependency
-    can no longer come true ends. The login host's limits are not propagated: it locks too little
-    memory for RDMA. The signal goes to the batch script alone, which is the program from then on
+    can no longer be satisfied ends. The login host's limits are not propagated: it locks too little
+    memory for RDMA. The signal goes only to the batch script, which has become the program by then
     and makes the ranks save.
     """
     about = [("job-name", pathlib.PurePath(folder).name)]
@@ -333,11 +333,11 @@ def _directives(
 
 
 def allocation(request: Request, params: models.Place) -> list[tuple[str, str]]:
-    """List the directives that ask for a job's resources: the computed ones, and those of options.
+    """List the directives that ask for a job's resources: the computed and the options' ones.
 
-    Memory is given unless the site decides, or the job would take the whole node's. GPUs are by
-    node, unless --gres asks for them: Slurm would bind those of tasks and cut the ranks' paths to
-    each other.
+    Memory is given unless the site decides, or the job would take the whole node's. GPUs are
+    requested by node, unless --gres asks for them: Slurm would bind GPUs to tasks and cut the
+    ranks' paths to each other.
     """
     memory = per_core = None
     if request.memory_per_cpu_mb:

@@ -1,4 +1,4 @@
-"""Sessions: an allocation in which the user works, at a prompt or in a notebook."""
+"""Sessions: an allocation that the user works in, at a prompt or in a notebook."""
 
 import dataclasses
 
@@ -53,7 +53,7 @@ def check(settings: Settings, params: models.Session, log: Log) -> Checked:
 def _request(
     params: models.Training, partitions: tuple[partition_list.Partition, ...]
 ) -> resources.Request:
-    """Compute what a session asks for: one GPU, or a few cores. Raises ParameterError."""
+    """Compute a session's request: one GPU, or a few cores. Raises ParameterError."""
     whole = resources.training(params, partitions)
     least: dict[str, object] = {}
     if params.gpus is None and whole.gpus_per_node > 1:

@@ -21,7 +21,8 @@ from ddp.slurm import jobs
 from ddp.workspace import folders, operations
 from ddp.workspace.folders import Workspace
 
-# huggingface_hub reads the file at each request: constants.py HF_TOKEN_PATH, utils/_auth.py get_token.
+# huggingface_hub reads the file at each request: constants.py HF_TOKEN_PATH, utils/_auth.py
+# get_token.
 VARIABLE = "HF_TOKEN_PATH"
 _MOST_BYTES = 64 * 1024
 
@@ -83,7 +84,7 @@ def deliver(workspace: Workspace, run: str, token: str) -> None:
 def deliver_variables(
     workspace: Workspace, run: str, variables: collections.abc.Mapping[str, str]
 ) -> None:
-    """Write a run's secret variables before it is submitted; remove those of runs that ended.
+    """Write a run's secret variables before it is submitted; remove those of finished runs.
 
     Raises WorkspaceError.
     """
@@ -98,7 +99,7 @@ def deliver_notify(workspace: Workspace, run: str, url: str) -> None:
 
 
 def _deliver(workspace: Workspace, name: str, text: str) -> None:
-    """Write a file of this submission, and remove those of runs that ended."""
+    """Write a file of this submission, and remove the files of finished runs."""
     workspace.ensure_folders((folders.SECRETS,))
     with contextlib.suppress(jobs.SlurmError):
         active = [job.name for job in jobs.jobs(user=workspace.user) if job.is_active]

@@ -1,4 +1,4 @@
-"""The trainers that a program may use, and the signals on which they save: trainers.toml."""
+"""The trainers that a program may use, and the signals that make them save: trainers.toml."""
 
 import ast
 import contextlib
@@ -31,7 +31,7 @@ class Trainer:
 
 @dataclasses.dataclass(frozen=True)
 class _Uses:
-    """What a program imports, and the names in it."""
+    """A program's imports, and the names in it."""
 
     modules: frozenset[str]  # the first part of each
     names: frozenset[str]

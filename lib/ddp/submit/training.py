@@ -220,7 +220,7 @@ def _ask_slurm(checked: Checked) -> str:
 
 
 def check_program(settings: Settings, params: models.Training) -> None:
-    """Check that a user's program can be read, and that its ranks can start where it is wanted."""
+    """Check that a user's program can be read, and that its ranks can start in their folder."""
     workload = workloads.of(settings, params)
     if isinstance(workload, workloads.UserProgram):
         workload.check_place(takes_any_script=settings.takes_any_script)
@@ -313,7 +313,7 @@ def with_copier(checked: Checked, log: Log) -> Checked:
 def provide_environment(
     settings: Settings, params: models.Training, contents: Contents, log: Log, *, has_gpus: bool
 ) -> Manifest:
-    """Return the environment that the options ask for, made now if it is missing. Raises Problem."""
+    """Return the environment that the options ask for; make it if it is missing. Raises Problem."""
     environments = store.Store(settings)
     if params.container_image or params.own_python:
         environments.store_payload()

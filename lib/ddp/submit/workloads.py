@@ -1,8 +1,7 @@
-"""The kinds of workload, a class for each: what it checks, the command of its ranks, and its facts.
+"""The kinds of workload, a class for each: its checks, the command of its ranks, and its facts.
 
-`of` makes one from the options; `resolve` checks the options that belong to a kind and finds what
-they name; `check` checks the rest once the run has a name. Nothing is written before all of them
-passed.
+`of` makes one from the options; `resolve` checks the options of its kind and finds the files they
+name; `check` checks the rest once the run has a name. Nothing is written before all of them pass.
 """
 
 import abc
@@ -39,7 +38,7 @@ Words = tuple[str | spec.Word, ...]
 
 @dataclasses.dataclass
 class Notes:
-    """What the checks of a training found: those that passed, and remarks on what may fail."""
+    """The results of a training's checks: those that passed, and remarks on possible failures."""
 
     passed: list[str] = dataclasses.field(default_factory=list[str])
     remarks: list[str] = dataclasses.field(default_factory=list[str])
@@ -55,7 +54,7 @@ class Notes:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What a workload is checked by, and what the checks found."""
+    """The inputs of a workload's checks, and their results."""
 
     request: resources.Request
     contents: Contents
@@ -195,7 +194,7 @@ class Smoke(Payload):
         self._refuse_profile()
 
     def check_again(self, run: str) -> None:
-        """Raise ParameterError: a smoke test begins anew."""
+        """Raise ParameterError: a smoke test cannot continue a run."""
         raise ParameterError("run", f"{run} exists already; choose another name")
 
 
@@ -378,7 +377,7 @@ class UserProgram(Workload):
                 raise ParameterError("workload", text)
         if self.params.snapshot and takes_any_script:
             checks.check_readable("workload", path, located, ("file",))
-        else:  # it runs where it lies, or an operator names another account's file
+        else:  # it runs in place, or an operator names another account's file
             checks.check_inside(self.workspace, "workload", path, kinds=("file",))
 
     def _check_command(self) -> None:
@@ -432,7 +431,7 @@ class UserProgram(Workload):
         return [f"--{name}={value}" for name, value in choice.items()]
 
     def program(self) -> scripts.Program:
-        """Build the command: the script in its copy, or where it lies."""
+        """Build the command: the script in its copy, or in place."""
         params = self.params
         kept = self.kept
         start: copies.Start | None = None  # of a function without a project: the run's folder

@@ -91,7 +91,7 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
 
 
 def _notes(run: Run) -> list[rich.text.Text]:
-    """Return a line for the sites, a straggler, a remark, the mirror and each of the last failures."""
+    """Return a line each for the sites, a straggler, a remark, the mirror and the last failures."""
     notes: list[rich.text.Text] = []
     if run.metrics.sites:
         notes.append(_text(run.metrics.sites_text, "dim"))

@@ -26,7 +26,7 @@ Json = dict[str, typing.Any]
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Where the metrics come from, by Juju's names."""
+    """The source of the metrics, by Juju's names."""
 
     model: str
     model_uuid: str

@@ -11,8 +11,8 @@ LIBPATCH 3); `juicefs` is ours. That library's readers lower-case the hosts. Cre
 Juju secret, whose id the option `auth` holds; `auth-rev` changes with the secret's revision, to
 wake readers.
 
-A requirer of ours publishes in its unit databag, under `schemes`, what it can mount. Upstream's
-writes nothing there.
+A requirer of ours publishes the schemes that it can mount in its unit databag, under `schemes`.
+Upstream's writes nothing there.
 
 A URI may hold a key (`auth=plain:...`, from charms that cannot make secrets): no log, error or
 `repr` shows one.
@@ -95,7 +95,7 @@ class Nfs:
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
-    """Where a Ceph monitor listens."""
+    """The address of a Ceph monitor."""
 
     host: str
     port: int
@@ -126,7 +126,7 @@ class Cephfs:
         self.monitors()
 
     def monitors(self) -> tuple[Monitor, ...]:
-        """Parse the hosts, in every form in which Ceph and mount.ceph(8) print or take monitors.
+        """Parse the hosts, in every form of monitors that Ceph and mount.ceph(8) print or take.
 
         HOST, HOST:PORT, [IPV6]:PORT, an IPv6 address alone, v2:HOST:PORT, each also with /NONCE
         behind it; vectors `[v2:HOST:PORT/NONCE,v1:HOST:PORT/NONCE]`; and lists with slashes in
@@ -168,10 +168,9 @@ class Juicefs:
     storage: str = ""  # the kind of object store, as `juicefs format --storage` names it
     bucket: str = ""  # its address
     version: str = ""  # of the juicefs program that made the volume
-    keyless: bool = False  # the engine does not hold the object store's keys: each client brings those of the secret
-    master: str = (
-        ""  # the name by which Redis Sentinels know the engine; `hosts` are the Sentinels then
-    )
+    # The engine does not hold the object store's keys: each client brings the secret's
+    keyless: bool = False
+    master: str = ""  # the engine's name among Redis Sentinels; `hosts` are the Sentinels then
     region: str = ""  # of the object store
 
     def __post_init__(self) -> None:

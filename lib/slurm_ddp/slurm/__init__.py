@@ -1,1 +1,1 @@
-"""Slurm's command line: what it prints, and what it does when asked."""
+"""Slurm's command line: its output, and changes that it makes."""

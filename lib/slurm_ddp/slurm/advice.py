@@ -1,9 +1,9 @@
-"""What an operator types to change Slurm's configuration through upstream's charms.
+"""Commands for an operator that change Slurm's configuration through upstream's charms.
 
 Each of their options is one text.
 
-slurmutils, which they read an option with, refuses a setting that is in it twice, in whatever case,
-and then the charm handles no event any more. Each command keeps what the option holds, except
+They read an option with slurmutils, which refuses a setting that is in it twice, in upper or lower
+case, and then the charm handles no event any more. Each command keeps the option's content, except
 earlier values of the same settings.
 """
 

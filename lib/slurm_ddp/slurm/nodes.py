@@ -1,4 +1,4 @@
-"""Slurm's nodes through `scontrol`: what the controller knows, and what may be changed.
+"""Slurm's nodes through `scontrol`: what the controller knows, and changes to it.
 
 Functions that ask the controller raise `ControllerSilent` when it does not answer, and `NodeError`
 for another failure. A state is as Slurm prints it: a base state (`IDLE`, `MIXED`, `DOWN`, ...) and
@@ -30,7 +30,7 @@ _REASON = re.compile(r"^(?P<text>.*?)(?: \[[^\[\]@]+@(?P<at>[^\[\]]+)\])(?P<rest
 
 
 class NodeError(Exception):
-    """Slurm refused. `str()` is one line: what was asked, of which node, and what Slurm printed."""
+    """Slurm refused. `str()` is one line: the request, the node, and what Slurm printed."""
 
 
 class ControllerSilent(NodeError):
@@ -38,15 +38,15 @@ class ControllerSilent(NodeError):
 
 
 class NodeUnknown(NodeError):
-    """The controller has no node of this name."""
+    """The controller does not know this node."""
 
 
 class NodeBusy(NodeError):
-    """The node has jobs, or is part of a reservation; what was asked needs it free."""
+    """The node has jobs, or is part of a reservation, and must be free for the request."""
 
 
 class _NoReservation(NodeError):
-    """The controller has no reservation of this name."""
+    """The controller does not know this reservation."""
 
 
 # What clients print for each (slurm_errno.c of 24.11 and 25.11; of silence also configless clients
@@ -121,7 +121,7 @@ class Node:
 
     @property
     def address(self) -> str | None:
-        """Where the node is reached: the address that it registered from, or the one set for it."""
+        """The node's address: the one that it registered from, or the one set for it."""
         return show_text.value(self.fields, "NodeAddr")
 
     @property
@@ -249,7 +249,7 @@ def reserve(reservation: str, name: str, seconds: int) -> None:
     A reservation of this name is made or prolonged.
 
     No change of the node's state and no restart of slurmd or slurmctld ends it (24.11.5): jobs wait
-    with "Reserved for maintenance", those of other reservations too, and `delete` is refused.
+    with "Reserved for maintenance", even in other reservations, and `delete` is refused.
     """
     try:
         _scontrol(
@@ -323,7 +323,7 @@ def gres_items(text: str | None) -> dict[tuple[str, str], int]:
     for item in filter(None, (word.strip() for word in (plain_gres(text) or "").split(","))):
         name, *kind = item.split(":")  # job requests are compared with capitals and all
         count = int(kind.pop()) if kind and kind[-1].isdigit() else 1
-        # The controller writes shares of a card with the card's type, whatever was configured.
+        # The controller always writes shares of a card with the card's type.
         key = (name, "" if name in _SHARED else ":".join(kind))
         items[key] = items.get(key, 0) + count
     return items

@@ -4,9 +4,9 @@ A record is one line of `Key=Value` fields. Slurm quotes nothing: a job's name, 
 comment may hold spaces, equals signs and line breaks, and each release adds fields. So a field ends
 where the next key begins, except that a field of free text ends only at a key that Slurm prints
 after it, and a node's Reason only behind the author and the time that Slurm appends to it; and of
-two fields with one key the first counts. What stands before the first free text of a record is
-therefore certain (a node's name, State, Gres); what stands after a text that users choose (JobName)
-can be imitated by that text and must not decide about permissions.
+two fields with one key the first counts. Fields before the first free text of a record are
+therefore certain (a node's name, State, Gres); fields after a text that users choose (JobName) can
+be imitated by that text and must not decide about permissions.
 """
 
 import collections.abc
@@ -71,7 +71,7 @@ def config(text: str) -> dict[str, str]:
 
 
 def value(record: collections.abc.Mapping[str, str], key: str) -> str | None:
-    """Read the field; None in each way in which Slurm prints that there is none."""
+    """Read the field; None for each of Slurm's ways to print an absent one."""
     text = record.get(key, "")
     return None if text in _ABSENT else text
 
