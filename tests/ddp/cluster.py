@@ -1,6 +1,6 @@
-"""A double of Slurm at its command line: strict about what it is asked, and answering in the form of Slurm 24.11.5.
+"""A strict double of Slurm's command line that answers in the form of Slurm 24.11.5.
 
-By its version it has the security fixes.
+Its version has the security fixes.
 """
 
 import collections.abc
@@ -275,7 +275,7 @@ class Cluster:
         script = pathlib.Path(path)
         array = re.search(r"^#SBATCH --array=0-(\d+)%\d+$", script.read_text(), re.MULTILINE)
         last = int(array[1]) if array else -1
-        swept = "-%a/logs/" in script.read_text()  # each task has a folder of its own
+        swept = "-%a/logs/" in script.read_text()  # each task has a separate folder
         folders = (
             [f"{script.parent}-{number}" for number in range(last + 1)]
             if swept
@@ -357,7 +357,7 @@ class Cluster:
 
     @staticmethod
     def _is_of(job: Job, number: str) -> bool:
-        """Return whether scancel means this job by a bare number: an array's is that of all its tasks."""
+        """Return whether a bare number means this job to scancel; an array's means all tasks."""
         return (
             number in (str(job.array_id), str(job.job_id))
             if job.array_id

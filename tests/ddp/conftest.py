@@ -1,4 +1,4 @@
-"""What the tests of the program share."""
+"""Fixtures for the program's tests."""
 
 import collections.abc
 import os

@@ -1,4 +1,4 @@
-"""Virtual and conda environments, of which only the interpreter runs."""
+"""Virtual and conda environments with nothing but a working interpreter."""
 
 import pathlib
 

@@ -26,7 +26,7 @@ class Trainer:
     config: dict[str, typing.Any]
     results: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     log: list[str] = dataclasses.field(default_factory=list[str])
-    holds_machine: bool = False  # the action does, as on Juju 4
+    holds_machine: bool = False  # by the action, as on Juju 4
 
     def run(self, action: str, **params: typing.Any) -> dict[str, str]:
         """Return an action's results; a failed one raises ActionFailedError."""
@@ -58,7 +58,7 @@ class Trainer:
         return self.results
 
     def fails(self, action: str, **params: typing.Any) -> str:
-        """Return the one line with which an action fails."""
+        """Return the one-line message of an action that fails."""
         with pytest.raises(ActionFailedError) as caught:
             self.run(action, **params)
         assert caught.value.message.isprintable()

@@ -16,7 +16,7 @@ def add_dataset(workspace: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def write_result(job: Job, outcome: str = "done", **summary: object) -> None:
-    """Leave in a run's folder what a job of the payload leaves."""
+    """Write the files that a job of the payload leaves in a run's folder."""
     folder = job.script.parent
     (folder / "control" / f"{job.job_id}.r0.outcome").write_text(
         json.dumps({"outcome": outcome, "step": 16})

@@ -1,4 +1,4 @@
-"""What a healthy node reports to the doctor."""
+"""A healthy node's report to the doctor."""
 
 import collections.abc
 import os
@@ -64,7 +64,7 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
 
 
 def answering(cluster: Cluster, *reports: Json) -> list[tuple[str, ...]]:
-    """Let the doctor's step answer with these reports; return where what it was asked is noted."""
+    """Let the doctor's step answer with these reports; return the list of its requests."""
     asked: list[tuple[str, ...]] = []
 
     def examination(arguments: tuple[str, ...]) -> Completed:

@@ -1,4 +1,4 @@
-"""Doubles of venv, pip, uv and zstd, which make what they would make."""
+"""Doubles of venv, pip, uv and zstd, which make the same files."""
 
 import json
 import pathlib
@@ -22,18 +22,18 @@ FILES = "torch/test/big torch/bin/test_api torch/bin/torch_shm_manager networkx/
 
 
 class Pip:
-    """Stands in for venv, pip and uv: makes what they would make, and records what was asked."""
+    """Stand in for venv, pip and uv: make the same files, and record the calls."""
 
     def __init__(self, cache: pathlib.Path) -> None:
         self.cache = cache  # the folder of the node's own disk
         self.calls: list[tuple[str, ...]] = []
         self.cpu_wheel = True  # whether an index has torch's CPU build
         self.failure = ""
-        self.env: dict[str, str] = {}  # variables beside those of every command
+        self.env: dict[str, str] = {}  # variables in addition to every command's
         self.torch = ""  # its version
 
     def save(self, path: pathlib.Path) -> None:
-        """Write down what was asked, beside the environment that came of it."""
+        """Write down the calls, in the environment that they made."""
         path.write_text(json.dumps({"calls": self.calls, "env": self.env, "torch": self.torch}))
 
     def restore(self, path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: what is typed, what is written where, and how it ends; the real process where that matters."""
+"""The command line: input, output and exit; in a real process where that matters."""
 
 import collections.abc
 import json
@@ -63,7 +63,7 @@ def process() -> collections.abc.Iterator[Process]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Asked:
-    """Do nothing in place of any verb but note what is asked of it."""
+    """Replace every verb's work by recording its parameters."""
     found: Asked = []
 
     def do(verb: verbs.Verb, settings: Settings, params: fields.Parsed, log: Log) -> Results:
@@ -417,7 +417,7 @@ def test_a_configuration_that_cannot_be_is_usage(process: Process):
 
 @pytest.mark.parametrize("words", ["--help", "submit --help", "--version"])
 def test_a_reader_that_has_enough_is_no_failure(words: str):
-    """As `ddp --help | head -1` does, with nobody at the other end any more."""
+    """As in `ddp --help | head -1`, when the reader is gone."""
     reading, writing = os.pipe()
     os.close(reading)
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY / "lib"), "HOME": "/nonexistent"}

@@ -1,4 +1,4 @@
-"""What documents the command line: its reference page, its help and what a shell completes."""
+"""The command line's documentation: its reference page, its help and a shell's completions."""
 
 import os
 import pathlib

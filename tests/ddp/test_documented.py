@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
 def typed(path: pathlib.Path) -> list[str]:
-    """List the lines of a file that call ddp; in a page those of its code blocks."""
+    """List the lines of a file that call ddp; for a page, the lines in its code blocks."""
     text = path.read_text().replace("\\\n", " ")
     if path.suffix == ".md":
         text = "\n".join(BLOCK.findall(text))

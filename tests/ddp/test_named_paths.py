@@ -1,4 +1,4 @@
-"""What people name on the command line may be anything: a pipe that blocks, a device without an end, a folder."""
+"""Paths on the command line may be anything: a pipe that blocks, an endless device, a folder."""
 
 import collections.abc
 import os
@@ -25,7 +25,7 @@ HUGE = 1 << 40  # of zeros, without any blocks
 
 @pytest.fixture
 def special(settings: Settings) -> collections.abc.Iterator[dict[str, pathlib.Path]]:
-    """Paths that are no texts, in the workspace; a device as a link."""
+    """Special files in the workspace; a device as a link."""
     place = settings.workspace.path / "odd"
     place.mkdir()
     os.mkfifo(place / "pipe", 0o600)

@@ -113,7 +113,7 @@ def test_the_version_of_the_nodes_python_is_that_of_the_interpreter():
 def test_the_payload_looks_at_arguments(
     settings: Settings, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """In a process of its own, which takes no module from where the command was typed."""
+    """In a separate process, which imports no module from the current folder."""
     (tmp_path / "json.py").write_text("raise SystemExit('taken from here')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

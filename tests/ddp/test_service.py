@@ -1,4 +1,4 @@
-"""The charm's front end: what it renders for an operator, and that nothing below the front ends knows Juju."""
+"""The charm's front end: its texts for operators, and that nothing below it knows Juju."""
 
 import pathlib
 import shlex

@@ -325,7 +325,7 @@ class DyingMount:
 def test_a_run_that_a_dying_mount_left_unfinished_is_used_again(
     settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, workload: str
 ):
-    """Whatever was the last change that reached the filesystem, the same line is typed again and starts a job."""
+    """After any last change that reached the filesystem, the same line starts a job."""
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text("print(1)\n")
     program = str(tmp_path / "project" / "train.py") if workload == "script" else workload

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that ask as the charm asks, beside the charm and without it."""
+"""Fixtures for tests that call the program as the charm does, with and without the charm."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""What the tests of every charm share."""
+"""Fixtures for the tests of every charm."""
 
 # pyright: reportPrivateUsage=false
 
@@ -14,7 +14,8 @@ import yaml
 
 import messages
 
-# Scenario writes and reads charmcraft.yaml for every event, which by Python's own code is most of what a test costs
+# Scenario writes and reads charmcraft.yaml for every event; with pure Python that is most of a
+# test's time
 yaml.SafeLoader, yaml.SafeDumper = yaml.CSafeLoader, yaml.CSafeDumper
 
 _check_types = checker._check_action_param_types
@@ -22,7 +23,7 @@ _NAMES: dict[type, str] = {str: "string", int: "integer", bool: "boolean"}
 
 
 def _check(charm_spec: Any, action: Any, *found: list[str]) -> None:
-    """Check parameters. Scenario knows none of two types: such a one is checked as of its value's type if that fits."""
+    """Check parameters. Scenario lacks unions: one is checked as its value's type if it fits."""
     declared = charm_spec.actions[action.name] or {}
     params = {
         name: schema | _one(schema, action.params.get(name))
@@ -46,9 +47,9 @@ checker._check_action_param_types = _check
 def messages_fit(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> collections.abc.Generator[list[str]]:
-    """Fail a test in which a charm sets a message that `juju status` cuts, or that the charm itself had to cut.
+    """Fail a test in which a charm sets a message that `juju status` or the charm itself cuts.
 
-    The marker `cut` is for messages that end with words of another program, which may be cut.
+    The marker `cut` is for messages that end with another program's words, which may be cut.
     """
     shown, cut = list[str](), list[str]()
     backend: Any = scenario.mocking._MockModelBackend

@@ -1,4 +1,4 @@
-"""Actions beside each other: two that submit, two that prepare, two that install, and what others may do meanwhile."""
+"""Concurrent actions: two that submit, prepare or install, and other accounts in between."""
 
 import collections.abc
 import threading
@@ -15,7 +15,7 @@ from ddp.submit import control
 
 @pytest.fixture
 def other() -> collections.abc.Iterator[Claims]:
-    """Yield what another action holds."""
+    """Yield the claims of another action."""
     with Claims() as held:
         yield held
 

@@ -1,4 +1,4 @@
-"""benchmark-collectives and plan: the measurement as a job, the baseline it leaves, and what is predicted from it."""
+"""benchmark-collectives and plan: the measurement as a job, its baseline, and the predictions."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def measured(busbw: float = 1.5) -> Json:
 
 
 def leave(job: Job, what: Json) -> None:
-    """Leave what a measurement leaves in its run's folder."""
+    """Write a measurement's files into its run's folder."""
     write_result(job)
     folder = job.script.parent
     (folder / "collectives.json").write_text(json.dumps(what))

@@ -1,4 +1,4 @@
-"""doctor: what the nodes' program finds for real, what the facts mean, and the action around both."""
+"""doctor: the real checks of the nodes' program, the meaning of its facts, and the action."""
 
 import copy
 import dataclasses
@@ -317,7 +317,7 @@ def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: 
 def run_probe(
     tmp_path: pathlib.Path, hosts: dict[str, str], started: tuple[str, ...], **more: object
 ) -> dict[str, Json]:
-    """Run the program as if on `started` nodes of `hosts`, with their addresses, all of which are this machine."""
+    """Run the program as if on `started` nodes of `hosts`, whose addresses are all this machine."""
     folder = tmp_path / "folder"
     folder.mkdir(exist_ok=True)
     spec = {

@@ -1,4 +1,4 @@
-"""export: what is refused, and checkpoints of other programs, which are copied as they are."""
+"""export: refusals, and checkpoints of other programs, which are copied unchanged."""
 
 import pathlib
 import typing

@@ -1,4 +1,4 @@
-"""doctor --idle: which idle nodes are checked beside which, what counts as a node's fault, and who goes first."""
+"""doctor --idle: the pairs of idle nodes, the faults of a node, and the order of checks."""
 
 import json
 import typing

@@ -23,7 +23,7 @@ def raw(ready: Trainer) -> pathlib.Path:
 
 
 def finish(job: Job) -> None:
-    """Leave what the job that ends the work leaves."""
+    """Write the files of the job that ends the work."""
     if job.script.name == "job.sbatch":
         write_result(job)
         (job.script.parent / "summary.json").unlink()

@@ -1,4 +1,4 @@
-"""prune: what is old and unused is shown with its size, and goes only with yes."""
+"""prune: old and unused items are shown with their sizes, and removed only with yes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def leave_old(program: Program, name: str) -> pathlib.Path:
 
 
 def leave_checkpoints(program: Program, name: str, steps: int) -> pathlib.Path:
-    """Leave an old training with checkpoints, of which the second is the best."""
+    """Leave an old training with checkpoints, the second of which is the best."""
     path = left_by_jobs.leave_training(program, name)
     for step in range(1, steps + 1):
         folder = path / f"epoch-{step:04d}"
@@ -42,7 +42,7 @@ def leave_checkpoints(program: Program, name: str, steps: int) -> pathlib.Path:
 
 
 def names(program: Program, **params: typing.Any) -> list[str]:
-    """Prune, and return what it names, without environments."""
+    """Prune, and return the names of runs and checkpoints, without environments."""
     program.run("prune", **params)
     items = program.record["items"]
     return [item["name"] for item in items if item["kind"] in ("run", "checkpoint")]

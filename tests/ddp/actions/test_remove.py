@@ -1,4 +1,4 @@
-"""remove-runs: runs and checkpoints go whole, and never what is in use or outside."""
+"""remove-runs: runs and checkpoints are removed whole, but never if in use or outside."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`ddp render`: what the manifests and scripts refer to is there, and programs get it as JSON."""
+"""`ddp render`: manifests and scripts refer to existing files, and programs get them as JSON."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ IMAGE = ("--container-image", "nvcr.io/nvidia/pytorch:25.01-py3", "--cpus-per-ta
 def project(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> pathlib.Path:
-    """Return a folder outside of the workspace, in which the user types."""
+    """Return the user's current folder, outside of the workspace."""
     workspace = dataclasses.replace(settings.workspace, uid=1000)
     user = dataclasses.replace(
         settings, workspace=workspace, gid=1000

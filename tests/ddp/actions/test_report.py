@@ -1,4 +1,4 @@
-"""The report: its elements and curves, and what it makes of damaged and hostile runs."""
+"""The report: its elements and curves, and damaged and hostile runs."""
 
 import collections.abc
 import datetime
@@ -19,7 +19,7 @@ from ddp.view import charts, page
 
 MADE = datetime.datetime(2026, 11, 23, 18, 0, tzinfo=datetime.timezone.utc)  # noqa: UP017 - Python 3.10
 MakeRun = collections.abc.Callable[..., pathlib.Path]
-# In every place where a run's text may land; each would leave a trace, were it taken for more than text.
+# In every place that shows a run's text; each would leave a trace if it were not escaped.
 HOSTILE = (
     "<script>window.hacked=1</script>",
     '"><img src=x onerror="window.hacked=1">',

@@ -1,4 +1,4 @@
-"""What a job asks for, from the parameters and from what the cluster has."""
+"""A job's request, from the parameters and from the cluster's resources."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""shell: what Slurm is asked for, and what is left afterwards; a double of its commands takes the terminal."""
+"""shell: its request to Slurm and its leftovers; a double of Slurm's commands has the terminal."""
 
 import dataclasses
 import pathlib

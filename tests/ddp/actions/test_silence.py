@@ -83,7 +83,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def do(settings: Settings, name: str, log: list[str], /, **given: object) -> dict[str, typing.Any]:
-    """Do a verb as a front end does; return what --json prints, or what was printed."""
+    """Run a verb as a front end does; return its --json or printed output."""
     verb = verbs.ALL[name]
     printed = io.StringIO()
     params = fields.parse(verb.options, given)
@@ -97,7 +97,7 @@ def do(settings: Settings, name: str, log: list[str], /, **given: object) -> dic
 
 
 def about(verb: verbs.Verb, run: str, tmp_path: pathlib.Path) -> dict[str, object]:
-    """Return the options with which a verb reads a run."""
+    """Return the options that make a verb read a run."""
     known = {option.name for option in declared.options(verb.options)}
     given = {
         "run": run,
@@ -319,7 +319,7 @@ def test_following_a_job_ends_after_ten_minutes_of_silence_and_says_that_it_may_
 def test_a_run_without_a_job_is_none_that_slurm_has_forgotten(
     settings: Settings, cluster: Cluster, runs: pathlib.Path
 ):
-    """The element of a sweep that has not started has no file with a job's id."""
+    """An element of a sweep that has not started lacks a file with a job's id."""
     cluster.silent = 99
     with pytest.raises(Problem, match=f"no file of swept-1 has a job's id, and {MARK}"):
         catalog.find(settings.workspace, "swept-1")

@@ -1,4 +1,4 @@
-"""submit, sweep and prepare, asked as the charm asks: what is submitted, and what is rejected without a trace."""
+"""submit, sweep and prepare, called as by the charm: submissions, and traceless rejections."""
 
 import json
 import pathlib
@@ -269,7 +269,7 @@ def test_another_runs_checkpoint_can_be_the_beginning(ready: Trainer, cluster: C
 
 
 def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
-    """Return parameters that contradict what is there, and the line for each."""
+    """Return parameters that contradict the present state, and the line for each."""
     place = trainer.workspace
     (place / "fine.py").write_text("")
     (place / "out.py").symlink_to("/etc/hostname")
@@ -418,7 +418,7 @@ def test_nothing_hostile_is_submitted_written_or_run(
 
 
 def test_no_path_leads_out_of_the_workspace(ready: Trainer, cluster: Cluster):
-    """Every text parameter of every action, in as far as it takes paths: a link, a link in the middle, a place beside."""
+    """Every path parameter of every action: a link, a link in the middle, a sibling folder."""
     secret = ready.workspace.parent / "secret"
     (secret / "inner").mkdir(parents=True)
     for name in ("dataset.json", "inner/dataset.json", "x.py"):

@@ -1,4 +1,4 @@
-"""Tracking by option: what the environment and the jobs get; and which environments are removed."""
+"""Tracking by option: its part of environment and jobs; and the removal of environments."""
 
 from cluster import Cluster
 from harness import Trainer

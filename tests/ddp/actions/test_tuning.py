@@ -1,4 +1,4 @@
-"""Fine-tuning a local model: what the option brings, and what is refused before anything is submitted."""
+"""Fine-tuning a local model: the option's effects, and refusals before a submission."""
 
 import pathlib
 import shutil

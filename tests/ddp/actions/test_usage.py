@@ -8,7 +8,7 @@ from run_verbs import Program
 
 from ddp.slurm import usage
 
-# Captured from 24.11.5, with names in place of others; rows without a login are sums over what is below
+# Captured from 24.11.5, with names replaced; rows without a login are sums of the rows below
 REPORT = """\
 root||cpu|36000
 root||mem|99999999

@@ -1,4 +1,4 @@
-"""An action that waits for a job: how long, who ends it, and what it says where the machine waits for it."""
+"""An action that waits for a job: how long, who ends it, and its text if it holds the machine."""
 
 import collections.abc
 import json

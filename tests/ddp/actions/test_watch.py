@@ -1,4 +1,4 @@
-"""The live view: what it gathers from a run's files, how it looks, and how it ends."""
+"""The live view: its data from a run's files, its look, and its end."""
 
 import collections.abc
 import io

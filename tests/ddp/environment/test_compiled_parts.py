@@ -1,4 +1,4 @@
-"""Parts of packages that are compiled against torch load beside it, or the build names them."""
+"""Compiled extensions of packages load with the installed torch, or the build names them."""
 
 import pathlib
 import shutil
@@ -30,7 +30,7 @@ def site(environment: pathlib.Path) -> pathlib.Path:
 
 
 def compile_against(library: bytes, target: pathlib.Path) -> None:
-    """Write a library that needs another one, of a name as long as that of the C library."""
+    """Write a library that needs `library`, a name as long as the C library's."""
     stdlib = pathlib.Path(str(sysconfig.get_config_var("DESTSHARED")))
     for source in sorted(stdlib.glob("*.so")):
         data = source.read_bytes()

@@ -79,7 +79,7 @@ def installer(url: str, tmp_path: pathlib.Path) -> uv.Uv:
 
 
 def install(installer: uv.Uv, index: str = "") -> list[str]:
-    """Install torch for CPUs; return what was reported."""
+    """Install torch for CPUs; return the reported steps."""
     reported: list[str] = []
 
     def do(text: str, work: collections.abc.Callable[[], None]) -> None:
@@ -91,7 +91,7 @@ def install(installer: uv.Uv, index: str = "") -> list[str]:
 
 
 def freeze(python: str | pathlib.Path) -> list[str]:
-    """List what is installed for a Python."""
+    """List the packages installed for a Python."""
     argv = [PROGRAM, "pip", "freeze", "-q", f"--python={python}"]
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
 

@@ -1,4 +1,4 @@
-"""What srun's task prolog prints for a job script of one's own."""
+"""The output of srun's task prolog for a user's own job script."""
 
 import hashlib
 import io

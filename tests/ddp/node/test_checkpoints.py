@@ -1,4 +1,4 @@
-"""The newest checkpoint of a run: by its link, or by the manifests where there are no links."""
+"""The newest checkpoint of a run: by its link, or by the manifests if there are no links."""
 
 import json
 import pathlib

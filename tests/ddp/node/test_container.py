@@ -1,4 +1,4 @@
-"""How the ranks' image is started, by what the node has."""
+"""How the ranks' image is started, depending on the node's tools."""
 
 import pathlib
 

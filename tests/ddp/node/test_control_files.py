@@ -1,4 +1,4 @@
-"""The files in a run's control/, by which the starts of a job know of each other."""
+"""The files in a run's control/, which tell the starts of a job about each other."""
 
 import json
 import pathlib

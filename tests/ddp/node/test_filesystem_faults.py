@@ -1,4 +1,4 @@
-"""Which errors of the operating system prove a fault of the shared filesystem, in whose words and from whom they come."""
+"""System errors that prove a fault of the shared filesystem: their wording and origin."""
 
 import json
 import os
@@ -20,7 +20,7 @@ OURS, OTHERS = (
 )
 AGENT = "{0}: E1120 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 2)"
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    work()\n'
-# What a program prints of an error with a path; torch's, safetensors', pyarrow's, h5py's and C++'s are as seen
+# Messages of programs about a path; torch's, safetensors', pyarrow's, h5py's and C++'s as seen
 WITH_PATH = {
     "Python": "OSError: [Errno {number}] {words}: '{path}'",
     "Python, of two paths": "OSError: [Errno {number}] {words}: '/dev/null' -> '{path}'",

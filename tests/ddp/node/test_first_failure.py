@@ -163,7 +163,7 @@ VAIN = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting fo
             [],
             [],
         ),  # they were absent in an earlier attempt
-        (VAIN, came(), [], []),  # nobody came so far, so nobody is to blame
+        (VAIN, came(), [], []),  # no rank has come so far, so no rank is to blame
         ("ValueError: boom", came("n0", "n2"), [], []),  # it failed of something else
     ],
 )

@@ -16,7 +16,7 @@ Reports = queue.Queue[str]
 
 @pytest.fixture
 def slurmd(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[socket.socket]:
-    """A node's slurmd, on a port of its own; a probe takes no time."""
+    """A node's slurmd, on a free port; a probe takes no time."""
     monkeypatch.setattr(lifelines, "PROBING_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(slurm_calls, "slurmd_port", lambda: server.getsockname()[1])

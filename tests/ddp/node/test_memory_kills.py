@@ -1,4 +1,4 @@
-"""What a job had of memory and reached, from the files of its cgroup in both versions."""
+"""A job's memory limit and its peak, from its cgroup's files in both versions."""
 
 import pathlib
 

@@ -16,7 +16,7 @@ from ddp.run import folder
 
 
 class Bucket:
-    """Notes what is copied, and fails with a text while it has one."""
+    """Record the copies, and fail with a text while one is set."""
 
     def __init__(self) -> None:
         self.copied: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""The message at a run's end, to a real server: what it says, and that nothing of it can fail a run."""
+"""The message at a run's end, to a real server: its text, and that it can never fail a run."""
 
 import http.server
 import json
@@ -20,7 +20,7 @@ KEY = "T0SECRET"
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A server that keeps what is posted to it, and answers as a test wants."""
+    """A server that keeps the requests posted to it, and answers as a test wants."""
 
     daemon_threads = True
 

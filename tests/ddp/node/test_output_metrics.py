@@ -17,7 +17,7 @@ from ddp.problem import ParameterError
 from ddp.run import metrics
 
 LOSS = ("loss", "loss={}")
-# What --metric gets, and what a program prints
+# The value of --metric, and a program's output
 FORMATS = (
     ("loss={}", "loss={:.6g}"),
     ("| loss: {}", "epoch 1 | loss:    {:.6f} | 3.1 s"),
@@ -79,7 +79,7 @@ def test_no_line_is_lost_wherever_the_output_is_cut(
     tmp_path_factory: pytest.TempPathFactory,
 ):
     text = "\N{SNOWMAN}" + end.join(f"it {at}: loss={value}" for at, value in enumerate(values, 10))
-    data = text.encode()  # the last line has no end
+    data = text.encode()  # the last line lacks an end
     bounds = [0, *sorted({min(cut, len(data)) for cut in cuts}), len(data)]
     blocks = [(stream, data[a:b]) for a, b in itertools.pairwise(bounds)]
     found = scanned(tmp_path_factory.mktemp("cut"), blocks, ("step", "it {}:"), LOSS)

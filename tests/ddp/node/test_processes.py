@@ -1,4 +1,4 @@
-"""What a process does, by the kernel."""
+"""A process's activity, by the kernel."""
 
 import os
 import pathlib

@@ -28,7 +28,7 @@ def words(
 
 @pytest.fixture
 def commands(tmp_path: pathlib.Path) -> dict[str, str]:
-    """The variables of an environment whose commands are those of HEADS."""
+    """The variables of an environment with HEADS' commands."""
     for name, head in HEADS.items():
         (tmp_path / name).write_text(head)
         (tmp_path / name).chmod(0o755)

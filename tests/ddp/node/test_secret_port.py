@@ -119,7 +119,7 @@ def test_thousands_that_say_nothing_cost_no_thread_and_keep_nobody_out(
 def test_it_outlives_a_time_without_file_descriptors(
     opened: secret_port.SecretPort, entered: Entered
 ):
-    """As idle connections can bring about where a process may open few files."""
+    """Idle connections can cause that if a process may open few files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(open_files())
     taken: list[int] = []

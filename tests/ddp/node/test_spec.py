@@ -1,4 +1,4 @@
-"""job.json: what a job is to do, written at submission and read in the job."""
+"""job.json: a job's work, written at submission and read in the job."""
 
 import pathlib
 

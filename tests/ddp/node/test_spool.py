@@ -1,4 +1,4 @@
-"""Output that goes to the node's own disk first: no line is lost, whatever the shared filesystem does meanwhile."""
+"""Output goes to the node's own disk first: no line is lost if the shared filesystem fails."""
 
 import os
 import pathlib

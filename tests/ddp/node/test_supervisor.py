@@ -1,4 +1,4 @@
-"""A job's state machine where the cluster is at fault, with doubles of Slurm's commands; others: tests/ddp/submit."""
+"""A job's state machine under cluster faults, with doubles of Slurm; the rest: tests/ddp/submit."""
 
 import dataclasses
 import json

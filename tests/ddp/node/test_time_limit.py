@@ -1,4 +1,4 @@
-"""What a job does when Slurm ends it or warns it: whose end it is, who is asked to stop, and whether it comes back."""
+"""A job that Slurm warns or ends: who ended it, who is asked to stop, and whether it continues."""
 
 import json
 import os

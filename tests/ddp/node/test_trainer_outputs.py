@@ -42,7 +42,7 @@ def rank_0(folder: pathlib.Path) -> pathlib.Path:
 def scan(folder: pathlib.Path) -> output_metrics.Scanner:
     target = str(folder / "metrics.jsonl")
     scanner = output_metrics.Scanner(str(folder / "logs"), target, (), [str(folder)])
-    time.sleep(0.2)  # for its look at what is there already; a program's imports take longer
+    time.sleep(0.2)  # for its look at existing files; a program's imports take longer
     return scanner
 
 

@@ -48,7 +48,7 @@ VERDICTS: list[list[object]] = yaml.safe_load(
 
 
 def explained(folder: pathlib.Path, text: str, *others: str) -> verdicts.Verdict:
-    """Return the verdict on an attempt in which rank 1, of the second node, printed a text, and the others theirs."""
+    """Return the verdict if rank 1, on the second node, printed `text`, and the others `others`."""
     (folder / "control").mkdir(exist_ok=True)
     (folder / "job.json").write_text(json.dumps({"ranks_per_node": 1}))
     for node, printed in enumerate((*others, text), 2 - len((*others, text))):
@@ -222,7 +222,8 @@ def test_no_word_of_a_message_moves_the_blame_off_the_program(
         )
 
 
-# What comes again whoever tries it: errno.h's numbers and strerror(3)'s words, and the option or command that helps
+# Errors that recur on each try: errno.h's numbers, strerror(3)'s words, and a helpful option or
+# command
 AGAIN = {
     122: ("Disk quota exceeded", "quota -s"),
     28: ("No space left on device", "juicefs quota"),

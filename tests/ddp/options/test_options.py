@@ -22,7 +22,7 @@ from scripts import actions
 MODELS = {name: verb.options for name, verb in verbs.ACTIONS.items()}
 
 
-# What an action does not do without
+# The parameters that an action requires
 NEEDED: dict[str, dict[str, object]] = {
     "add-user": {"user": "bob", "account": "physics"},
     "sync-users": {"group": "ml"},
@@ -142,7 +142,7 @@ def test_arguments_and_variables_reach_the_program_as_they_are(
 
 
 def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
-    """Read off the program: those that it adds to its environment, but for what it only defaults."""
+    """Read from the program: variables that it adds to its environment, except defaults."""
     may_be_given = {
         "CUDA_VISIBLE_DEVICES",
         "GLOO_SOCKET_IFNAME",

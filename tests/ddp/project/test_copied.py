@@ -1,4 +1,4 @@
-"""The code of a script's run: the copy that starts, whatever is edited afterwards."""
+"""The code of a script's run: the copy is what starts, even if the original is edited later."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ from ddp.settings import Settings
 
 @pytest.fixture
 def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A script with a module beside it, in no repository."""
+    """A script and a module in the same folder, in no repository."""
     folder = tmp_path / "project"
     (folder / "lib").mkdir(parents=True)
     (folder / "train.py").write_text("import lib.model\n")
@@ -73,7 +73,7 @@ def test_the_copy_is_in_the_run_and_is_what_starts(
 def test_of_a_script_in_the_workspace_itself_it_alone_is_kept(
     settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch
 ):
-    """Everybody's folders lie beside it."""
+    """Everyone's folders are in the same place."""
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(settings.workspace.path.parent))
     (settings.workspace.path / "alone.py").write_text("print(1)\n")
     (settings.workspace.path / "users" / "bob").mkdir(parents=True)

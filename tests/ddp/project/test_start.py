@@ -1,4 +1,4 @@
-"""What is typed in a project's folder, and what the ranks then start: command, folder and PYTHONPATH."""
+"""The command typed in a project's folder, and the ranks' start: command, folder and PYTHONPATH."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def _alone(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: pathli
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The folder of a project, in which the user types."""
+    """The folder of a project, the user's current folder."""
     place = tmp_path / "proj"
     for name, text in {
         "train.py": "",
@@ -595,7 +595,7 @@ def test_a_job_runs_the_active_python_in_place_and_no_environment_is_made(
         make(folder.parent / "bare", "venv", None)
         for words, text in {
             "--python ../venv": f"environment  {python}\n",
-            "--python ../venv/bin/python": f"environment  {python}\n",  # not the host's, to which it links
+            "--python ../venv/bin/python": f"environment  {python}\n",  # not the link's target
             "../venv/bin/python": f"environment  {python}\n",
             "../bare/bin/python -u": "--python: .*/bare/bin/python has no torch; give the path",
             "--python none": "environment  not installed yet",

@@ -1,4 +1,4 @@
-"""A run's folder: written whole or not at all, read within bounds, whatever lies in it."""
+"""A run's folder: written whole or not at all, read within bounds, with any content."""
 
 import collections.abc
 import json

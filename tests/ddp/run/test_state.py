@@ -1,4 +1,4 @@
-"""A run's state: the same wherever it is shown, whatever Slurm remembers."""
+"""A run's state: the same in every view, no matter how much Slurm remembers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the exporter shows of runs: each figure follows what the run's files and Slurm have."""
+"""The exporter's figures about runs: each follows the run's files and Slurm."""
 
 import json
 import math
@@ -199,7 +199,7 @@ def test_the_newest_runs_of_all_users(
 
 @pytest.mark.parametrize(("words", "count"), CASES["gpus_that_a_job_holds"])
 def test_gpus_that_a_job_holds(settings: Settings, cluster: Cluster, words: str, count: int):
-    """By what Slurm allocated, where it tracks gres/gpu (AccountingStorageTRES), else by what was asked for."""
+    """By Slurm's allocation, if it tracks gres/gpu (AccountingStorageTRES), or by the request."""
     cluster.running = f"ann|{words}\nbob|1|1|cpu=1,node=1|N/A|gres/gpu:2|N/A|\n"
     assert telemetry.collect(settings.workspace)["gpus"] == ({"ann": count} if count else {}) | {
         "bob": 2

@@ -1,4 +1,4 @@
-"""What a constraint of sbatch's says of one node, and what only Slurm can say."""
+"""Whether a node meets an sbatch constraint, and the cases that only Slurm can decide."""
 
 import hypothesis
 import pytest

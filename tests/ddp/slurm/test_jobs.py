@@ -1,4 +1,4 @@
-"""Slurm's partitions and jobs: its texts as captured, and every way in which it can refuse."""
+"""Slurm's partitions and jobs: captured output, and every kind of refusal."""
 
 import pytest
 from slurm_commands import ASKED, Commands, node, partition

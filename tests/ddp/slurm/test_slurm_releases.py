@@ -1,6 +1,6 @@
-"""The text outputs of Slurm 24.11.5 and 26.05.5, captured from running clusters; that of accounting from the last.
+"""Text output of Slurm 24.11.5 and 26.05.5, captured from running clusters.
 
-The sizes of the last one's partition and node are those of the other.
+Accounting is from 26.05.5, whose partition and node have the sizes of 24.11.5.
 """
 
 import pytest

@@ -65,7 +65,7 @@ def test_the_nodes_of_a_reservation(commands: Commands, flags: str, usable: list
 def test_a_node_that_its_machine_left_behind_is_unusable(
     commands: Commands, state: str, others_port: str
 ):
-    """Its port is closed while another node's is open; where none is, a firewall may be in between."""
+    """Its port is closed while another's is open; if all are closed, it may be a firewall."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_server(("127.0.0.2", 0)) as closed,

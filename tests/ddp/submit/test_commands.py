@@ -18,7 +18,7 @@ Values = dict[str, typing.Any]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The folder where the command is typed, of an account without a configuration of accelerate."""
+    """The user's current folder; the account has no configuration of accelerate."""
     (tmp_path / "fsdp.yaml").write_text(FSDP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))

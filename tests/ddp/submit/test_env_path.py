@@ -1,4 +1,4 @@
-"""env path: a folder for job scripts of one's own."""
+"""env path: a folder for the user's own job scripts."""
 
 import subprocess
 

@@ -34,7 +34,7 @@ print(" ".join(found.name if name == "FABRIC" else env.get(name, "unset") for na
 def fabric(
     settings: Settings, wanted: str, *show: str, nodes: int = 2, **env: str
 ) -> tuple[int, list[str]]:
-    """Make a fabric's variables ready as a node does; return the exit code and what was printed, those variables last."""
+    """Prepare a fabric's variables as a node does; return exit code and output, variables last."""
     given = " ".join(f"{name}={value}" for name, value in env.items())
     path = settings.workspace.runs / "spec.json"
     path.write_text(texts(settings, fabric=wanted, env=given)["program/job.json"])

@@ -16,7 +16,7 @@ from ddp.settings import Settings
 from ddptrain.functions import calls, submission
 from ddptrain.functions import options as named
 
-# Of submit, and not for functions: what a program is, and what only a terminal or the built-in training has
+# Options of submit but not of functions: the program itself, terminals, the built-in training
 NOT_OF_FUNCTIONS = frozenset(
     """
     again args dataset dry_run function launcher local mirror module profile profile_ranks profile_steps ranks resume wait wait_limit

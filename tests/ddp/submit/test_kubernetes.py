@@ -1,4 +1,4 @@
-"""The manifests of a run: what Kubernetes' own schemas say of them, and what a program finds in its pods."""
+"""The manifests of a run: checked by Kubernetes' own schemas, and a program's view in its pods."""
 
 import os
 import pathlib
@@ -170,7 +170,8 @@ def test_a_name_cannot_be_made_to_look_like_another_s():
     )
 
 
-# --- what a user writes ----------------------------------------------------------------------------------------------
+# --- user input
+# ------------------------------------------------------------------------------------
 
 
 def expand(text: str, env: dict[str, str]) -> str:

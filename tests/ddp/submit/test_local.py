@@ -65,7 +65,7 @@ def typed_in(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def submit(settings: Settings, folder: pathlib.Path, *arguments: str, **given: typing.Any) -> None:
-    """Submit the program of the folder, as it is typed there; Slurm is not there to be asked."""
+    """Submit the folder's program, as typed there, without Slurm."""
     options = {name.replace("_", "-"): value for name, value in given.items()}
     params = fields.parse(
         models.SubmitDdp, {"workload": str(folder / "train.py"), "local": True, **options}

@@ -12,7 +12,7 @@ from ddp.submit import own_python
 
 @pytest.fixture
 def modules(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Load a Python and a torch from prefixes of their own, as a site's modules do."""
+    """Load a Python and a torch from separate prefixes, as a site's modules do."""
     apps = settings.workspace.path / "apps"
     (apps / "Python/3.11/bin").mkdir(parents=True)
     python = apps / "Python/3.11/bin/python"

@@ -1,4 +1,4 @@
-"""Programs that start ranks of their own are remarked at the submission, and no others."""
+"""Programs that start their own ranks get a remark at submission, and no others do."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Failures of a job and what is tried again, with doubles of Slurm's commands around the real program."""
+"""Failures of a job and its retries, with doubles of Slurm's commands around the real program."""
 
 import dataclasses
 import json
@@ -124,7 +124,7 @@ def test_a_node_that_failed_is_left_out_of_the_next_start(settings: Settings, no
 def test_nodes_that_the_user_or_an_earlier_start_excluded_stay_left_out(
     settings: Settings, node: Node
 ):
-    """ExcNodeList replaces what the job was submitted with."""
+    """ExcNodeList replaces the list that the job was submitted with."""
     node.add("srun", COUNTS + FAILS)
     node.add("sinfo", "printf '%s\\n' slurmd-0 other third")
     request = dataclasses.replace(REQUEST, num_nodes=1, exclude=("third", "fourth"))

@@ -110,7 +110,7 @@ def test_arguments_that_would_break_the_job_are_refused(given: str, line: str):
 
 
 def test_the_jobs_program_lies_in_its_own_folder(settings: Settings):
-    """Nobody else can write there, and nothing is taken from elsewhere: -I, and no site-packages."""
+    """No other account can write there, and nothing comes from elsewhere: -I, no site-packages."""
     files = texts(settings)
     assert {name.partition("/")[0] for name in files} == {"job.sbatch", "program"}
     for name, text in files.items():

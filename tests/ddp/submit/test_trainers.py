@@ -1,4 +1,4 @@
-"""The signal on which a program's trainer saves: remarked at a submission, and taken by `auto`."""
+"""The signal that makes a program's trainer save: a remark at submission, and chosen by `auto`."""
 
 import pathlib
 

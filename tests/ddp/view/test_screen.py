@@ -1,4 +1,4 @@
-"""What a terminal shows, what a pipe reads and what programs get: a real pseudo-terminal, and every verb."""
+"""The output for terminals, pipes and programs: a real pseudo-terminal, and every verb."""
 
 import collections.abc
 import contextlib
@@ -73,7 +73,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclasses.dataclass
 class Terminal:
-    """A pseudo-terminal and what was written on it."""
+    """A pseudo-terminal and the bytes written to it."""
 
     descriptor: int  # of the side that programs have
     written: bytearray = dataclasses.field(default_factory=bytearray)
@@ -89,13 +89,13 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(columns: int = 100) -> collections.abc.Generator[Terminal]:
-    """Open a pseudo-terminal of this width; what is written on it is complete when the block is left."""
+    """Open a pseudo-terminal of this width; its text is complete when the block ends."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     made = Terminal(theirs)
 
     def read() -> None:
-        with contextlib.suppress(OSError):  # EIO: nobody has the other side open any more
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
             while data := os.read(ours, 65536):
                 made.written.extend(data)
 
@@ -157,7 +157,7 @@ def type_on(columns: int, *words: str) -> "tuple[Terminal, int]":
     return made, ended[0]
 
 
-GIVEN = {  # what a verb does not do without
+GIVEN = {  # arguments that a verb requires
     "env create": ("mine", "--requirements", "requirements.txt"),
     "env show": ("mine",),
     "env remove": ("mine",),

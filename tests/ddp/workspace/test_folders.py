@@ -1,4 +1,4 @@
-"""The workspace: real files and folders, whatever a user put there."""
+"""The workspace: real files and folders, with any user content."""
 
 import json
 import os

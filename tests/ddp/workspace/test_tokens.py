@@ -31,7 +31,7 @@ REQUEUED = 'echo "0: [FATAL] slurmd-0: its disk is full"; ' + ENDS % "failed" + 
 
 @pytest.fixture
 def given(settings: Settings) -> tuple[Settings, pathlib.Path]:
-    """Settings with a token, and the file in which the run `first` finds it."""
+    """Settings with a token, and the file that holds it for the run `first`."""
     path = settings.workspace.path / ".secrets" / "trainer-0" / "first.hf-token"
     path.parent.mkdir(parents=True)
     path.write_text(TOKEN)

@@ -1,4 +1,4 @@
-"""What the trainer's tests stand on: a workspace in a temporary folder, a double of Slurm, and a double of pip."""
+"""Fixtures of the trainer's tests: a temporary workspace, and doubles of Slurm and of pip."""
 
 import json
 import pathlib
@@ -60,7 +60,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Machine:
 
 @pytest.fixture
 def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path, machine: Machine) -> None:
-    """Do in this process what the charm has the program do as the submit user; test_program starts it."""
+    """Run the submit user's program in this process; test_program starts the real one."""
 
     def ask(
         user: str, request: Json, log: Log, *, timeout_s: float | None = None

@@ -1,4 +1,4 @@
-"""The charm on a host, and what jobs leave in its workspace."""
+"""The charm on a host, and the files that jobs leave in its workspace."""
 
 import dataclasses
 import pathlib
@@ -54,7 +54,7 @@ class Trainer:
         return typing.cast(dict[str, str], self.context.action_results or {})
 
     def fails(self, action: str, **params: typing.Any) -> str:
-        """Return the one line with which an action fails."""
+        """Return the one-line message of an action that fails."""
         with pytest.raises(testing.ActionFailed) as caught:
             self.run(action, **params)
         assert caught.value.message.isprintable()

@@ -25,7 +25,7 @@ DOWN = mounts.Result(mounts.State.HUNG, "no answer within 5 s")
 
 @dataclasses.dataclass
 class Doubles:
-    """What the charm works on."""
+    """The doubles around the charm."""
 
     ctx: testing.Context[typing.Any]
     cluster: Cluster

@@ -84,7 +84,7 @@ class Scontrol:
     ("records", "unfit", "drained"),
     [
         ([("n1", "IDLE", "x"), ("n2", "IDLE", "x")], {"n1": "bad"}, {"n1": "node-check: bad"}),
-        # a third of six, one of which is drained already
+        # a third of six; one is drained already
         (
             [
                 ("n1", "IDLE+DRAIN", "node-check: bad"),

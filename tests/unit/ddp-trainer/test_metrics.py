@@ -1,4 +1,4 @@
-"""The runs' metrics: what each follows, what is kept over a restart, and the relation with a collector."""
+"""The runs' metrics: their sources, the state kept over a restart, and the collector's relation."""
 
 import collections.abc
 import dataclasses
@@ -40,7 +40,7 @@ def run(name: str = "owt", **changed: object) -> Json:
 
 @dataclasses.dataclass
 class FakeProgram:
-    """The program ddp, which reports these runs; what it is asked for is checked."""
+    """The program ddp, which reports these runs; checks its requests."""
 
     runs: list[Json] = dataclasses.field(default_factory=list[Json])
     doctor: Json | None = None
@@ -150,7 +150,7 @@ def test_gpus_are_counted_for_the_time_that_they_are_held(ddp: FakeProgram, tota
     for held, now in looks:  # nothing is known of the time before the first look
         totals.add([], held, now)
     assert totals.gpu_seconds == {"ann": 480, "bob": 60}
-    totals.add([], {"bob": 1}, 99999.0)  # a long gap is no proof that they were held in it
+    totals.add([], {"bob": 1}, 99999.0)  # a long gap does not prove that they were held throughout
     totals.add([], {"bob": 1}, 1.0)  # the clock was set back
     assert read(totals)["gpu_seconds_total[bob]"] == 360
 
@@ -169,7 +169,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
 
 
 def happen(trainer: Trainer, name: str, endpoint: str = "") -> testing.State:
-    """Run an event of a unit with a collector; that of the relation at `endpoint`, if it is given."""
+    """Run an event of a unit with a collector; with `endpoint`, that relation's event."""
     ctx, state = trainer.new_context(), trainer.state()
     state = dataclasses.replace(state, relations={*state.relations, COLLECTOR})
     related = [relation for relation in state.relations if relation.endpoint == endpoint]

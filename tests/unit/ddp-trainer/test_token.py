@@ -1,4 +1,4 @@
-"""The Hugging Face token: which jobs get it, for how long, and where it never appears."""
+"""The Hugging Face token: which jobs get it, for how long, and that it never leaks."""
 
 import base64
 import json
@@ -60,7 +60,7 @@ def files(trainer: Trainer) -> dict[str, str]:
 
 
 def shown(trainer: Trainer, cluster: Cluster) -> list[str]:
-    """List the forms in which the token is in what an operator or another account may see, its script included."""
+    """List the forms of the token that an operator or another account can see, scripts included."""
     seen = [*trainer.results.values(), *trainer.log, *(" ".join(call) for call in cluster.calls)]
     seen += [line.message for line in trainer.context.juju_log]
     seen += [str(path) for path in trainer.workspace.rglob("*")]

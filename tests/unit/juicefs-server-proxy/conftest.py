@@ -1,4 +1,4 @@
-"""What the Scenario tests of juicefs-server-proxy share."""
+"""Fixtures for the Scenario tests of juicefs-server-proxy."""
 
 import pathlib
 
@@ -18,12 +18,12 @@ CHARM_ROOT = pathlib.Path(__file__).resolve().parents[3] / "charms" / "juicefs-s
 
 
 class Context(testing.Context[JuicefsServerProxyCharm]):
-    """Scenario's context with the storage in a folder of the test, where it outlives an application."""
+    """Scenario's context with the storage in the test's folder, to outlive an application."""
 
     folder: pathlib.Path
 
     def _get_storage_root(self, name: str, index: int) -> pathlib.Path:
-        location = self.folder / name  # one storage, whichever number Scenario gives it
+        location = self.folder / name  # one storage, for any number that Scenario gives it
         location.mkdir(parents=True, exist_ok=True)
         return location
 

@@ -1,4 +1,4 @@
-"""Stand-ins for what the charm works on: juicefs with its metadata engines, and the servers of an embedded volume."""
+"""Stand-ins for juicefs with its metadata engines, and for the servers of an embedded volume."""
 
 import collections.abc
 import dataclasses
@@ -27,12 +27,12 @@ QUOTAS = """\
 
 
 class Killed(BaseException):
-    """The hook's process ends here: what it wrote to Juju is lost, what it did to the machine stays."""
+    """The hook's process ends here: its writes to Juju are lost, changes to the machine stay."""
 
 
 @dataclasses.dataclass
 class FakeJuicefs:
-    """juicefs with any number of metadata engines, by URL. What a real one would refuse, it refuses in the same words."""
+    """juicefs with any number of metadata engines, by URL. It refuses in the real one's words."""
 
     volumes: dict[str, juicefs.Setting] = dataclasses.field(
         default_factory=dict[str, juicefs.Setting]
@@ -61,7 +61,7 @@ class FakeJuicefs:
     trials: list[str] = dataclasses.field(
         default_factory=list[str]
     )  # volumes that were mounted for a trial
-    dies_at: str = ""  # where a hook is killed
+    dies_at: str = ""  # the step at which a hook is killed
 
     def ensure_program(self, target: pathlib.Path, resource: pathlib.Path | None) -> bool:
         was_there = target.exists()
@@ -151,7 +151,7 @@ class FakeJuicefs:
             raise Killed
 
     def _open(self, url: str) -> None:
-        """Fail as juicefs does where the volume's settings hold another key than the server of its data takes."""
+        """Fail as juicefs does if the volume's settings hold a key that its data server rejects."""
         served, key = self.serving(), self.keys.get(url)
         if (
             served is not None

@@ -1,4 +1,4 @@
-"""What the Scenario tests of juicefs-server-proxy stand on."""
+"""The base of the Scenario tests of juicefs-server-proxy."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ Config = typing.Mapping[str, str | int | float | bool]
 
 @dataclasses.dataclass
 class Rig:
-    """The charm in its context, and what it works on."""
+    """The charm in its context, with its doubles."""
 
     ctx: testing.Context[JuicefsServerProxyCharm]
     world: FakeJuicefs
@@ -41,7 +41,7 @@ class Rig:
 
 
 def peers(**pinned: str) -> testing.PeerRelation:
-    """Return the peer relation with what the leader pinned."""
+    """Return the peer relation with the leader's pins."""
     data = {name: json.dumps(value) for name, value in pinned.items()}
     return testing.PeerRelation("server-peers", id=1, local_app_data=data)
 

@@ -98,7 +98,7 @@ def test_an_embedded_volume_ends_before_its_disk_does(rig: Rig):
 
     capacity, out = capacity_after(rig.state())
     assert capacity == 28  # of 32 GiB 2 are taken, and a twentieth stays free
-    # What the volume itself holds is part of what it may hold
+    # The volume's present content counts towards its capacity
     rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=20 << 30)
     rig.servers.disk = embedded.store.Usage(22 << 30, 10 << 30)
     _, out = capacity_after(out)
@@ -108,7 +108,7 @@ def test_an_embedded_volume_ends_before_its_disk_does(rig: Rig):
     _, out = capacity_after(out)
     capacity, out = capacity_after(out)
     assert capacity == 1010
-    # The operator's limit holds where it is the lower one
+    # The operator's limit holds if it is the lower one
     assert capacity_after(out, config={"capacity": 40})[0] == 40
     assert capacity_after(out, config={"capacity": 4000})[0] == 1010
 
@@ -309,7 +309,7 @@ def test_a_volume_does_not_change_its_kind(rig: Rig, mode: str, config: dict[str
     assert out.unit_status.message.startswith(
         f"metadata-url, bucket: this application's volume stays {mode}: "
     )
-    assert own_secret(out).latest_content == CONTENT  # a wrong option costs nobody the password
+    assert own_secret(out).latest_content == CONTENT  # a wrong option does not lose the password
     assert rig.servers.running is None
 
 
@@ -392,7 +392,7 @@ VIRTUAL, OWN = ("10.20.0.80", "10.20.0.80/32"), ("10.20.0.90", "10.20.0.0/24")
     [
         ([VIRTUAL, OWN], "10.20.0.90"),  # keepalived's comes first, and moves
         ([OWN, VIRTUAL], "10.20.0.90"),
-        ([VIRTUAL], "10.20.0.80"),  # the only one, as on Google Cloud
+        ([VIRTUAL], "10.20.0.80"),  # keepalived's alone, as on Google Cloud
         ([("fd00::1", "fd00::1/128"), ("fd00::2", "fd00::/64")], "fd00::2"),
     ],
 )

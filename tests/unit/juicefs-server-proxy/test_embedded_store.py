@@ -25,7 +25,7 @@ METADATA, OBJECTS = embedded.store.unit_names("volume")
 
 
 class Store:
-    """The module on a machine of its own: files in a folder, accounts and attributes in memory."""
+    """The module on a fake machine: files in a folder, accounts and attributes in memory."""
 
     def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""Charmed databases and object stores, by what they write into their databags."""
+"""Charmed databases and object stores, by the content of their databags."""
 
 import base64
 import json

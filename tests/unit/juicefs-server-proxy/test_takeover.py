@@ -30,7 +30,7 @@ def deploy(rig: Rig, **config: str) -> testing.State:
 
 
 def remove(rig: Rig, application: str | None = None) -> None:
-    """Remove the application; its storage stays, and was that of `application`."""
+    """Remove the application; its storage stays, as if it had belonged to `application`."""
     rig.ctx.run(rig.ctx.on.remove(), rig.state())
     rig.world.commands.clear()
     if application is not None:
@@ -114,7 +114,7 @@ def test_a_takeover_that_is_killed_begins_again(rig: Rig, step: str, application
     with pytest.raises(Killed):
         deploy(rig, adopt=UUID)
     assert rig.world.dies_at == ""
-    out = deploy(rig, adopt=UUID)  # what the hook wrote to Juju is lost
+    out = deploy(rig, adopt=UUID)  # the hook's writes to Juju are lost
     taken_over(rig, out)
     assert rig.world.trials[-1:] == ["shared"]
 

@@ -94,7 +94,7 @@ def test_an_encryption_key_goes_by_a_file_and_its_passphrase_to_the_clients(
     assert "topSecret" not in repr(
         [out.relations, out.unit_status, rig.ctx.juju_log, rig.world.commands]
     )
-    # and later it is no contradiction that the key is still in the secret
+    # later, the key in the secret is still not a contradiction
     assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == OFFERING
 
 
@@ -129,7 +129,7 @@ def test_a_hook_that_is_killed_behind_the_formatting_is_made_good(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Let time pass only where the charm sleeps; return what it slept."""
+    """Let time pass only when the charm sleeps; return its sleeps."""
     slept: list[float] = []
     monkeypatch.setattr(embedded.users.time, "monotonic", lambda: sum(slept))
     monkeypatch.setattr(embedded.users.time, "sleep", slept.append)

@@ -1,4 +1,4 @@
-"""What the Scenario tests of shared-filesystem-client share."""
+"""Fixtures for the Scenario tests of shared-filesystem-client."""
 
 import pathlib
 

@@ -23,7 +23,7 @@ class FakeMounter:
 
     mounted: mount_plan.Plan | None = None
     units: set[str] = dataclasses.field(default_factory=set[str])
-    look: mounts.Result = RIGHT  # what a look finds once it is mounted
+    look: mounts.Result = RIGHT  # the probe's result once it is mounted
     error: Exception | None = None
     waits: bool = False
     changes: int = 0
@@ -112,7 +112,7 @@ class FakeMounter:
 
 @dataclasses.dataclass
 class Site:
-    """The charm in its context, and what it works on."""
+    """The charm in its context, with its doubles."""
 
     ctx: testing.Context[SharedFilesystemClientCharm]
     mounter: FakeMounter
@@ -120,7 +120,7 @@ class Site:
 
     @property
     def plan(self) -> mount_plan.Plan:
-        """The plan of what is mounted; fails the test where nothing is."""
+        """The plan that is mounted; fails the test if there is none."""
         assert self.mounter.mounted is not None
         return self.mounter.mounted
 
@@ -130,7 +130,7 @@ class Site:
         config: typing.Mapping[str, str | int | float | bool] | None = None,
         secrets: typing.Iterable[testing.Secret] = (),
     ) -> testing.State:
-        """Return a state beside a slurmd, with the option `mountpoint` set, unless `config` is given."""
+        """Return a state next to a slurmd, with `mountpoint` set unless `config` is given."""
         return testing.State(
             relations={*relations, beside()},
             config=dict({"mountpoint": "/mnt/shared"} if config is None else config),

@@ -1,4 +1,4 @@
-"""The rules that keep accounts from each other's ports: written, loaded and removed. What they do is in tests/functional."""
+"""nftables rules between accounts: written, loaded, removed. Their effect: tests/functional."""
 
 import pathlib
 import re

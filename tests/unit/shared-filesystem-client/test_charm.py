@@ -54,7 +54,7 @@ def secret() -> testing.Secret:
 
 @pytest.fixture
 def ready(site: Site, secret: testing.Secret) -> testing.State:
-    """Return the state in which everything is there."""
+    """Return the state in which everything is ready."""
     return site.state(offer(volume(secret)), secrets=[secret])
 
 
@@ -320,7 +320,7 @@ def test_another_machines_principal_is_none_of_ours(
     assert (site.mounter.changes, site.plan.spec.mountpoint) == (1, "/mnt/shared")
     assert out.relations == first.relations
     assert out.unit_status == (MOUNTED if event in ("created", "broken") else first.unit_status)
-    # With its own principal's relation it goes, whatever of others Juju still lists
+    # When its own principal's relation goes, it goes too, even if Juju still lists others
     ctx.run(ctx.on.relation_broken(first.get_relation(99)), first)
     assert site.mounter.mounted is None
 

@@ -47,7 +47,7 @@ CONFIGS: dict[str, dict[str, str]] = {
 
 
 class Machine(orders.Unit):
-    """The unit beside a slurmd, with a volume to mount."""
+    """The unit next to a slurmd, with a volume to mount."""
 
     relations: typing.ClassVar = {
         "filesystem": offer(volume(SECRET)),

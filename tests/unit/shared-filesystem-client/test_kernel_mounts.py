@@ -121,7 +121,7 @@ class Rig:
 
 @pytest.fixture
 def bare(rig: "Rig") -> "Rig":
-    """Return a machine whose kernel has no Lustre."""
+    """Return a machine whose kernel lacks Lustre."""
     rig.set_filesystems("nodev\tsysfs", "\text4")
     return rig
 

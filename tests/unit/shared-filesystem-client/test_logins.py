@@ -1,4 +1,4 @@
-"""Homes at the first login and ssh that joins a job: files of PAM and sssd. What they do is in tests/functional."""
+"""Homes at the first login, and ssh that joins a job: PAM and sssd. Effect: tests/functional."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""The keeper on a machine whose mounts are pretended. What it does to real ones is seen in tests/storage."""
+"""The keeper on a machine with fake mounts. tests/storage has the tests with real ones."""
 
 import dataclasses
 import json
@@ -146,7 +146,7 @@ def test_a_change_is_applied_when_the_mount_is_idle(rig: Rig):
     asked = rig.machine.did(*question)
     assert asked
     assert rig.tick(5).heals == 1
-    assert rig.machine.did(*question) <= asked + 1  # what is settled is not asked again
+    assert rig.machine.did(*question) <= asked + 1  # settled facts are not queried again
 
 
 def test_a_service_that_systemd_is_about_to_start_is_left_to_it(rig: Rig):
@@ -200,7 +200,7 @@ def test_a_machine_too_busy_to_look_often_does_not_make_a_client_hung(rig: Rig):
 
 
 def test_a_client_that_only_writes_slowly_is_left_alone_and_its_node_too(rig: Rig):
-    """Under heavy writing: an abort would lose what it has in hand."""
+    """Under heavy writing, an abort would lose the data in flight."""
     rig.watch = dataclasses.replace(rig.watch, node="node-1", drain=True)
     rig.tick()
     rig.mounts.looks[MP] = mounts.Result(State.SLOW, "a small write did not end")
@@ -358,7 +358,7 @@ def test_a_server_that_takes_connections_must_say_something(speaks: str, answer:
 def test_it_runs_alone_as_the_charm_lays_it_out(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """With the system's Python, its standard library and the modules in the folder beside it."""
+    """With the system's Python, its standard library and the modules in its own folder."""
     monkeypatch.setattr(mount_plan, "LIB", tmp_path)
     watching.write_programs("a")
     state = tmp_path / "state"

@@ -31,7 +31,7 @@ SECRET = fs.JuicefsSecret.from_content(
 
 
 class Rig:
-    """mounter.py on a machine of its own, whose folders lie in a temporary one."""
+    """mounter.py on a fake machine with temporary folders."""
 
     def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -48,7 +48,7 @@ class Rig:
             "systemd-escape": self._escape,
         }
         self.journal = ""
-        self.shown = ""  # what the mount's .config holds
+        self.shown = ""  # the content of the mount's .config
         self.immutable: set[str] = set()
         self.version: juicefs.Version = (1, 3, 1)
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -229,7 +229,7 @@ def test_secrets_lie_in_one_file_that_root_alone_reads(rig: Rig):
     assert mode_of(path.parent) == 0o700
     for name, (_, content) in rig.snapshot().items():
         assert name == str(path) or b"p@ss" not in content, name
-        assert b"topSecret" not in content, name  # the clients of a keyed volume have no use for it
+        assert b"topSecret" not in content, name  # the clients of a keyed volume do not need it
     assert "p@ss" not in repr(rig.plan())
 
 

@@ -1,4 +1,4 @@
-"""What the tests of slurm-gpu share: the charm's paths in a temporary folder, and a Slurm that keeps to the real one's rules."""
+"""Fixtures of slurm-gpu's tests: the charm's paths in a temporary folder, and a faithful Slurm."""
 
 import functools
 import pathlib
@@ -39,7 +39,7 @@ CONTROLLER = testing.SubordinateRelation(
 CONF = "cpus=2 boards=1 socketsperboard=1 corespersocket=2 threadspercore=1 realmemory=4000  memspeclimit=1024 features=slurmd"
 OPTIONS = f"SLURMD_OPTIONS=--conf '{CONF}' -Z -N slurmd-0 --conf-server ctl:6817\n"
 CARDS = ("0000:1b:00.0", "0000:9d:00.0")
-# What names a time, or what a unit saw that waits
+# Files with times, or with a waiting unit's observations
 PASSING = (
     "proc/sys/kernel/random/boot_id",
     "proc/uptime",
@@ -220,7 +220,7 @@ def two_cards(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
 
 @pytest.fixture
 def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Return the file from which the charm learns for how long the machine runs: a day."""
+    """Return the file with the machine's uptime: a day."""
     monkeypatch.setattr(resume, "UPTIME", paths / "proc/uptime")
     resume.UPTIME.write_text("86400.00 100.00\n")
     return resume.UPTIME

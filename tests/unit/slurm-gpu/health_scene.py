@@ -13,7 +13,7 @@ LOG = "-k -b -q --no-pager -o short-unix -g NVRM: Xid"
 
 
 class Scene:
-    """A machine with `num` cards on the bus, whose programs answer what the test says."""
+    """A machine with `num` cards on the bus, whose programs give the test's answers."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root

@@ -1,8 +1,9 @@
-"""A machine with apt, kernels, NVIDIA's driver and systemd, for tests that install drivers. It fails on any other command.
+"""A machine with apt, kernels, NVIDIA's driver and systemd, for tests that install drivers.
 
-What it keeps to, each seen on real machines: the real apt resolves, over a recorded index; the user space changes at once, the loaded module only by unloading it or with a reboot; modules exist
-for the kernels that packages brought them for; another branch's packages go when one branch comes; a fabric manager
-of another version than the driver does not start.
+It fails on any other command. Its rules, each seen on real machines: the real apt resolves, over a
+recorded index; the user space changes at once, the loaded module only by unloading it or with a
+reboot; modules exist for the kernels that packages brought them for; installing one branch removes
+another branch's packages; a fabric manager whose version differs from the driver's does not start.
 """
 
 import dataclasses
@@ -22,8 +23,9 @@ from slurm_ddp.commands import CommandError, Completed
 _REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)
 _INSTALLED = re.compile(r"^Inst (\S+)(?: \[[^]]*\])? \((\S+)", re.MULTILINE)
 INDEXES = pathlib.Path(__file__).with_name("indexes")
-# What ubuntu-drivers offers for cards, by PCI device id; of others it has the open and the proprietary one. By the
-# packages' Modaliases, as for Volta, and for Blackwell, which the proprietary modules do not drive.
+# The drivers that ubuntu-drivers offers for cards, by PCI device id; other cards have the open and
+# the proprietary one. By the packages' Modaliases, as for Volta, and for Blackwell, which the
+# proprietary modules do not drive.
 _PROPRIETARY_ONLY, _OPEN_ONLY = (0x1D80, 0x1DFF), (0x2900, 0x2FFF)
 _APT = "/usr/bin/apt-get -o DPkg::Lock::Timeout=600 -y "
 _EXACT = "-o APT::Ignore-Hold=true --no-install-recommends --allow-downgrades --allow-change-held-packages install "
@@ -137,7 +139,7 @@ class MachineDouble:
         if load:
             self.load(version)
 
-    # What the machine has.
+    # The machine's state
 
     def module_version(self, kernel: str) -> str | None:
         """Return the version of the modules that this kernel has."""
@@ -445,7 +447,7 @@ class SmiDouble:
         self.needs_reset = False
         self.needs_reboot = False
         self.refuses: set[str] = set()  # profiles
-        self.broken = ""  # what a reset says
+        self.broken = ""  # the message of a reset
         self.most = 7
 
     def answer(self, order: list[str]) -> tuple[int, str]:

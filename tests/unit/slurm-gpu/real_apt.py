@@ -1,7 +1,7 @@
 """The real apt over a recorded package index: it resolves, and installs nothing.
 
-The index holds the driver's packages only, so dependencies on others are left out of what apt reads. Packages of two
-branches conflict, as in the archives.
+The index holds the driver's packages only, so apt does not see their dependencies on other
+packages. Packages of two branches conflict, as in the archives.
 """
 
 import collections.abc
@@ -28,7 +28,7 @@ def run(
     installed: collections.abc.Mapping[str, str],
     held: collections.abc.Iterable[str] = (),
 ) -> tuple[int, str, str]:
-    """Run apt-get or apt-cache as a machine with these packages; return its status and what it printed."""
+    """Run apt-get or apt-cache as a machine with these packages; return its status and output."""
     command = list(words)
     pins = ""
     for word in command:

@@ -1,4 +1,4 @@
-"""What a hook of the compute role runs, and the registration by itself, without Juju."""
+"""Run the compute role's hook, and the registration by itself, without Juju."""
 
 import time
 
@@ -39,7 +39,7 @@ def offer(
 
 
 def live(answer: ControllerGres = OFF, config: settings.Config | None = None) -> ControllerGres:
-    """Return the answer of a controller whose slurmctld hands out what the unit publishes."""
+    """Return the answer of a controller whose slurmctld hands out the unit's lines."""
     answered = offer(answer, config)
     assert answered is not None
     return answer.model_copy(update={"applied": ("0" * 12, answered.digest)})

@@ -1,12 +1,14 @@
-"""A Slurm that answers scontrol, squeue and systemctl as 24.11.5 and 25.11.7 were seen to, and fails on any other command.
+"""A double of Slurm that answers scontrol, squeue and systemctl as 24.11.5 and 25.11.7 do.
 
-What it keeps to, each observed on real daemons: a restarted slurmd whose node record exists registers with the old
-Gres; `delete` is refused while jobs or an active reservation hold the node, and ends a reservation that is to come; a re-registered node comes up IDLE, or IDLE+DRAIN when `--conf`
-says `state=drain`; fewer devices than Gres make the node INVALID_REG and drain it with Slurm's reason, in place of
-whatever it had, and the reported Gres is shown in place of the record's; when the
-devices are back the next registration clears INVALID_REG but neither drain nor reason; a waiting job starts as soon
-as a node may take it; drain and fail take each other's place; marking a node down ends its jobs; a node that was
-rebooted without Slurm's order is down as soon as it registers (ReturnToService=0), unless it was drained.
+It fails on any other command. Its rules, each observed on real daemons: a restarted slurmd whose
+node record exists registers with the old Gres; `delete` is refused while jobs or an active
+reservation hold the node, and ends a future reservation; a re-registered node comes up IDLE, or
+IDLE+DRAIN when `--conf` says `state=drain`; fewer devices than Gres make the node INVALID_REG and
+drain it with Slurm's reason, which replaces any other, and the reported Gres is shown instead of
+the record's; when the devices are back the next registration clears INVALID_REG but neither drain
+nor reason; a waiting job starts as soon as a node may take it; drain and fail replace each other;
+marking a node down ends its jobs; a node that was rebooted without Slurm's order is down as soon as
+it registers (ReturnToService=0), unless it was drained.
 """
 
 import dataclasses
@@ -26,7 +28,7 @@ class Killed(BaseException):
 
 @dataclasses.dataclass
 class Record:
-    """What the controller knows of the node."""
+    """The controller's record of the node."""
 
     gres: str
     base: str = "IDLE"
@@ -72,10 +74,10 @@ class SlurmDouble:
         self.reconfigured = 0
         self.boot_time = "None"  # as slurmd reported when it registered last
         self.booted = "None"  # as it will say
-        self.started = "None"  # slurmd, as it reported
+        self.started = "None"  # slurmd, by its own report
         self.types = "gpu"
         self.printed: str | None = None  # what `slurmd -G` prints instead of the right lines
-        self.made_with = ""  # the Gres of the record, where that is shown no more
+        self.made_with = ""  # the Gres of the record, when it is no longer shown
 
     def run(
         self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **_: object
@@ -133,14 +135,14 @@ class SlurmDouble:
         self.register()
 
     def set_down(self, reason: str, author: str = "slurm@2026-11-20T21:55:49") -> None:
-        """The controller, or whoever else, marks the node down."""
+        """Mark the node down, as the controller or another party does."""
         assert self.record is not None
         self.record.base, self.record.reason, self.record.author = "DOWN", reason, author
         self.ended += self.jobs
         self.jobs = []
 
     def schedule(self) -> None:
-        """Start waiting jobs where that is possible."""
+        """Start waiting jobs if possible."""
         record = self.record
         is_kept = (
             record is None

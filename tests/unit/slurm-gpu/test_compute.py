@@ -30,7 +30,7 @@ def test_a_machine_without_gpus(slurm: SlurmDouble):
 
 
 def test_the_unit_publishes_its_gres_and_lines(registered: SlurmDouble, mock_gpu: pathlib.Path):
-    """No lines where slurmd finds the GPUs by itself, and where it does not, lines that must be live first."""
+    """No lines if slurmd finds the GPUs by itself; otherwise lines that must be live first."""
     assert offer() == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(), awaits=False)
     lines = (LINE.format(mock_gpu),)
     assert offer(OFF) == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=lines, awaits=True)
@@ -80,7 +80,7 @@ def test_a_node_that_needs_lines_without_a_gres_lines(registered: SlurmDouble):
 def test_cores_that_only_slurmd_finds_wrong_need_lines(
     registered: SlurmDouble, mock_gpu: pathlib.Path
 ):
-    """What slurmd itself detects decides, whatever the rules say."""
+    """slurmd's own detection decides, against any rule."""
     registered.printed = "slurmd: error: System GPU detection failed\n"
     machine = machines.look(answer=UPSTREAM)
     assert machine.lines == (LINE.format(mock_gpu),)
@@ -108,7 +108,7 @@ def test_lines_that_the_registered_gres_needs_stay_until_it_is_another(registere
 def test_shards_stay_while_slurm_knows_them_and_a_job_that_asked_for_some(
     registered: SlurmDouble, forgets: str
 ):
-    """slurmctld 24.11.5 crashes at each start and reconfigure over such a job, once its node has no shards."""
+    """slurmctld 24.11.5 crashes on start and reconfigure if such a job's node lost its shards."""
     registered.types = "gpu,shard"
     shares = settings.Config(shards_per_gpu=4)
     assert hook(live(UPSTREAM, shares), shares).level == Level.ACTIVE

@@ -1,4 +1,4 @@
-"""Drivers: what is wrong with one, which packages a machine gets, and how they are installed on a node without jobs."""
+"""Drivers: diagnosis, the packages for a machine, and installation on a node without jobs."""
 
 import dataclasses
 import itertools

@@ -175,7 +175,7 @@ class Compute(orders.Unit):
 
     def settle(self) -> object:
         slurm = self.slurm
-        self.clock.passes(2 * 86400)  # what was refused is tried again
+        self.clock.passes(2 * 86400)  # refused versions are tried again
         slurm.maintained = []  # none lasts longer than an hour (hold.LASTS_S) unless it is prolonged
         slurm.answering, slurm.reservations, slurm.waiting, slurm.types = True, [], [], "gpu,shard"
         slurm.end_jobs()

@@ -1,4 +1,4 @@
-"""The timer that checks the GPUs: where it runs, what its unit says, and what the charm makes of its answers."""
+"""The timer that checks the GPUs: when it runs, its unit, and the charm's reaction."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""Lines equal to what Slurm's own detection yields, on the machines of which its output is known."""
+"""Lines equal Slurm's own detection, on the machines whose output is known."""
 
 import dataclasses
 import pathlib

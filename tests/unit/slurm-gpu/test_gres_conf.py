@@ -1,4 +1,4 @@
-"""The block in gres.conf: what is around it stays, and it is read back as it was written."""
+"""The block in gres.conf: other text stays, and it is read back as it was written."""
 
 import pathlib
 

@@ -21,7 +21,7 @@ LINE = "Name=gpu Type=h100 File=/dev/nvidia{} Flags=nvidia_gpu_env"
 
 @dataclasses.dataclass
 class Cluster:
-    """Compute units and what they published; counts how often that is read."""
+    """Compute units and their published data; records each read."""
 
     shared: dict[str, NodeGres | Exception | None] = dataclasses.field(default_factory=dict)
     reads: list[str] = dataclasses.field(default_factory=list)
@@ -64,7 +64,7 @@ def node_names() -> list[str]:
 
 
 def test_before_slurmctld_is_set_up_nothing_is_written(slurm: SlurmDouble):
-    """Upstream writes gres.conf only where there is none: a file of ours would keep its AutoDetect away."""
+    """Upstream writes gres.conf only if it is missing: our file would drop its AutoDetect."""
     cluster = Cluster()
     cluster.say(0)
     assert not cluster.sync().configured

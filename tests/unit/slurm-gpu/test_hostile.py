@@ -1,4 +1,4 @@
-"""Whatever the user types: refused in one line that begins with the name of what is wrong, and nothing is changed."""
+"""Any wrong input is refused in one line that begins with its name, and nothing changes."""
 
 import itertools
 import json
@@ -144,9 +144,7 @@ def test_an_impossible_node_name_blocks_in_one_line(
     for event in (ctx.on.update_status(), ctx.on.config_changed()):
         out = ctx.run(event, testing.State(relations=[COMPUTE, relation]))
         assert not isinstance(out.unit_status, ops.ActiveStatus)
-        if (
-            name != "-x"
-        ):  # which upstream's parser takes for another option, so that -N has no value
+        if name != "-x":  # upstream's parser takes it for another option, so that -N lacks a value
             assert is_one_line_of(
                 f"{slurmd_options.PATH}: no node can have the name ", out.unit_status.message
             )

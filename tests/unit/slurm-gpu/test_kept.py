@@ -217,7 +217,7 @@ def test_removal_leaves_no_journal_and_no_reservation(node: SlurmDouble):
 
 
 def leave_former_journals() -> None:
-    """Leave what a release with a file for each hold wrote for a node that waits for a reboot."""
+    """Leave an earlier release's files, one per hold, on a node that waits for a reboot."""
     ground = {"kind": "gpu-mig", "node": NAME, "reason": REASON}
     reserved = {"node": NAME, "until": time.time() + 3000, "ended": False}
     found = {"node": NAME, "states": ["down"], "reason": "bad fan", "kind": "gpu-mig"}

@@ -107,7 +107,7 @@ def test_accept_gpus_without_gpus_is_refused(
 
 
 def test_a_loss_drains_a_node_in_service_once(slurm: SlurmDouble):
-    """Also one whose last reason is still shown after its resume, as by 25.11."""
+    """Even if it still shows an old reason after its resume, as with 25.11."""
     slurm.record = Record(GRES, reason="bad fan")
     for _ in range(2):
         assert registration.drain_for_loss("slurmd-0", LOSS) == Progress(Stage.LOST, LOSS)

@@ -1,4 +1,4 @@
-"""MIG layouts: what fits, what is refused by name, and cards that end up as asked or as they were."""
+"""MIG layouts: valid ones, refusals by name, and cards that end up as asked or as before."""
 
 import json
 import pathlib
@@ -203,7 +203,7 @@ def test_at_boot_every_layout_is_made(mig: MachineDouble, capsys: pytest.Capture
     assert mig.smi.cards[BUS].instances == [
         "3g.20gb",
         "3g.20gb",
-    ]  # one that was removed keeps nobody else back
+    ]  # a removed one does not hold up the others
     mig.smi.log.clear()
     gpu_mig.main()
     assert mig.smi.log == []  # as it should be

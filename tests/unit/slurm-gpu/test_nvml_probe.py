@@ -1,4 +1,4 @@
-"""What is asked of NVML, with cards in its place that refuse as NVML does."""
+"""The queries to NVML, with fake cards that refuse as NVML does."""
 
 import collections.abc
 import ctypes

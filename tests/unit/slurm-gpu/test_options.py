@@ -48,7 +48,7 @@ class Site:
         self.slurm.register()
 
     def configure(self, options: dict[str, typing.Any]) -> Snapshot:
-        """Give both applications these options and defaults for the rest, let everything follow, and return what is left."""
+        """Set these options on both applications, other options to defaults; return the state."""
         for name, state in self.states.items():
             self.states[name] = dataclasses.replace(state, config=options)
         for event in ("config_changed", "update_status"):
@@ -73,7 +73,7 @@ class Site:
             health.State(reason=SICK, drained=True).save()
 
     def carry(self) -> bool:
-        """Bring each unit what the other one published; return whether anything was new."""
+        """Exchange the units' published data; return whether anything was new."""
         published = self.relation("node", "node-gres").local_unit_data
         is_new = self.receive("controller", "gres", remote_units_data={0: published})
         answered = self.relation("controller", "gres").local_app_data
@@ -106,7 +106,7 @@ class Site:
             "held packages": sorted(machine.held),
             "services": (sorted(machine.active), sorted(machine.enabled)),
             "metrics": str(self.exporters.serving),
-            # Before the first line of a node there is no record of the block that slurmctld read.
+            # Before a node's first line, no record exists of the block that slurmctld read.
             **self.place.files(*PASSING, "var/slurm-gpu/live"),
         }
 
@@ -163,12 +163,12 @@ class Way:
     """Options that are set in one command and reset in one."""
 
     options: dict[str, typing.Any]
-    shows: str  # what is left while they are set has it, or what was there before
+    shows: str  # the state while they are set has it, or the state before
     begins: collections.abc.Callable[[Site], None] = has_driver
     meanwhile: collections.abc.Callable[[Site], None] = nothing  # while they are set
     stays: tuple[
         str, ...
-    ] = ()  # what the reset does not undo, as charmcraft.yaml or README.md has it; patterns
+    ] = ()  # left behind by the reset, as charmcraft.yaml or README.md documents; patterns
 
 
 SERVED = ("status of the node", "in Slurm", "var/slurm-gpu/served.json", "var/slurm-gpu/order.json")

@@ -1,4 +1,4 @@
-"""The charm is removed: what it drained goes back to work if its GPUs are right, else the reason says who must act."""
+"""On removal, drained nodes return to work if their GPUs are right, or say who must act."""
 
 import pathlib
 import shutil
@@ -21,7 +21,7 @@ NAME = "slurmd-0"
 
 
 def remove() -> None:
-    """Remove the charm, and check that none of its files is left."""
+    """Remove the charm, and check that all its files are gone."""
     hooks.release()
     compute.release(owner="slurm-gpu/0")
     journals.remove_folder()
@@ -82,7 +82,7 @@ def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(
 
 
 def test_an_unfit_node_stays_drained(two_cards: SlurmDouble):
-    """Nobody looks at its cards any more."""
+    """Its cards are no longer checked."""
     two_cards.record = drained(XID)
     remove()
     assert two_cards.record == drained(XID)
@@ -114,7 +114,7 @@ def test_a_node_that_waits_for_its_jobs_is_put_back(two_cards: SlurmDouble, path
 def test_removal_keeps_a_node_with_a_broken_driver_drained(
     two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
 ):
-    """An upgrade failed and holds the node: the hold goes with the charm, and what is wrong keeps jobs away."""
+    """After a failed upgrade, the charm's hold goes with it, but the fault keeps jobs away."""
     kept.take(kept.DRIVER, NAME, "failed: no reboot")
     lose(paths, 0, 1)
     remove()
@@ -155,7 +155,7 @@ def test_removal_reports_a_silent_controller(
 
 
 def test_a_node_that_cannot_be_registered_again_keeps_its_options(slurm: SlurmDouble):
-    """A slurmd that reports less than the record has is refused at its next start, and nobody would end that."""
+    """A slurmd that reports less than its record is refused at its next start, for good."""
     slurmd_options.PATH.write_text(WITH_GPU)
     slurm.register()
     slurm.jobs = ["7"]

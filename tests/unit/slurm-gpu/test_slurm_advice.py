@@ -1,4 +1,4 @@
-"""What the charm and its documents tell to type for slurm.conf, typed into a shell and read by upstream's own model."""
+"""The advice for slurm.conf in charm and docs, run in a shell and parsed by upstream's model."""
 
 import pathlib
 import subprocess

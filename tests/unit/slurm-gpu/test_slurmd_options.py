@@ -77,7 +77,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_options_that_upstream_writes_at_the_same_time_are_kept(beside: list[str]):
-    """Its set-node-config beside an action that is parallel."""
+    """Its set-node-config in parallel with an action."""
     slurmd_options.PATH.write_text(OPTIONS)
     beside.append(OPTIONS.replace("realmemory=4000", "realmemory=3000"))
     assert slurmd_options.ensure_gres("gpu:mock_gpu:1")
