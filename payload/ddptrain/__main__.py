@@ -11,4 +11,4 @@ if __name__ == "__main__":
     sys.stderr.flush()
     os._exit(
         code
-    )  # not by the interpreter's finalization: threads of torch that it meets end the process by SIGABRT
+    )  # not by the interpreter's finalization, which torch's threads turn into a SIGABRT

@@ -20,7 +20,10 @@ class Described:
     """A model by its configuration, its weights not read yet."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Read the configuration. Raises UserError if transformers knows no causal language model of this kind."""
+        """Read the configuration.
+
+        Raises UserError if transformers knows no causal language model of this kind.
+        """
         self.folder = folder
         self._library = tokenizers.need_transformers(_FLAG)
         with _refusals(folder, "holds no causal language model"):

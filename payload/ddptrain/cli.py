@@ -17,8 +17,8 @@ import ddptrain
 from ddptrain.ground import attempt, error_file, errors, files, log
 from ddptrain.options import flags
 
-# How long a rank lingers after an error that all share: the first to leave makes torchrun kill the others, and rank 0,
-# which reports it and may hold the rendezvous store, must have done so by then.
+# How long a rank lingers after an error that all share: the first to leave makes torchrun kill the
+# others, and rank 0, which reports it and may hold the rendezvous store, must have done so by then.
 _GRACE_S = 1.5
 # gloo's words: ranks connect at their first message, which one that hangs never sends
 _LATE = re.compile(
@@ -44,7 +44,10 @@ leaves; the same command continues from there."""
 
 
 def main(argv: collections.abc.Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 0 fine, 1 failed, 2 the user can fix it (one [FATAL] line says how)."""
+    """Run a command and return the exit code.
+
+    It is 0 for success, 1 for a failure, and 2 if the user can fix it (one [FATAL] line says how).
+    """
     log.setup(rank=_rank())
     argv = sys.argv[1:] if argv is None else argv
     args = argparse.Namespace()
@@ -79,7 +82,7 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command: the modules of its work and of its options, its help, and whether ranks run it together."""
+    """A command: the modules of its work and options, its help, and whether ranks run it."""
 
     program: str
     options: str
@@ -124,7 +127,10 @@ _COMMANDS = {
 
 
 def _run_ranks(command: Command, args: argparse.Namespace) -> int:
-    """Check the options, join the other ranks and run. An option that one rank rejects ends all of them."""
+    """Check the options, join the other ranks and run.
+
+    An option that one rank rejects ends all of them.
+    """
     from ddptrain.world import distributed
 
     program = _module(command.program)
@@ -244,7 +250,7 @@ def _explain(e: Exception, name: str | None, timeout_minutes: float | None) -> s
 
 
 def _has_lost_peer(e: Exception) -> bool:
-    """Return whether an error is gloo's or NCCL's about another rank: one that failed itself reports first."""
+    """Return whether gloo's or NCCL's error is about another rank, which reports its own first."""
     is_ours = isinstance(e, errors.UserError | OSError)
     text = f"{type(e).__name__}: {e}"
     return not is_ours and bool(_LATE(text) or _LOST(text))

@@ -1,4 +1,4 @@
-"""What surrounds the model in training: modes, seeds, the optimiser, DDP and compilation, and the profiler."""
+"""The model's surroundings in training: modes, seeds, optimiser, DDP, compilation and profiler."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import contextlib
@@ -21,7 +21,7 @@ from ddptrain.world import distributed, hardware, sites
 
 
 def set_modes(settings: config.Config) -> None:
-    """Seed the weights, the same on every rank, and choose deterministic operations if they are asked for."""
+    """Seed the weights, the same on every rank, and set deterministic operations if requested."""
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -30,7 +30,7 @@ def set_modes(settings: config.Config) -> None:
 
 
 def seed_all(*parts: int) -> None:
-    """Seed every random number generator of this process by some numbers: a seed, and the rank, the step."""
+    """Seed every random generator of this process by numbers such as the seed, rank and step."""
     mixed = int(np.random.SeedSequence(parts).generate_state(1)[0])
     random.seed(mixed)
     np.random.seed(mixed)
@@ -65,7 +65,7 @@ def wrap(
     world: distributed.World,
     within: sites.Sites | None = None,
 ) -> nn.Module:
-    """Return the module as it is called in training: DDP over the ranks, or those of a site, compiled on a GPU.
+    """Return the module to call in training: DDP over the ranks, or a site's, compiled on a GPU.
 
     The DDP module is compiled, not the reverse: so gradients move while the backward pass runs.
     """
@@ -104,7 +104,7 @@ def _distributed(
 
 
 def reduce_bf16(group: typing.Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Take the mean of a bucket of gradients in bf16, as torch's own hook does, which wants NCCL."""
+    """Take the mean of a bucket of gradients in bf16, like torch's own hook, which needs NCCL."""
     buffer = bucket.buffer()
     wire = buffer.bfloat16().div_(dist.get_world_size(group))
     work = dist.all_reduce(wire, group=group, async_op=True)
@@ -113,7 +113,7 @@ def reduce_bf16(group: typing.Any, bucket: dist.GradBucket) -> torch.futures.Fut
 
 
 def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimiser its state tensors without changing a weight: a step of size 0 on gradients of 0."""
+    """Make the optimiser's state by a step of size 0 on gradients of 0; no weight changes."""
     rates = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0
@@ -133,9 +133,10 @@ class _Nothing:
 
 
 def recording(settings: config.Config, rank: int, begin: int, path: pathlib.Path) -> typing.Any:
-    """Return a context manager whose value records the chosen steps, if the rank has any; call its `step` after each.
+    """Return a context manager whose value records the chosen steps; call `step` after each.
 
-    `begin` is the first step of this training: one that is resumed behind the first chosen step records the rest.
+    `begin` is the first step of this training: one that is resumed behind the first chosen step
+    records the rest.
     """
     first, last = config.profiled_steps(settings.profile_steps)
     first = max(first, begin)

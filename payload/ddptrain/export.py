@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# -- our own model -----------------------------------------------------------------------------------------------------
+# -- our own model ---------------------------------------------------------------------------------
 
 
 def _write_gpt(found: stored.Checkpoint, folder: pathlib.Path) -> Json:
@@ -132,7 +132,7 @@ def _gpt2_config(shape: shapes.Shape, end: int) -> Json:
     }
 
 
-# -- a tuned model -----------------------------------------------------------------------------------------------------
+# -- a tuned model ---------------------------------------------------------------------------------
 
 
 def _write_tuned(found: stored.Checkpoint, folder: pathlib.Path) -> Json:

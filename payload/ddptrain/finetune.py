@@ -1,4 +1,4 @@
-"""Fine-tuning a causal language model that transformers saved in a local folder. Never looks at the network."""
+"""Fine-tuning a causal language model that transformers saved in a local folder, offline."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import hashlib
@@ -30,15 +30,16 @@ class Wrapped(nn.Module):
         self.core = core
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Return the mean cross-entropy in nats, shape (), or without targets the logits, shape (B, T, V)."""
+        """Return the mean cross-entropy in nats, shape (), or without targets logits, (B, T, V)."""
         logits_BTV = self.core(input_ids=tokens_BT, use_cache=False).logits
         return logits_BTV if targets_BT is None else model.token_loss(logits_BTV, targets_BT)
 
 
 def prepare_data(settings: config.Config) -> pathlib.Path:
-    """Return the folder of the token dataset: `--data` itself, or what its JSON lines become, kept beside the run.
+    """Return the folder of the token dataset: `--data`, or the run's `tokens`, made of JSON lines.
 
-    A folder counts as JSON lines when it has no dataset.json; `val.jsonl` in it is the validation set.
+    A folder counts as JSON lines when it has no dataset.json; `val.jsonl` in it is the validation
+    set.
     """
     assert settings.model_local_dir is not None
     tokenizer_dir = settings.tokenizer_local_dir or settings.model_local_dir

@@ -29,7 +29,10 @@ def check(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Describe the folder, and return the exit code: 0 if it is whole. Raises UserError for a foreign folder."""
+    """Describe the folder, and return the exit code: 0 if it is whole.
+
+    Raises UserError for a foreign folder.
+    """
     path: pathlib.Path = args.path
     describe = _dataset if (path / shards.MANIFEST).exists() else _checkpoints
     facts, damage = describe(path)

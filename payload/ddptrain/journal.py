@@ -47,7 +47,7 @@ class Size:
 
 
 class Journal:
-    """Records the events of a training, one call for each. Every rank has one; rank 0 alone writes."""
+    """Records the events of a training, one call for each, on every rank; only rank 0 writes."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Journal:
         slowest: dict[str, object],
         exchanges: collections.abc.Mapping[str, float] = types.MappingProxyType({}),
     ) -> None:
-        """Take the steps since the last call, which took `elapsed_s`, and the rank that holds the others up.
+        """Record the steps since the last call, which took `elapsed_s`, and the slowest rank.
 
         `exchanges` are the figures of the sites' exchanges in these steps.
         """
@@ -137,7 +137,7 @@ class Journal:
     def _per_step(
         self, exchanges: collections.abc.Mapping[str, float], elapsed_s: float, num_steps: int
     ) -> Record:
-        """Return the figures of an exchange with its share of the time, and what a step sent; {} before one."""
+        """Return an exchange's figures, its share of the time, bytes per step; {} before one."""
         self._alone_s += elapsed_s
         self._alone_steps += num_steps
         if not exchanges.get("sync_s"):
@@ -295,7 +295,7 @@ class Journal:
             self._metrics.flush()
 
     def _mfu(self, tokens_per_second: float) -> float | None:
-        """Return model FLOP/s (see shapes.flops_per_token) over the sum of the devices' dense bf16 peaks."""
+        """Return model FLOP/s (shapes.flops_per_token) over the devices' dense bf16 peaks."""
         device = self._world.device
         if device.type != "cuda":
             return None

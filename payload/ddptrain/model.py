@@ -1,7 +1,7 @@
 """A GPT: decoder-only transformer with learned positions, pre-norm blocks and tied embeddings.
 
-Shapes are part of the names: B sequences, T tokens, C model width, E = 3 C, H heads, D width of a head, V vocabulary,
-N = B T.
+Shapes are part of the names: B sequences, T tokens, C model width, E = 3 C, H heads, D width of a
+head, V vocabulary, N = B T.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ddptrain import shapes
 from ddptrain.data import batches
 
-# torch's blockwise attention on a CPU costs more than its products on short sequences: in bf16 some 18 ms a backward
-# pass whatever the size (torch 2.13, AMX), in fp32 through oneDNN 7 ms for 64 tokens of 48 heads. Below so many tokens
-# all scores are computed at once, in fp32.
+# torch's blockwise attention on a CPU costs more than its products on short sequences: in bf16 some
+# 18 ms a backward pass whatever the size (torch 2.13, AMX), in fp32 through oneDNN 7 ms for 64
+# tokens of 48 heads. Below so many tokens all scores are computed at once, in fp32.
 _WHOLE_BELOW = 512
 
 
@@ -115,7 +115,10 @@ class GPT(nn.Module):
                 nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * shape.layers))
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Return the mean cross-entropy in nats, shape (), without targets of -100; or the logits, shape (B, T, V)."""
+        """Return the mean cross-entropy in nats, shape (), or without targets logits, (B, T, V).
+
+        Targets of -100 do not count.
+        """
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         x_BTC = self.dropout(self.token(tokens_BT) + self.position(positions_T))
         for block in self.blocks:
@@ -127,7 +130,7 @@ class GPT(nn.Module):
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats over the targets that are not ignored, shape (); 0 where all are."""
+    """Return the mean cross-entropy in nats over targets that are not ignored, shape (), or 0."""
     logits_NV = logits_BTV.flatten(0, 1).float()
     targets_N = targets_BT.flatten()
     total = F.cross_entropy(logits_NV, targets_N, ignore_index=batches.IGNORED, reduction="sum")

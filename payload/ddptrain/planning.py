@@ -1,6 +1,7 @@
-"""What a training will do, decided before it begins: checked, completed, and the same on every rank.
+"""The plan of a training before it begins: checked, completed, and the same on every rank.
 
-All of it is a function of the settings, the data, the number of ranks and the checkpoint that is resumed.
+All of it is a function of the settings, the data, the number of ranks and the checkpoint that is
+resumed.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -43,7 +44,7 @@ class Schedule:
     warmup: int
 
     def lr(self, step: int) -> float:
-        """Return the learning rate of step `step`, counted from 0: a linear warm-up, then half a cosine."""
+        """Return the learning rate of `step`, from 0: a linear warm-up, then half a cosine."""
         if step < self.warmup:
             return self.peak * (step + 1) / (self.warmup + 1)
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
@@ -92,7 +93,10 @@ class Origin:
 
 
 def decide(asked: config.Config, world: distributed.World) -> Decided:
-    """Complete the configuration that was asked for. Raises SharedError on every rank when it cannot be done."""
+    """Complete the requested configuration.
+
+    Raises SharedError on every rank if that is not possible.
+    """
     with world.together():
         if world.is_main:
             files.need_outputs(asked.run_dir, {"--report-json": asked.report_json})
@@ -177,7 +181,10 @@ def _report_data(decided: Decided) -> None:
 
 
 def _find_origin(asked: config.Config) -> Origin:
-    """Find the checkpoint and the record that a training goes on from; both are absent at a beginning. Rank 0 only."""
+    """Find the checkpoint and the record that a training continues from, if any.
+
+    Only rank 0 calls it.
+    """
     found = stored.choose(asked.run_dir, asked.resume)
     if asked.resume == "never":
         return Origin()
@@ -196,9 +203,10 @@ def _is_within(path: pathlib.Path, run_dir: pathlib.Path) -> bool:
 
 
 def _resolved(record: recipe.Record, run_dir: pathlib.Path) -> dict[str, typing.Any]:
-    """Return the warm-up that a run had by default if its record lacks it, as before 29 November 2026.
+    """Return the default warm-up of a run from before 29 November 2026, whose record lacks it.
 
-    The learning rate of its first step tells: it is the peak's share of one step of the warm-up (`Schedule.lr`).
+    The learning rate of its first step tells: it is the peak's share of one step of the warm-up
+    (`Schedule.lr`).
     """
     peak = record.get("lr")
     if record.get("warmup") is not None or not peak:
@@ -223,9 +231,10 @@ def spread(
     *,
     is_fixed: bool,
 ) -> Batching:
-    """Return how the batch is spread; a resumed training keeps its global batch. Raises UserError if it cannot.
+    """Return the distribution of the batch; a resumed training keeps its global batch.
 
-    With `is_fixed` the number of forward passes per step was asked for, and stays.
+    With `is_fixed` the number of forward passes per step was asked for, and stays. Raises UserError
+    if the batch cannot be kept.
     """
     whole = settings.batch * settings.grad_accum * ranks
     if saved is None:
@@ -253,7 +262,7 @@ def _fitting(batch: int, ranks: int) -> str:
 
 
 def with_length(settings: config.Config, steps_per_pass: int, device: str) -> config.Config:
-    """Return the settings with steps, epochs' steps and warm-up, their gaps filled from a pass over the data.
+    """Return the settings with steps, epochs' steps and warm-up; a pass over the data fills gaps.
 
     They go into the record, so that a later release has no other ones for this run.
     """
@@ -333,7 +342,7 @@ def _unlike(
     dataset: shards.Dataset,
     order: dict[str, typing.Any],
 ) -> str:
-    """Return in which way a checkpoint's training was another one, with the remedy, or an empty text."""
+    """Return how a checkpoint's training differs, with the remedy, or ""."""
     model_before = meta["model"]
     if model_before != identity:
         names = sorted(

@@ -1,8 +1,9 @@
 """Stop, save and resume, for any training loop: all that a job expects of a script, in one module.
 
-A job that must make way creates the file `$STOP_FILE`, or sends SIGTERM or SIGUSR1. The script saves, reports the
-outcome `preempted` and ends; the job is queued again, and the same command continues from its newest complete
-checkpoint in `$RUN_DIR`. docs/howto/resume.md has a whole script. Needs torch when used, not when imported.
+A job that must make way creates the file `$STOP_FILE`, or sends SIGTERM or SIGUSR1. The script
+saves, reports the outcome `preempted` and ends; the job is queued again, and the same command
+continues from its newest complete checkpoint in `$RUN_DIR`. docs/howto/resume.md has a whole
+script. Needs torch when used, not when imported.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -36,7 +37,7 @@ _NAMES = {  # what libraries call the quantities that every view of a run knows
 
 
 def folder() -> pathlib.Path:
-    """Return the folder of this run: the job's run directory, or `run` in the current directory without a job."""
+    """Return this run's folder: the job's, or `run` in the current directory without a job."""
     return pathlib.Path(os.environ.get(RUN_DIR) or "run").absolute()
 
 
@@ -46,10 +47,11 @@ def attempt_id() -> str:
 
 
 class Run:
-    """This attempt at a run, for a script that connects its ranks itself. Every rank makes one, in its main thread.
+    """This attempt at a run, for a script that connects its ranks itself.
 
-    From then on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 ask the script to stop. `keep` is the number of checkpoints that
-    stay. Raises UserError if the run has checkpoints but no complete one.
+    Every rank makes one, in its main thread. From then on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 ask
+    the script to stop. `keep` is the number of checkpoints that stay. Raises UserError if the run
+    has checkpoints but no complete one.
     """
 
     def __init__(self, *, keep: int = 2) -> None:
@@ -117,10 +119,11 @@ class Run:
         warmup: int = 200,
         sites: int | None = None,
     ) -> collections.abc.Iterator["diloco.Loop"]:
-        """Train the sites by themselves, and let them exchange after every so many steps of the optimizer (DiLoCo).
+        """Train the sites by themselves, with an exchange every so many optimizer steps (DiLoCo).
 
-        Near nodes are a site, or `sites` equal parts of the ranks. In the first `warmup` steps the sites take the plain
-        mean every 10 steps. `should_stop` answers after an exchange. Every rank enters and leaves the block.
+        Near nodes are a site, or `sites` equal parts of the ranks. In the first `warmup` steps the
+        sites take the plain mean every 10 steps. `should_stop` answers after an exchange. Every
+        rank enters and leaves the block.
         """
         from ddptrain.world import diloco
         from ddptrain.world import sites as sites_of
@@ -144,7 +147,10 @@ class Run:
             self._loop = None
 
     def should_stop(self) -> bool:
-        """Return whether to save and leave now: the same on every rank. Every rank calls it once after each step."""
+        """Return whether to save and leave now, the same on all ranks.
+
+        Every rank calls it once after each step.
+        """
         if self._loop is not None and not self._loop.is_synced:
             return False
         is_due = self._agreement.is_due()
@@ -156,9 +162,10 @@ class Run:
 
     @contextlib.contextmanager
     def saving(self, step: int, *, epoch: int = 0) -> collections.abc.Iterator[pathlib.Path]:
-        """Yield a folder for this rank's files, `rank-<r>` of a checkpoint that appears whole or not at all.
+        """Yield this rank's folder `rank-<r>` of a checkpoint that appears whole or not at all.
 
-        Every rank enters and leaves the block, also those that write nothing. Raises on all ranks when one fails.
+        Every rank enters and leaves the block, also those that write nothing. Raises on all ranks
+        when one fails.
         """
         from ddptrain.checkpoint import draft
 
@@ -185,7 +192,10 @@ class Run:
         self._since = time.perf_counter()
 
     def seal(self, path: pathlib.Path, step: int) -> None:
-        """Make a checkpoint in the run's folder count as complete that a library has written. Every rank calls it."""
+        """Mark a checkpoint that a library wrote to the run's folder as complete.
+
+        Every rank calls it.
+        """
         from ddptrain.checkpoint import draft
 
         self._world.barrier()  # every rank has written
@@ -198,9 +208,10 @@ class Run:
         self._since = time.perf_counter()
 
     def leave(self, *, step: int, loss: float | None = None) -> typing.NoReturn:
-        """Report the outcome `preempted` and end this process: the job is queued again. Every rank calls it.
+        """Report the outcome `preempted` and end this process: the job is queued again.
 
-        The exit code is 0 as at the end: torchrun makes 1 of any other, and starts the ranks again at once.
+        Every rank calls it. The exit code is 0 as at the end: torchrun makes 1 of any other, and
+        starts the ranks again at once.
         """
         self._report(PREEMPTED, step, loss)
         log.emit("PREEMPT", "asked to stop: saved", step=step, loss=loss, checkpoint=self._saved)
@@ -234,10 +245,11 @@ class Run:
 
 
 def trainer_callback(run: Run) -> typing.Any:
-    """Return a callback that logs what transformers' Trainer logs, and lets it stop, save and leave after a step.
+    """Return a callback that logs for transformers' Trainer, and saves and leaves on request.
 
-    Its checkpoints count once every rank has written: give the Trainer `output_dir=str(run.folder)`, and
-    `trainer.train(resume_from_checkpoint=...)` the path `run.resumed`.
+    Its checkpoints count once every rank has written: give the Trainer
+    `output_dir=str(run.folder)`, and `trainer.train(resume_from_checkpoint=...)` the path
+    `run.resumed`.
     """
     import transformers  # pyright: ignore[reportMissingImports] - an optional extra
 
@@ -294,7 +306,10 @@ def lightning_logger(run: Run) -> typing.Any:
 
 
 def accelerate_tracker(run: Run) -> typing.Any:
-    """Return a tracker for `Accelerator(log_with=...)`; `accelerator.log(values, step=...)` logs to metrics.jsonl."""
+    """Return a tracker for `Accelerator(log_with=...)`.
+
+    `accelerator.log(values, step=...)` logs to metrics.jsonl.
+    """
     from accelerate import tracking  # pyright: ignore[reportMissingImports] - only in a user's environment
 
     class Tracker(tracking.GeneralTracker):

@@ -6,8 +6,8 @@ Standard library only: `ddp plan` loads this file on hosts without torch.
 import dataclasses
 
 PAD_VOCABULARY_TO = 64  # a multiple of 64 lets matrix units work on whole tiles
-# Dense bf16 peaks in TFLOP/s, from NVIDIA's data sheets. The first name that is among the device's words counts; cards
-# with a longer name ("RTX 4090 Laptop GPU", "RTX A4000") have no peak here.
+# Dense bf16 peaks in TFLOP/s, from NVIDIA's data sheets. The first name that is among the device's
+# words counts; cards with a longer name ("RTX 4090 Laptop GPU", "RTX A4000") have no peak here.
 _PEAKS = """B200 2250, GB200 2500, GH200 989.4, H200 NVL 835.5, H200 989.4, H100 PCIe 756.5, H100 NVL 835.5, H100 989.4,
 A100 312, L40S 362, A40 149.7, A30 165, A10G 70, A10 125, L40 181.05, L4 121, RTX 6000 Ada 364.2, RTX A6000 154.8,
 4090 165.2, 3090 71"""
@@ -47,14 +47,15 @@ def count(shape: Shape) -> int:
 def flops_per_token(shape: Shape, parameters: int) -> float:
     """Return the floating-point operations of forward and backward per token: 6 N + 12 L H D T.
 
-    N leaves the position table out (it is looked up, not multiplied). PaLM (Chowdhery et al. 2022), appendix B.
+    N leaves the position table out (it is looked up, not multiplied). PaLM (Chowdhery et al. 2022),
+    appendix B.
     """
     weights = parameters - shape.seq_len * shape.width
     return 6.0 * weights + 12.0 * shape.layers * shape.width * shape.seq_len
 
 
 def peak_flops(gpu: str) -> float | None:
-    """Return a GPU's dense bf16 peak in FLOP/s by its name or GRES type; None if it is not known."""
+    """Return a GPU's dense bf16 peak in FLOP/s by its name or GRES type, None if unknown."""
     spaced = gpu.lower().replace("-", " ").replace("_", " ")
     spaced = spaced.replace("rtx", "rtx ")  # a GRES type may be rtx4090
     name = f" {' '.join(spaced.split())} "

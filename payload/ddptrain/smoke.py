@@ -1,7 +1,8 @@
-"""The smoke test: a small classifier on made-up data proves launcher, network and devices in seconds.
+"""The smoke test: a small classifier on made-up data tests launcher, network, devices in seconds.
 
-Flags, markers and meaning are those of the Kubernetes training guide's `train.py`: `--batch` is per process, the
-labels are the argmax of a random linear map, the model is a perceptron with one hidden layer of 256.
+Flags, markers and meaning are those of the Kubernetes training guide's `train.py`: `--batch` is per
+process, the labels are the argmax of a random linear map, the model is a perceptron with one hidden
+layer of 256.
 """
 
 # pyright: basic, reportPrivateImportUsage=false

@@ -1,8 +1,9 @@
 """The training: a GPT on a prepared dataset, or a local model fine-tuned, over any number of ranks.
 
-Read it from `run` downwards. Decisions before the first step are in planning.py; optimiser, DDP and profiler in
-engine.py; logs and files in journal.py. Decisions that every rank must take alike (which checkpoint, whether to stop,
-whether this is the best) are taken by rank 0 or from a sum over the ranks, never by each rank for itself.
+Read it from `run` downwards. Decisions before the first step are in planning.py; optimiser, DDP and
+profiler in engine.py; logs and files in journal.py. Decisions that every rank must take alike
+(which checkpoint, whether to stop, whether this is the best) are taken by rank 0 or from a sum over
+the ranks, never by each rank for itself.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -24,8 +25,8 @@ from ddptrain.ground import attempt, errors, log
 from ddptrain.options import config, recipe
 from ddptrain.world import agreement, diloco, distributed, sites, stragglers
 
-# A request to stop leaves so much time for the checkpoint; one that names no time waits as long for the sites' next
-# exchange. The shortest warning before a time limit is 30 s
+# A request to stop leaves so much time for the checkpoint; one that names no time waits as long for
+# the sites' next exchange. The shortest warning before a time limit is 30 s
 _SAVING_S = 15.0
 _BETWEEN_SITES_S = 10.0  # between agreements of sites, which each cost several round trips
 _DIVERGED = "lower --lr, or use --precision fp32, and resume"
@@ -163,7 +164,7 @@ class Training:
             self.saver.close()
 
     def resume(self, found: stored.Checkpoint) -> None:
-        """Continue from a checkpoint: rank 0, or the leader of each site, reads it, the others receive it."""
+        """Continue from a checkpoint: rank 0, or each site's leader, reads it for the others."""
         engine.fill_optimizer(self.optimizer)
         with self.world.together():
             if self.leads:
@@ -180,7 +181,7 @@ class Training:
             self._report_resumed(found)
 
     def _restore(self, found: stored.Checkpoint) -> None:
-        """Read a checkpoint: what is one for all, and at the same number of sites this site's own part."""
+        """Read a checkpoint's common part, and at the same number of sites this site's own part."""
         if self.link is None or "sites" not in found.meta:
             tensors.restore(found, self.core, self.optimizer)
             if self.link:
@@ -213,7 +214,7 @@ class Training:
         )
 
     def _differences(self, found: stored.Checkpoint) -> list[str]:
-        """Return why the next steps are not those, to the bit, that the training would have had without a break."""
+        """Return why the next steps differ in bits from those of an uninterrupted training."""
         differences = [str(change) for change in self.changed if change.has_effect]
         before = found.meta["world_size"]
         if before != self.world.size:
@@ -286,7 +287,7 @@ class Training:
         return stop
 
     def _exchange_if_due(self, step: int) -> bool:
-        """Let the sites exchange after a step if it is time, and return whether all have the same weights now."""
+        """Let the sites exchange if it is time; return whether all have the same weights now."""
         if self.link is None:
             return True
         if not self.link.rhythm.is_due(step):
@@ -366,10 +367,11 @@ class Training:
         return norm
 
     def _weights(self, rows_BT1: Tensor) -> tuple[list[float], float]:
-        """Compute the weight of each of this rank's forward passes in the step, and the step's number of targets.
+        """Compute the weight of each of this rank's forward passes, and the number of targets.
 
-        DDP takes the mean of the ranks' gradients. With prompts masked the passes have unlike numbers of targets: each
-        then counts for as many as it has, so that the step's loss is the mean over its tokens, however it is spread.
+        DDP takes the mean of the ranks' gradients. With prompts masked the passes have unlike
+        numbers of targets: each then counts for as many as it has, so that the step's loss is the
+        mean over its tokens, however it is spread.
         """
         parts = self.batching.accumulate
         if self.mask_bit is None:
@@ -381,7 +383,7 @@ class Training:
         return [count * self.num_together / max(1.0, total) for count in counts], total
 
     def _agree(self, step: int) -> tuple[bool, bool]:
-        """Exchange the pending steps with the other ranks, and return whether to stop and whether to save."""
+        """Exchange the pending steps with the other ranks; return whether to stop, and to save."""
         own, norms = _read(self._pending)  # on a GPU, here the CPU waits for it
         elapsed_s = time.perf_counter() - self._agreed_at
         self._agreed_at = time.perf_counter()
@@ -406,7 +408,10 @@ class Training:
         return agreed.stop and not waiting, save > 0
 
     def _waits_for_exchange(self, step: int, step_s: float) -> bool:
-        """Return whether a request to stop can wait for the next exchange, which saves best. Rank 0 decides."""
+        """Return whether a stop can wait for the next exchange, the best moment to save.
+
+        Rank 0 decides.
+        """
         if self.link is None or not self.world.is_main:
             return False
         more = self.link.rhythm.until(step)
@@ -422,7 +427,7 @@ class Training:
     def _known_to_all(
         self, last: int, totals: list[float], norms: list[float]
     ) -> list[journal.Step]:
-        """Return the pending steps, of which `last` is the last one, with the means of the ranks' losses."""
+        """Return the pending steps, up to `last`, with the means of the ranks' losses."""
         found: list[journal.Step] = []
         number = last - len(totals)
         for taken, total, norm in zip(self._pending, totals, norms, strict=True):
@@ -449,10 +454,11 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self) -> float | None:
-        """Return the mean loss over the fixed validation set, in nats per token, or None when there is no such set.
+        """Return the mean loss over the fixed validation set, in nats per token; None without it.
 
-        The model runs as it is, never compiled: without gradients, and for the last rows of a rank in other shapes, it
-        would be compiled again, for a few passes only. Which is quicker was not measured on a GPU.
+        The model runs as it is, never compiled: without gradients, and for the last rows of a rank
+        in other shapes, it would be compiled again, for a few passes only. Which is quicker was not
+        measured on a GPU.
         """
         world = self.world
         count = self.take_val.count
@@ -539,7 +545,10 @@ class Training:
 
 
 def _read(pending: list[Taken]) -> tuple[list[float], list[float]]:
-    """Return this rank's losses and the norms. A loss with a bad gradient is nan: it has spoilt the weights already."""
+    """Return this rank's losses and norms.
+
+    A loss with a bad gradient is nan: it has spoilt the weights already.
+    """
     losses = torch.stack([taken.loss for taken in pending]).double().tolist()
     norms = torch.stack([taken.norm for taken in pending]).tolist()
     for at, norm in enumerate(norms):

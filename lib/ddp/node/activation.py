@@ -1,7 +1,7 @@
 """An environment for a job's own script, unpacked on this node, and its commands' variables.
 
-Prints the lines that srun takes from a task prolog: `export NAME=value` sets a variable, `print
-TEXT` goes to the task's output. The script bin/activate takes the same lines.
+Prints the lines that srun takes from a task prolog: `export NAME=value` sets a variable,
+`print TEXT` goes to the task's output. The script bin/activate takes the same lines.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""The payload's arithmetic: whether the steps behind a checkpoint have the same bits as those before it.
+"""The payload's arithmetic: whether the steps after a checkpoint have the same bits as before.
 
-Two releases of one VERSION compute the same bits from the same state, settings and data, on the same number of ranks,
-with the same torch on the same kind of device. tests/payload/test_earlier.py continues runs of earlier releases.
+Two releases of one VERSION compute the same bits from the same state, settings and data, on the
+same number of ranks, with the same torch on the same kind of device. tests/payload/test_earlier.py
+continues runs of earlier releases.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -12,8 +13,8 @@ from ddptrain.options import config
 from ddptrain.world import distributed
 
 VERSION = 2
-# Version 1, until 28 November 2026: dropout came from a generator whose state was saved, and on CPUs large logits were
-# made some rows at a time
+# Version 1, until 28 November 2026: dropout came from a generator whose state was saved, and on
+# CPUs large logits were made some rows at a time
 _GENERATOR = "rng.pt"
 _LARGE_BYTES = 16 << 20
 
@@ -31,7 +32,7 @@ def differences(
     micro_batch: int,
     world: distributed.World,
 ) -> list[str]:
-    """List the reasons why this attempt computes other bits than the one that saved the checkpoint."""
+    """List the reasons why this attempt computes other bits than the checkpoint's attempt."""
     reasons: list[str] = []
     now = {"torch": torch.__version__, "device": device_name(world)}
     for name, here in now.items():

@@ -23,7 +23,7 @@ State = dict[str, typing.Any]
 
 
 class Counted(io.FileIO):
-    """A new file that knows the size and CRC-32 of its contents, so that the manifest needs no second look at them."""
+    """A new file that knows its size and CRC-32, so that the manifest needs no second read."""
 
     error: OSError | None = None  # torch.save raises another in its place
     size_bytes = crc32 = 0
@@ -109,13 +109,13 @@ class Draft:
 
 
 def seal(path: pathlib.Path, meta: State) -> None:
-    """Make a checkpoint whole that someone else wrote under its final name: sync its files and write the manifest."""
+    """Complete a checkpoint written under its final name: sync its files, write the manifest."""
     (path / stored.MANIFEST).unlink(missing_ok=True)
     write_manifest(path, meta, _entries(path, path))
 
 
 def _entries(root: pathlib.Path, folder: pathlib.Path) -> list[State]:
-    """Return the manifest's lines for the files below a folder of a checkpoint, once they are on disk."""
+    """Return the manifest's lines for the files below a checkpoint's folder; sync them before."""
     found: list[State] = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         with files.naming(path), path.open("rb") as file:
@@ -135,7 +135,7 @@ def write_manifest(path: pathlib.Path, meta: State, listed: list[State]) -> None
 
 
 def settle(run_dir: pathlib.Path, path: pathlib.Path, *, is_best: bool, keep: int) -> None:
-    """Point the links at a new checkpoint and remove those that are neither best nor among the last `keep`."""
+    """Point the links at a new checkpoint; remove all but the best and the last `keep` ones."""
     point(run_dir / stored.LATEST, path)
     if is_best:
         point(run_dir / stored.BEST, path)

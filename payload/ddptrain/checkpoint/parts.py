@@ -1,7 +1,7 @@
-"""The parts that other sites' leaders write of a checkpoint: site-0001/ and so on, in the folder of the whole.
+"""The parts of a checkpoint that other sites' leaders write: site-0001/ and so on, in its folder.
 
-A leader writes its part beside the draft that rank 0 writes, and rank 0 moves it there once it is whole. So the parts
-meet on the shared filesystem, and no rank waits for another one.
+A leader writes its part beside the draft that rank 0 writes, and rank 0 moves it there once it is
+whole. So the parts meet on the shared filesystem, and no rank waits for another one.
 """
 
 # pyright: basic, reportPrivateImportUsage=false

@@ -1,7 +1,8 @@
 """Checkpoints written while training goes on.
 
-A thread copies the tensors into a persistent host buffer and then writes that out. Forward and backward passes go on
-meanwhile; the training loop only waits, before it changes the tensors, until they are copied.
+A thread copies the tensors into a persistent host buffer and then writes that out. Forward and
+backward passes go on meanwhile; the training loop only waits, before it changes the tensors, until
+they are copied.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -33,7 +34,7 @@ class _Job:
 
 
 class Saver:
-    """Writes checkpoints of a run from a thread. Rank 0 has one; with several sites the leader of each.
+    """Writes a run's checkpoints from a thread, on rank 0; with several sites on each one's leader.
 
     `on_saved` gets a record of each checkpoint once it is complete, in that thread.
     """
@@ -72,7 +73,7 @@ class Saver:
             draft.remove_leftovers(run_dir)
 
     def prepare(self, live: State) -> None:
-        """Allocate the buffer, touched once: a lack of memory shows at the start, and the first save is as quick."""
+        """Allocate and touch the buffer: lacking memory shows now, and the first save is fast."""
         shapes = [(t.shape, t.dtype) for t in tensors.leaves(live)]
         if [(t.shape, t.dtype) for t in self._buffer] != shapes:
             self._buffer = [
@@ -82,8 +83,8 @@ class Saver:
     def save(self, name: str, live: State, meta: State, *, is_best: bool = False) -> None:
         """Begin to copy the state and return; the checkpoint `name` appears some time later.
 
-        The state must stay as it is until `before_update` returns: forward and backward passes may go on meanwhile.
-        A save that is not on disk yet is waited for. Raises the error that it met.
+        The state must stay as it is until `before_update` returns: forward and backward passes may
+        go on meanwhile. A save that is not on disk yet is waited for. Raises the error that it met.
         """
         began = time.perf_counter()
         if not self._idle.is_set():
@@ -120,7 +121,10 @@ class Saver:
         self.check()
 
     def close(self) -> None:
-        """Finish the writing and end the thread. Raises nothing: it also runs on the way out of a failure."""
+        """Finish the writing and end the thread.
+
+        Raises nothing, because it also runs on the way out of a failure.
+        """
         self._closing.set()
         self._jobs.put(None)
         self._thread.join()
@@ -134,7 +138,7 @@ class Saver:
                 self._copy(job)
                 self._copied.set()
                 self._write(job)
-            except Exception as e:  # a thread's would be lost, whatever it is: check() raises it in the training loop
+            except Exception as e:  # any: it would be lost here, so check() raises it in the loop
                 self._error = e
             finally:
                 self._copied.set()

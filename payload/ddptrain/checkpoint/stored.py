@@ -42,7 +42,10 @@ def name_of(epoch: int, step: int, *, ends_epoch: bool) -> str:
 
 
 def verify(path: pathlib.Path) -> Checkpoint:
-    """Return a checkpoint whose files were all checked. Raises CheckpointError naming the first bad one."""
+    """Return a checkpoint after a check of all files.
+
+    Raises CheckpointError, which names the first bad one.
+    """
     manifest_path = path / MANIFEST
     try:
         manifest = files.retried(lambda: files.read_json(manifest_path))
@@ -76,7 +79,7 @@ def _verify_file(path: pathlib.Path, entry: State) -> None:
 
 
 def candidates(run_dir: pathlib.Path) -> list[pathlib.Path]:
-    """Return the checkpoints of a run, `latest` first, then the newest first; nothing of it is verified."""
+    """Return a run's checkpoints, not verified: `latest` first, then the newest first."""
     found: list[tuple[int, pathlib.Path]] = []
     for pattern in _PATTERNS:
         for path in run_dir.glob(pattern):
@@ -110,7 +113,7 @@ def best_name(run_dir: pathlib.Path, newest_path: pathlib.Path) -> str:
 
 
 def _step_of(path: pathlib.Path) -> int:
-    """Return a checkpoint's step, or -1: it is still a candidate, so that a damaged one is named."""
+    """Return a checkpoint's step, or -1 for a damaged one, which stays a candidate to be named."""
     try:
         return int(files.read_json(path / MANIFEST)["meta"]["step"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -118,7 +121,10 @@ def _step_of(path: pathlib.Path) -> int:
 
 
 def choose(run_dir: pathlib.Path, resume: str) -> Checkpoint | None:
-    """Return the checkpoint to go on from: by `never` none, by `auto` the newest whole one. Raises CheckpointError."""
+    """Return the checkpoint to continue from: `never` means none, `auto` the newest whole one.
+
+    Raises CheckpointError.
+    """
     if resume == "never":
         return None
     if resume != "auto":
@@ -134,7 +140,10 @@ def choose(run_dir: pathlib.Path, resume: str) -> Checkpoint | None:
 
 
 def newest(run_dir: pathlib.Path, remedy: str) -> Checkpoint | None:
-    """Return the run's newest whole checkpoint. Raises CheckpointError when it has checkpoints and none is whole."""
+    """Return the run's newest whole checkpoint.
+
+    Raises CheckpointError if it has checkpoints and none of them is whole.
+    """
     refused: list[str] = []
     for path in candidates(run_dir):
         try:

@@ -20,7 +20,7 @@ State = dict[str, typing.Any]  # nested; its leaves are tensors
 
 
 def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return the live tensors of a model and its optimiser, as they are saved; tied weights appear once.
+    """Return the live tensors of a model and its optimiser, as saved; tied weights appear once.
 
     The names follow torch.distributed.checkpoint.state_dict.
     """
@@ -72,7 +72,7 @@ def read_into(path: pathlib.Path, state: State) -> None:
 
 
 def restore(found: stored.Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give a model and its optimiser, which has its state tensors already, the values of a checkpoint.
+    """Load a checkpoint into a model and its optimiser, which has its state tensors already.
 
     Learning rate, decay and the like stay as they are set.
     """
@@ -120,9 +120,10 @@ def _naming_a_newer_torch(found: stored.Checkpoint) -> collections.abc.Iterator[
 def plain_errors(
     met: collections.abc.Callable[[], BaseException | None] = lambda: None,
 ) -> collections.abc.Iterator[None]:
-    """Raise what torch's distributed checkpoint met, not its wrapping, a BaseException, nor torch.save's.
+    """Raise the error that torch's distributed checkpoint met.
 
-    `met` returns the error behind the one that torch noted, if it is known.
+    Not its wrapper, a BaseException, nor the one that torch.save raises instead. `met` returns the
+    error behind the one that torch noted, if it is known.
     """
     from torch.distributed.checkpoint import api
 

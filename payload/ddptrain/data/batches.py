@@ -1,6 +1,7 @@
 """Batches from shards: one thread reads whole windows ahead of the training loop.
 
-No worker processes: nothing is forked, nothing receives signals, nothing has a state that a checkpoint must hold.
+No worker processes: nothing is forked, nothing receives signals, nothing has a state that a
+checkpoint must hold.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -34,7 +35,7 @@ class Windows:
         self._fds: dict[int, int] = {}
 
     def gather(self, strips: list[sampler.Strip], count: int) -> np.ndarray:
-        """Return the rows of `count` steps, each with the token after its end, shape (count, B, T + 1), int64."""
+        """Return the rows of `count` steps with the next token, shape (count, B, T + 1), int64."""
         T = self._index.plan.seq_len
         width = sum(strip.width for strip in strips)
         out = np.empty((count, width, T + 1), dtype=np.int64)
@@ -98,7 +99,7 @@ class Windows:
 
 
 def split_batch(rows_BT1: Tensor, mask_bit: int | None) -> tuple[Tensor, Tensor]:
-    """Return (tokens_BT, targets_BT) of rows of T + 1 ids; where the mask bit is set, the target is -100."""
+    """Return (tokens_BT, targets_BT) of rows of T + 1 ids; masked targets become -100."""
     if mask_bit is None:
         return rows_BT1[:, :-1], rows_BT1[:, 1:]
     ids = rows_BT1 & ((1 << mask_bit) - 1)
@@ -117,7 +118,7 @@ def mask_bit(dataset: shards.Dataset) -> int | None:
 
 
 class Reader(contextlib.AbstractContextManager["Reader"]):
-    """Yields this rank's samples of each step, in order, from `start` on; use it as a context manager."""
+    """Yields this rank's samples of each step from `start` on, in order; a context manager."""
 
     def __init__(
         self,
@@ -151,7 +152,10 @@ class Reader(contextlib.AbstractContextManager["Reader"]):
         self._thread.join(timeout=10)
 
     def next(self) -> Tensor:
-        """Return rows_BT1 of the next step, int64: B is this rank's share, T + 1 because a target follows."""
+        """Return rows_BT1 of the next step, int64.
+
+        B is this rank's share, and T + 1 includes the target of the last token.
+        """
         rows = next(self._block, None)
         if rows is None:
             item = self._queue.get()
@@ -179,7 +183,10 @@ class Reader(contextlib.AbstractContextManager["Reader"]):
             self._windows.close()
 
     def _next_count(self, step: int, start: int, stop: int) -> int:
-        """Return how many steps to gather next: the first by itself, as the loop waits for it, and all in one pass."""
+        """Return how many steps to gather next, all in one pass.
+
+        The first comes alone, because the loop waits for it.
+        """
         if step == start:
             return 1
         left_of_pass = self._index.steps_per_pass - step % self._index.steps_per_pass

@@ -1,7 +1,7 @@
 """The parts of a dataset: what one worker does in one go, the same bytes wherever it is done.
 
-A part becomes at most one training and one validation shard, whose names and contents depend on
-the part alone, and a note in `parts/` that says from what. A part whose note holds is not done again.
+A part becomes at most one training and one validation shard, whose names and contents depend on the
+part alone, and a note in `parts/` that says from what. A part whose note holds is not done again.
 """
 
 import collections.abc
@@ -81,7 +81,7 @@ class Plan:
         }
 
     def is_held_out(self, item: sources.Item, text: bytes) -> bool:
-        """Return whether a text is for validation. It alone decides: workers do not know the others."""
+        """Return whether a text is for validation, by itself: workers do not know the others."""
         if self.has_val_files:
             return item.validation
         return zlib.crc32(text) % _MILLION < self.val_share * _MILLION

@@ -1,7 +1,7 @@
-"""`prepare`: text to a dataset, in parallel and resumable, the same bytes for any number of workers.
+"""`prepare`: text to a dataset, in parallel and resumable, same bytes for any number of workers.
 
-The sources are cut into parts. Workers, on one machine or as elements of a Slurm array, take parts by
-number and need no locks. `dataset.json` comes last.
+The sources are cut into parts. Workers, on one machine or as elements of a Slurm array, take parts
+by number and need no locks. `dataset.json` comes last.
 """
 
 # ruff: noqa: RUF009 - flags.option returns a dataclasses.field
@@ -335,7 +335,10 @@ def _report_part(part: parts.Part, note: parts.Note, plan: parts.Plan) -> None:
 
 
 def _share(task: str | None) -> tuple[int, int]:
-    """Return the first part and the stride of an array element. Raises UserError if there is none."""
+    """Return the first part and the stride of an array element.
+
+    Raises UserError if there is no such element.
+    """
     if task is None:
         return 0, 1
     try:

@@ -1,12 +1,13 @@
-"""Which sequences a step trains on: a pure function of seed, pass and step, never of how many ranks there are.
+"""The sequences of each step: a pure function of seed, pass and step, for any number of ranks.
 
-The tokens are cut into rows of T tokens, the rows into windows that are read in one go. A pass over the data permutes
-the windows, and the rows inside each: that is one long stream of rows. It is cut into L equal lanes; a step takes the
-next B/L rows of every lane, B being the global batch. So a lane reads windows one after the other, a batch mixes L
-distant places, and there is nothing to save but the step: resuming costs the same at step 10 and at step 10 000 000.
+The tokens are cut into rows of T tokens, the rows into windows that are read in one go. A pass over
+the data permutes the windows, and the rows inside each: that is one long stream of rows. It is cut
+into L equal lanes; a step takes the next B/L rows of every lane, B being the global batch. So a
+lane reads windows one after the other, a batch mixes L distant places, and there is nothing to save
+but the step: resuming costs the same at step 10 and at step 10 000 000.
 
-Rank r of W takes samples [r B/W, (r+1) B/W) of the step. Every W that divides B sees the same samples in the same
-steps.
+Rank r of W takes samples [r B/W, (r+1) B/W) of the step. Every W that divides B sees the same
+samples in the same steps.
 """
 
 import dataclasses
@@ -48,7 +49,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Strip:
-    """What one lane gives to a rank over some steps: `width` samples a step, at `column` of the rank's share."""
+    """A lane's part of a rank's share over some steps: `width` samples a step, at `column`."""
 
     column: int
     width: int
@@ -91,7 +92,7 @@ class Sampler:
             raise errors.UserError(f"{what}, one step takes {plan.global_batch}: {remedy}")
 
     def block(self, step: int, count: int, first: int, last: int) -> list[Strip]:
-        """Return where samples [first, last) of global steps [step, step + count) lie; all of them in one pass."""
+        """Return the places of samples [first, last) of steps [step, step + count) in one pass."""
         pass_number, begin = divmod(step, self.steps_per_pass)
         assert begin + count <= self.steps_per_pass
         found: list[Strip] = []
@@ -108,7 +109,7 @@ class Sampler:
         return found
 
     def _pieces(self, pass_number: int, places: Rows) -> list[Piece]:
-        """Return the rows at increasing places of the pass's stream, one piece for each window they lie in."""
+        """Return the rows at increasing places of the pass's stream, one piece for each window."""
         order, starts = self._order(pass_number)
         slots = np.searchsorted(starts, places, side="right") - 1
         found: list[Piece] = []

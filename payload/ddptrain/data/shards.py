@@ -1,8 +1,9 @@
 """Token files and the dataset made of them.
 
-A shard is llm.c's: 256 little-endian int32 (magic, version, number of tokens, zeros) and then the tokens, uint16
-under magic 20240520 version 1, or uint32 under magic 20240801 version 7. llm.c and modded-nanogpt read the 16-bit
-ones as they are. `dataset.json` beside them is written last: a folder without it is not a dataset yet.
+A shard is llm.c's: 256 little-endian int32 (magic, version, number of tokens, zeros) and then the
+tokens, uint16 under magic 20240520 version 1, or uint32 under magic 20240801 version 7. llm.c and
+modded-nanogpt read the 16-bit ones as they are. `dataset.json` beside them is written last: a
+folder without it is not a dataset yet.
 """
 
 import collections.abc
@@ -72,7 +73,7 @@ class Dataset:
 
 
 def dtype_for(vocab: int, *, masked: bool = False) -> str:
-    """Return the narrowest dtype that holds the ids, and the mask bit above them if there is one."""
+    """Return the narrowest dtype that holds the ids, and the mask bit above them, if any."""
     bits = 15 if masked else 16
     return "<u2" if vocab <= 1 << bits else "<u4"
 
@@ -80,7 +81,10 @@ def dtype_for(vocab: int, *, masked: bool = False) -> str:
 def write(
     path: pathlib.Path, parts: collections.abc.Iterable[Tokens], dtype: str
 ) -> dict[str, int]:
-    """Write one shard from arrays of tokens; it appears whole or not at all. Returns tokens, bytes and crc32."""
+    """Write one shard from arrays of tokens; return tokens, bytes and crc32.
+
+    It appears whole or not at all.
+    """
     magic, (version, _) = next((m, kind) for m, kind in _KINDS.items() if kind[1] == dtype)
     body = [np.ascontiguousarray(part, dtype=dtype) for part in parts]
     count = sum(part.size for part in body)
@@ -113,7 +117,10 @@ def highest_id(shard: Shard, *, masked: bool) -> int:
 
 
 def read_header(path: pathlib.Path) -> Shard:
-    """Return the shard that a file says it is. Raises ShardError when it is none or has another length."""
+    """Return the shard that a file describes.
+
+    Raises ShardError if it is not one, or has another length.
+    """
     try:
         with path.open("rb") as file:
             header = np.frombuffer(file.read(HEADER_BYTES), dtype="<i4")
@@ -132,7 +139,10 @@ def read_header(path: pathlib.Path) -> Shard:
 
 
 def open_dataset(root: pathlib.Path) -> Dataset:
-    """Return the dataset in a folder, its files' sizes checked. Raises ShardError naming what is missing."""
+    """Return the dataset in a folder, its files' sizes checked.
+
+    Raises ShardError, which names the file that is missing or wrong.
+    """
     dataset = _described(root)
     for shard in itertools.chain.from_iterable(dataset.splits[split] for split in SPLITS):
         found = read_header(shard.path)
@@ -145,7 +155,10 @@ def open_dataset(root: pathlib.Path) -> Dataset:
 
 
 def fingerprint(root: pathlib.Path) -> str:
-    """Return the fingerprint of the dataset in a folder, by its manifest alone. Raises ShardError."""
+    """Return the fingerprint of the dataset in a folder, by its manifest alone.
+
+    Raises ShardError.
+    """
     return _described(root).fingerprint
 
 
@@ -200,7 +213,7 @@ def _digest(tokenizer: str, splits: dict[str, tuple[Shard, ...]]) -> str:
 
 
 def damaged(dataset: Dataset) -> list[str]:
-    """Read every byte of a dataset and return a line for each shard that differs from the manifest."""
+    """Read every byte of a dataset; return a line for each shard that differs from the manifest."""
     found: list[str] = []
     for shard in itertools.chain.from_iterable(dataset.splits[split] for split in SPLITS):
         try:

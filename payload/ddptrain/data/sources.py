@@ -49,8 +49,8 @@ class Item:
 def find(specs: Specs, how: str, output: pathlib.Path) -> tuple[list[Item], unread.Unread]:
     """Return the files of `python-stdlib`, folders and files, and what is not read in the folders.
 
-    Skips `output` if it is inside one of them. `how` is strict or replace. Raises UserError if there
-    is no text, or most of it is not read.
+    Skips `output` if it is inside one of them. `how` is strict or replace. Raises UserError if
+    there is no text, or most of it is not read.
     """
     items: list[Item] = []
     counts = unread.Unread()
@@ -74,7 +74,7 @@ def find(specs: Specs, how: str, output: pathlib.Path) -> tuple[list[Item], unre
 
 
 def cut(item: Item, part_bytes: int) -> list[Item]:
-    """Return the parts of a big file that can be read from the middle: of lines, or of row groups."""
+    """Return the parts of a big file that can be read from the middle: lines, or row groups."""
     if item.size_bytes <= 2 * part_bytes or not _can_be_cut(item):
         return [item]
     ends = [*range(0, item.size_bytes - part_bytes // 2, part_bytes), item.size_bytes]
@@ -147,7 +147,10 @@ def _folder(root: pathlib.Path, how: str, output: pathlib.Path) -> tuple[list[It
 
 
 def _walk(root: pathlib.Path, output: pathlib.Path, tally: unread.Tally) -> list[pathlib.Path]:
-    """Return the files below a folder, sorted, and count those in linked folders. Raises OSError."""
+    """Return the files below a folder, sorted, and count those in linked folders.
+
+    Raises OSError.
+    """
 
     def refuse(e: OSError) -> typing.NoReturn:
         raise e

@@ -128,7 +128,7 @@ def _count_others(schema: typing.Any, num_rows: int, left_out: unread.Unread) ->
 
 
 def _with_bytes(batch: typing.Any) -> typing.Any:
-    """Return a batch with bytes in place of texts: one that is not in UTF-8 makes a batch unreadable."""
+    """Return a batch with bytes in place of texts: invalid UTF-8 would make it unreadable."""
     pyarrow = errors.need("pyarrow", "a table")
     fields = [field.with_type(_as_bytes(pyarrow, field.type)) for field in batch.schema]
     return batch.cast(pyarrow.schema(fields))

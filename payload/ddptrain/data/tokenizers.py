@@ -28,24 +28,28 @@ BYTE_END = 256
 AUTO_GPT2_BYTES = 256 << 20  # less text teaches little about 50 257 ids
 GPT2_END = 50256
 GPT2_VOCAB = 50257
-# Of vocab.bpe as OpenAI published it with GPT-2 (modified MIT licence); tiktoken asks for the same hash.
+# Of vocab.bpe as OpenAI published it with GPT-2 (modified MIT licence); tiktoken asks for the same
+# hash.
 GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # Of models: GPT-2's, Llama's, Gemma's, Llama 3's, Qwen's, BERT's
 _USUAL_ENDS = ["<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[SEP]"]
 _SAVED_SUFFIXES = frozenset({".json", ".txt", ".model", ".bpe", ".jinja"})
 _FLAG = "--tokenizer-local-dir"
 _PACKAGED = "gpt2-vocab.bpe.xz"
-# How GPT-2 cuts text before merging (Radford et al. 2019, section 2.2), in the form without backtracking.
+# How GPT-2 cuts text before merging (Radford et al. 2019, section 2.2), in the form without
+# backtracking.
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
-# The same cut for ASCII text, in Python's syntax; its \s would count the separators U+001C to U+001F as space. Each
-# alternative begins with what it needs first, so that Python passes over it at once where that is not there.
+# The same cut for ASCII text, in Python's syntax; its \s would count the separators U+001C to
+# U+001F as space. Each alternative begins with what it needs first, so that Python passes over it
+# at once where that is not there.
 _ASCII = (
     r"'(?:[sdmt]|ll|ve|re)|[A-Za-z]++| [A-Za-z]++|[0-9]++| [0-9]++|[^ \t-\rA-Za-z0-9]++| [^ \t-\rA-Za-z0-9]++"
     r"|[ \t-\r]+(?![^ \t-\r])|[ \t-\r]"
 )
 _ASCII_WORDS = re.compile(_ASCII).findall
-# A run between spaces that has any other character is left whole, with the one space before it: a cut never lies in it.
+# A run between spaces that has any other character is left whole, with the one space before it: a
+# cut never lies in it.
 _MIXED_WORDS = re.compile(
     r" ?[!-~\x00-\x08\x0e-\x1f\x7f]*+[^\x00-\x7f][^ \t-\r]*+|" + _ASCII
 ).findall
@@ -89,9 +93,10 @@ class ByteTokenizer:
 class Gpt2Tokenizer:
     """GPT-2's byte-pair encoding, merged by tiktoken.
 
-    Text repeats its words, so each is merged once and remembered: cutting with Python's regular expressions and looking
-    words up is nearly twice as quick as merging them all. Whatever is not ASCII goes to tiktoken, which knows Unicode's
-    letters; the cuts around it are places where GPT-2's own cut is certain.
+    Text repeats its words, so each is merged once and remembered: cutting with Python's regular
+    expressions and looking words up is nearly twice as quick as merging them all. Whatever is not
+    ASCII goes to tiktoken, which knows Unicode's letters; the cuts around it are places where
+    GPT-2's own cut is certain.
     """
 
     form = chats.Plain()
@@ -146,7 +151,10 @@ class _Known(dict[str, bytes]):
 
 
 class HfTokenizer:
-    """A tokenizer saved by transformers, or by tokenizers alone: then a usual name, or an id more, ends a text."""
+    """A tokenizer saved by transformers, or by tokenizers alone.
+
+    In the second case a usual name, or an additional id, ends a text.
+    """
 
     def __init__(self, folder: pathlib.Path) -> None:
         if not folder.exists():
@@ -252,14 +260,20 @@ def encode(tokenizer: Tokenizer, document: segments.Document) -> collections.abc
 
 
 def need_transformers(flag: str) -> typing.Any:
-    """Return the transformers module, made to stay offline. Raises UserError naming the flag that needs it."""
+    """Return the transformers module, made to stay offline.
+
+    Raises UserError, which names the flag that needs it.
+    """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     return errors.need("transformers", flag)
 
 
 def make(kind: str, *, local_dir: pathlib.Path | None = None, text_bytes: int = 0) -> Tokenizer:
-    """Return a tokenizer: `byte`, `gpt2`, or `auto`: gpt2 for much text where tiktoken is installed, else byte."""
+    """Return a tokenizer: `byte`, `gpt2`, or `auto`.
+
+    `auto` is gpt2 for much text if tiktoken is installed, and byte otherwise.
+    """
     if local_dir is not None:
         return HfTokenizer(local_dir)
     has_tiktoken = importlib.util.find_spec("tiktoken") is not None
@@ -306,9 +320,9 @@ def _gpt2_alphabet() -> list[str]:
 def _gpt2_ranks(merges: str) -> dict[bytes, int]:
     """Return each token's bytes and id from the text of vocab.bpe.
 
-    The file writes bytes as printable characters: those of Latin-1 that print stand for themselves, the other 68 are
-    moved to U+0100 and up in order. Ids are: the printable bytes, the moved ones, then one per merge in the file's
-    order.
+    The file writes bytes as printable characters: those of Latin-1 that print stand for themselves,
+    the other 68 are moved to U+0100 and up in order. Ids are: the printable bytes, the moved ones,
+    then one per merge in the file's order.
     """
     printable: list[int] = []
     moved: list[int] = []

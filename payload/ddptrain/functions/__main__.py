@@ -1,6 +1,7 @@
 """A rank of a function's job: `python -m ddptrain.functions [--call=NUMBER]`.
 
-It reads JOB_DIR/function.pkl, calls the function, and leaves its result or its exception in RUN_DIR/results.
+It reads JOB_DIR/function.pkl, calls the function, and leaves its result or its exception in
+RUN_DIR/results.
 """
 
 import argparse

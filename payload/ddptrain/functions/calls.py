@@ -83,7 +83,7 @@ def _search_path() -> list[str]:
 
 
 def _extend_search_path(folder: str, paths: list[str]) -> None:
-    """Append the submitter's folders: as they are in the copy of the project, and in their own place."""
+    """Append the submitter's folders: first their copies in the project, then themselves."""
     for path in paths:
         copied = os.path.normpath(os.path.join(os.getcwd(), os.path.relpath(path, folder)))  # noqa: PTH109, PTH118
         for one in (copied, path):

@@ -17,7 +17,7 @@ _INSTALL = "install it (docs: Use ddp on your own Slurm), or put its folder on P
 
 
 def ask(*words: str, is_quiet: bool = True) -> Json:
-    """Return the answer of `ddp --json WORDS`; its progress goes to standard error unless `is_quiet`.
+    """Return the answer of `ddp --json WORDS`; progress goes to stderr unless `is_quiet`.
 
     Raises FunctionError with ddp's own line.
     """

@@ -10,7 +10,7 @@ class UncompletedJobError(RuntimeError):
 
 
 class FailedJobError(UncompletedJobError):
-    """A rank failed without an exception of the function, or with one that cannot be loaded here."""
+    """A rank failed without an exception of the function, or with one that cannot be loaded."""
 
 
 class RankTraceback(Exception):

@@ -78,7 +78,7 @@ class Job(typing.Generic[R]):
         return [self._outcomes[rank].value() for rank in sorted(self._outcomes)]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for its end and return the exception of the rank that failed first; None if none did."""
+        """Wait for the job's end; return the exception of the first failed rank, or None."""
         self.wait(timeout)
         if self._is_complete():
             return None

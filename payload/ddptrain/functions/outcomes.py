@@ -31,7 +31,10 @@ class Outcome:
         return pickles.loads(self.data)
 
     def error(self) -> BaseException:
-        """Load the exception, with the rank's traceback as its cause; FailedJobError for one that cannot be."""
+        """Load the exception, with the rank's traceback as its cause.
+
+        It is a FailedJobError if it cannot be loaded.
+        """
         where = f"rank {self.rank} of {self.world} on {self.host}:\n{self.trace}"
         found: object = None
         with contextlib.suppress(Exception):  # whatever an exception's class raises as it is loaded

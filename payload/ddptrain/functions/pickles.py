@@ -1,4 +1,4 @@
-"""Pickles in files that their owner alone can write: whoever writes one can run code in its reader."""
+"""Pickles that only their owner can write, because a pickle can run code in its reader."""
 
 import importlib
 import os
@@ -32,7 +32,10 @@ def write(path: pathlib.Path, value: object) -> None:
 
 
 def read(path: pathlib.Path) -> typing.Any:
-    """Read what `write` wrote. Raises FileNotFoundError, and FunctionError for another account's file."""
+    """Read a value that `write` wrote.
+
+    Raises FileNotFoundError, and FunctionError for another account's file.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)

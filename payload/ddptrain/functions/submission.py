@@ -23,8 +23,9 @@ MOST = 256  # runs of one sweep
 class Submit:
     """Submits functions; every rank of a job calls its function once.
 
-    A keyword that names an option of the job (nodes, gpus_per_node, time_limit, ...) goes to the job, and each other
-    one to the function. After `submit.options(...)`, all of them go to the function.
+    A keyword that names an option of the job (nodes, gpus_per_node, time_limit, ...) goes to the
+    job, and each other one to the function. After `submit.options(...)`, all of them go to the
+    function.
     """
 
     given: named.Options = dataclasses.field(default_factory=dict[str, typing.Any])
@@ -49,10 +50,11 @@ class Submit:
         *iterables: collections.abc.Iterable[typing.Any],
         **keywords: typing.Any,
     ) -> jobs.Jobs[R]:
-        """Submit a function for many arguments, as sweeps; the jobs come in the order of the arguments.
+        """Submit a function for many arguments, as sweeps; return the jobs in their order.
 
-        Iterables are walked side by side, as map() does. Keywords with a list or a range make every combination, the
-        last one changing fastest; any other value is the same for all. Raises FunctionError.
+        Iterables are walked side by side, as map() does. Keywords with a list or a range make every
+        combination, the last one changing fastest; any other value is the same for all. Raises
+        FunctionError.
         """
         kwargs, options = self._divide(function, keywords, named.NAMES | named.OF_SWEEPS)
         rows = [()] if not iterables else list(zip(*iterables))  # noqa: B905 - as map() does
@@ -64,7 +66,10 @@ class Submit:
         return submit_many(many, options)
 
     def job(self, run: str) -> jobs.Job[typing.Any]:
-        """Return the job of a run by its name, such as after a restart of the notebook. Raises FunctionError."""
+        """Return the job of a run by its name, for instance after a notebook's restart.
+
+        Raises FunctionError.
+        """
         about = command.ask("show", run)
         return jobs.Job(
             about["run"], pathlib.Path(about["run_dir"]), str(about.get("job_id") or "")
@@ -99,7 +104,10 @@ submit = Submit()
 
 
 def submit_one(call: calls.Call, options: named.Options, label: str = "") -> jobs.Job[typing.Any]:
-    """Submit a call; its run is named after `label`, or after the function. Raises FunctionError."""
+    """Submit a call; its run is named after `label`, or after the function.
+
+    Raises FunctionError.
+    """
     own = {name: value for name, value in options.items() if name not in named.OF_SWEEPS}
     found = _submit([call], ["submit", *named.flags(_with_signal(call, own))], label)
     return jobs.Job(found["run"], pathlib.Path(found["run-dir"]), str(found["job-id"]))

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, files that appear whole, the lines of the log, and reports to the launcher."""
+"""The base of every room: errors, atomic files, the log's lines, and reports to the launcher."""

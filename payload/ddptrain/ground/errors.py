@@ -6,9 +6,10 @@ import importlib
 import os
 import typing
 
-# What a call on a shared filesystem returns once its client or its server has failed (errno.h): FUSE's ends open calls
-# with ECONNABORTED and later ones with ENOTCONN, and one that was started again knows no open file, hence EBADF.
-# Lustre and CephFS give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT.
+# What a call on a shared filesystem returns once its client or its server has failed (errno.h):
+# FUSE's ends open calls with ECONNABORTED and later ones with ENOTCONN, and one that was started
+# again knows no open file, hence EBADF. Lustre and CephFS give ESHUTDOWN to a client that was cut
+# off, NFS ESTALE and ETIMEDOUT.
 OF_FILESYSTEM = frozenset(
     (
         errno.EIO,
@@ -36,7 +37,10 @@ class Cause(typing.NamedTuple):
 
 
 class UserError(Exception):
-    """The request cannot be fulfilled. `str()` is one line: what failed, on what, and the remedy."""
+    """The request cannot be fulfilled.
+
+    `str()` is one line: what failed, on what, and the remedy.
+    """
 
     def __init__(self, message: str, *, retry: bool = False) -> None:
         super().__init__(" ".join(message.split()))
@@ -44,7 +48,7 @@ class UserError(Exception):
 
 
 class LostError(UserError):
-    """Another rank was lost, for a reason unknown here; a rank that knows it has reported it already."""
+    """Another rank was lost, for a reason unknown here; a rank that knows it has reported it."""
 
 
 class SharedError(UserError):
@@ -64,7 +68,7 @@ class PeerError(Exception):
 
 
 def cause_of(e: BaseException) -> Cause | None:
-    """Find the refusal of the operating system in an exception and those that led to it; a filesystem's goes first."""
+    """Find the operating system's refusal in an exception or its causes, a filesystem's first."""
     found = [cause for one in _chain(e) if (cause := _own_cause(one))]
     of_filesystem = [cause for cause in found if cause.is_of_filesystem]
     return next(iter([*of_filesystem, *found]), None)

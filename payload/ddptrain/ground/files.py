@@ -1,7 +1,8 @@
 """Files on a shared filesystem: a name holds the whole content or does not exist.
 
-Close-to-open consistency is what NFS and JuiceFS give, and a rename within one folder is atomic on both, as on CephFS
-and Lustre; so everything is written under another name, synced, closed and renamed.
+Close-to-open consistency is what NFS and JuiceFS give, and a rename within one folder is atomic on
+both, as on CephFS and Lustre; so everything is written under another name, synced, closed and
+renamed.
 """
 
 import collections.abc
@@ -64,7 +65,10 @@ def describe(e: Exception) -> tuple[str, bool]:
 
 
 def need_folder(folder: pathlib.Path, flag: str) -> None:
-    """Make a folder, and prove by a file that this process can write there. Raises UserError naming the flag."""
+    """Make a folder, and check with a file that this process can write there.
+
+    Raises UserError, which names the flag.
+    """
     probe = folder / f".{uuid.uuid4().hex[:12]}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +79,10 @@ def need_folder(folder: pathlib.Path, flag: str) -> None:
 
 
 def need_outputs(run_dir: pathlib.Path | None, by_flag: dict[str, pathlib.Path | None]) -> None:
-    """Prove that all outputs can be written later. Raises UserError naming the flag that cannot be."""
+    """Check that all outputs can be written later.
+
+    Raises UserError, which names the flag of the first that cannot.
+    """
     if run_dir is not None:
         need_folder(run_dir, "--run-dir")
     for flag, path in by_flag.items():
@@ -109,7 +116,7 @@ def sync_directory(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> collections.abc.Generator[typing.BinaryIO, None, None]:
-    """Yield a file that takes the place of `path` when the block ends well, and leaves nothing when it does not."""
+    """Yield a file that replaces `path` if the block succeeds, and is removed otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tmp = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
@@ -125,7 +132,7 @@ def replacing(path: pathlib.Path) -> collections.abc.Generator[typing.BinaryIO, 
 
 
 def read_records(path: pathlib.Path) -> list[dict[str, typing.Any]]:
-    """Return the objects of a metrics.jsonl; a line cut short by a crash is skipped, no file is an empty list."""
+    """Return the objects of a metrics.jsonl, [] without a file, except a line cut by a crash."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -148,7 +155,10 @@ def write_json(path: pathlib.Path, value: object, *, indent: int | None = 2) -> 
 
 
 def read_json(path: pathlib.Path) -> dict[str, typing.Any]:
-    """Return the JSON object in `path`. Raises ValueError (naming it) when it holds anything else, and OSError."""
+    """Return the JSON object in `path`.
+
+    Raises OSError, and ValueError, which names the file, if it holds anything else.
+    """
     try:
         value = json.loads(path.read_bytes())
     except ValueError as e:
@@ -182,7 +192,7 @@ def crc32(path: pathlib.Path) -> int:
 def retried(
     action: collections.abc.Callable[[], _T], *, attempts: int = 3, pause_s: float = 0.5
 ) -> _T:
-    """Return `action()`, tried again after the errors that a network filesystem gets over by itself (EIO, ESTALE)."""
+    """Return `action()`, repeated after errors that pass on a network filesystem (EIO, ESTALE)."""
     for attempt in range(1, attempts + 1):
         try:
             return action()
@@ -194,7 +204,7 @@ def retried(
 
 
 def free_bytes(path: pathlib.Path) -> int:
-    """Return how much an ordinary user may still write below `path`, or its nearest folder that exists."""
+    """Return the bytes that a user may still write below `path`, or its nearest existing folder."""
     stats = os.statvfs(
         next(found for found in (path, *path.absolute().parents) if os.path.lexists(found))
     )

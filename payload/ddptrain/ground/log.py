@@ -1,7 +1,8 @@
 r"""The lines of a run's log that people look for: `INFO:ddptrain:[TRAIN] step=10 loss=2.31`.
 
-The Kubernetes guide's trainer prints the same form, so the same `egrep "\[DDP\]|\[TRAIN\]|\[EPOCH\]|\[DONE\]"` finds
-them. A line stays under 1 KiB: `srun --label` cuts longer ones into pieces.
+The Kubernetes guide's trainer prints the same form, so the same
+`egrep "\[DDP\]|\[TRAIN\]|\[EPOCH\]|\[DONE\]"` finds them. A line stays under 1 KiB: `srun --label`
+cuts longer ones into pieces.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""The options of the commands, and the settings that a run records. Needs neither torch nor the data."""
+"""The options of the commands, and the settings that a run records, without torch or data."""

@@ -19,7 +19,7 @@ _COMMANDS = {
 
 
 def parser_of(command: str, prog: str, hidden: tuple[str, ...] = ()) -> flags.Parser:
-    """Return the parser of a command, which names itself as the user types it; its help leaves out `hidden`."""
+    """Return the parser of a command, named as the user types it; its help leaves out `hidden`."""
     parser = flags.Parser(prog=prog, allow_abbrev=False)
     add_arguments, _ = _COMMANDS[command]
     add_arguments(parser, hidden=hidden)
@@ -48,7 +48,7 @@ def _check_model(settings: config.Config | smoke_options.Options) -> None:
 
 
 def changes(words: collections.abc.Sequence[str]) -> list[str]:
-    """Return the settings that a training resumed in this folder changes, in words, with the step."""
+    """Return the settings that a resumed training here changes, in words, with the step."""
     parser = parser_of("train", "train")
     asked = config.check(parser.parse_args(words))
     return [str(change) for change in recipe.announced(pathlib.Path(), asked)]
@@ -62,8 +62,8 @@ def settings_of(words: collections.abc.Sequence[str]) -> recipe.Record:
 def main() -> None:
     """Answer a request on standard input.
 
-    The answer is an error or null for each command line, the changes of a resumed run, the settings of a command line,
-    or the help.
+    The answer is an error or null for each command line, the changes of a resumed run, the settings
+    of a command line, or the help.
     """
     request = json.load(sys.stdin)
     command = request["command"]

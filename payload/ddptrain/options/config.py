@@ -1,9 +1,9 @@
-"""Settings of a training: declared once, read from flags and a file, completed, printed back and kept whole.
+"""Settings of a training: declared once, read from flags and a file, completed and recorded.
 
 The file is the config.json that a run keeps: given back, it is the same training.
 
-A value comes from, first that has one: the flag, the file, the record of the run that goes on (recipe.py), the defaults
-of the device.
+A value comes from, first that has one: the flag, the file, the record of the run that goes on
+(recipe.py), the defaults of the device.
 """
 
 # ruff: noqa: RUF009 - flags.setting returns a dataclasses.field
@@ -46,7 +46,7 @@ _GROUPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A training's settings: as they are asked for, with None where nothing was given, or completed.
+    """A training's settings: as given, with None for those that were not, or completed.
 
     Types describe completed settings; only the optional ones may stay None.
     """
@@ -199,16 +199,17 @@ def profiled_ranks(text: str) -> frozenset[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser, hidden: tuple[str, ...] = ()) -> None:
-    """Declare `--config` and a flag for every setting of a training; the help leaves out `hidden`."""
+    """Declare `--config` and a flag for every setting; the help leaves out `hidden`."""
     text = "settings, such as a run's config.json; a flag beside it wins"
     parser.add_argument("--config", type=_Path, help=text)
     flags.declare(parser, Config, _GROUPS, hidden)
 
 
 def check(args: argparse.Namespace) -> Config:
-    """Return the settings given by file and flags, each checked. Raises UserError naming the one that cannot be.
+    """Return the settings given by file and flags, each checked.
 
-    Settings of the attempt have their defaults already: no record of a run can fill them.
+    Settings of the attempt have their defaults already: no record of a run can fill them. Raises
+    UserError, which names the first invalid one.
     """
     values = _given(args)
     _need(values)
@@ -231,7 +232,10 @@ def _given(args: argparse.Namespace) -> dict[str, typing.Any]:
 
 
 def _need(values: dict[str, typing.Any]) -> None:
-    """Take the run's folder from the job if it is not given. Raises UserError if something needed is missing."""
+    """Take the run's folder from the job if it is not given.
+
+    Raises UserError if something needed is missing.
+    """
     from_job = os.environ.get("RUN_DIR")
     if "run_dir" not in values and from_job:
         values["run_dir"] = pathlib.Path(from_job)
@@ -295,7 +299,7 @@ def _filled(settings: Config, values: collections.abc.Mapping[str, typing.Any]) 
 def without_other_length(
     values: collections.abc.Mapping[str, typing.Any], chosen: collections.abc.Collection[str]
 ) -> dict[str, typing.Any]:
-    """Return the values without steps and epochs if one of them is chosen elsewhere: they exclude each other."""
+    """Return the values without steps and epochs, which exclude each other, if either is chosen."""
     if any(name in chosen for name in LENGTH):
         return {name: value for name, value in values.items() if name not in LENGTH}
     return dict(values)
@@ -311,7 +315,7 @@ def as_record(settings: Config) -> dict[str, typing.Any]:
 
 
 def from_record(table: collections.abc.Mapping[str, typing.Any]) -> dict[str, typing.Any]:
-    """Return the settings in a run's record, of any release, without those that this release does not know."""
+    """Return the settings in a run's record, of any release, without those unknown to this one."""
     values: dict[str, typing.Any] = {}
     for name, value in table.items():
         if name in _FIELDS and value is not None:

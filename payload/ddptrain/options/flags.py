@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 def option(
     default: typing.Any, text: str, kind: type | None = None, **more: typing.Any
 ) -> typing.Any:
-    """Make the field of an option: `more` are bounds, choices, a `short` flag, and what argparse takes."""
+    """Make an option's field; `more` are bounds, choices, `short` and argparse's arguments."""
     about = {"text": text, "kind": kind or type(default), "default": default, **more}
     return dataclasses.field(default=default, metadata=about)
 
@@ -100,7 +100,10 @@ def _help(field: typing.Any) -> str:
 
 
 def given(args: argparse.Namespace, options: typing.Any) -> typing.Any:
-    """Return the options that `declare` has declared, each checked. Raises UserError naming the one that cannot be."""
+    """Return the options that `declare` has declared, each checked.
+
+    Raises UserError, which names the first invalid one.
+    """
     values: dict[str, typing.Any] = {}
     for field in dataclasses.fields(options):
         value = getattr(args, field.name)

@@ -1,7 +1,8 @@
-"""The recipe of a run: the settings in its record, and their changes. Needs neither torch nor the data.
+"""The recipe of a run: the recorded settings, and their changes, without torch or data.
 
-A resumed run keeps its settings: those not given again come from its config.json, not from today's defaults.
-A setting that is given and differs appears in the log and in the record, with the step at which it changed.
+A resumed run keeps its settings: those not given again come from its config.json, not from today's
+defaults. A setting that is given and differs appears in the log and in the record, with the step at
+which it changed.
 """
 
 import collections.abc
@@ -59,7 +60,7 @@ def read(run_dir: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def settings_of(record: Record, *, is_own: bool) -> dict[str, typing.Any]:
-    """Return the settings that a run inherits, from its own record or from the run that it starts from."""
+    """Return the settings that a run inherits, from its own record or from its origin's."""
     known = config.from_record(record)
     if is_own:
         return {name: value for name, value in known.items() if name not in config.OF_ATTEMPT}
@@ -69,7 +70,8 @@ def settings_of(record: Record, *, is_own: bool) -> dict[str, typing.Any]:
 def changes(before: Record, after: Record, step: int) -> list[Change]:
     """Return the settings that differ between two records, in the order of their declaration.
 
-    The number of steps stands for the number of epochs, too. A setting that an old record lacks has not changed.
+    The number of steps stands for the number of epochs, too. A setting that an old record lacks has
+    not changed.
     """
     found: list[Change] = []
     for name in config.names():

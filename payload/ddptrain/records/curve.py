@@ -15,7 +15,7 @@ Record = dict[str, typing.Any]
 
 
 def draw(records: collections.abc.Sequence[Record], path: pathlib.Path, title: str) -> None:
-    """Write the loss curve as a PNG: training loss per step, its running mean, validation loss if there is one."""
+    """Write the loss curve as a PNG: training loss, its running mean, validation loss if any."""
     steps = _points(records, "step", "loss")
     evals = _points(records, "eval", "val_loss")
     # No display is needed, and the caches are in a folder that can be written

@@ -1,4 +1,7 @@
-"""metrics.jsonl: all that is plotted or exported, an object a line (docs/reference/run-directory.md)."""
+"""metrics.jsonl: all plotted or exported values, an object a line.
+
+Documented in docs/reference/run-directory.md.
+"""
 
 import json
 import os
@@ -18,8 +21,8 @@ Record = dict[str, typing.Any]
 class Metrics:
     """An attempt's lines of a metrics.jsonl, which the trackers get, too.
 
-    `start` is the first record of this attempt. Its `step` is the one to continue from: records of later steps are
-    dropped, except the starts of earlier attempts.
+    `start` is the first record of this attempt. Its `step` is the one to continue from: records of
+    later steps are dropped, except the starts of earlier attempts.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""metrics.jsonl of a script: a thread appends the lines, so that a slow disk never holds the script up.
+"""metrics.jsonl of a script, appended by a thread, so that a slow disk never delays the script.
 
 Lines of earlier attempts stay; of two lines with a step, readers take the later one.
 """
@@ -44,7 +44,10 @@ class ScriptLog:
         self._at_exit = util.Finalize(None, self.end, exitpriority=0)
 
     def add(self, at: object, metrics: dict[str, object]) -> None:
-        """Take a line. Values other than numbers, texts and tensors of one element are left out, with a warning."""
+        """Take a line.
+
+        Values other than numbers, texts and tensors of one element are left out, with a warning.
+        """
         record: Record = {"kind": "step", "time": time.time()}
         self._put(record, "step", at)
         for name, value in metrics.items():
@@ -120,7 +123,10 @@ class ScriptLog:
 
 
 def _plain(value: typing.Any) -> object:
-    """Return a value as JSON has it, NaN and infinities in Python's spelling. Passes on the value's own errors."""
+    """Return a value for JSON, NaN and infinities in Python's spelling.
+
+    Raises the value's own errors.
+    """
     if hasattr(value, "item"):  # of torch, NumPy, JAX: one element
         value = value.item()
     if isinstance(value, str):

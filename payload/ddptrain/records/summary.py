@@ -21,8 +21,9 @@ def write(
 ) -> Record:
     """Write the summary of a run that has ended well, on rank 0, and return it.
 
-    It is summary.json, as docs/reference/run-directory.md describes it, and behind the figures of the Kubernetes
-    guide's trainer the file of --report-json. Losses are in nats, times in seconds; rates are over all ranks.
+    It is summary.json, as docs/reference/run-directory.md describes it, and behind the figures of
+    the Kubernetes guide's trainer the file of --report-json. Losses are in nats, times in seconds;
+    rates are over all ranks.
     """
     summary = {
         "nodes": world.num_nodes,

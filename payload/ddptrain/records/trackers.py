@@ -1,8 +1,9 @@
 """MLflow, W&B and TensorBoard: copies of metrics.jsonl. None may stop or slow a training.
 
-Each library sends in the background itself: MLflow's asynchronous logging, W&B's process, TensorBoard's thread.
-Records that MLflow's server missed are sent from metrics.jsonl at the end, or by the next attempt. Only rank 0 tracks.
-A run has one MLflow run, whose id is kept in the run's `tracking.json`.
+Each library sends in the background itself: MLflow's asynchronous logging, W&B's process,
+TensorBoard's thread. Records that MLflow's server missed are sent from metrics.jsonl at the end, or
+by the next attempt. Only rank 0 tracks. A run has one MLflow run, whose id is kept in the run's
+`tracking.json`.
 """
 
 # pyright: basic
@@ -34,7 +35,8 @@ _SENT = "sent_step"  # the tag of an MLflow run: the server has all records up t
 _FIGURES = ("best_loss", "tokens_per_second", "samples_per_second", "mfu")  # of the summary
 _STATES = {"done": "FINISHED", "failed": "FAILED", "preempted": "SCHEDULED"}
 _MLFLOW = {
-    # One try of some seconds for each call: a server that does not respond must not hold a thread for minutes
+    # One try of some seconds for each call: a server that does not respond must not hold a thread
+    # for minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_ASYNC_LOGGING_THREADPOOL_SIZE": "1",
@@ -134,7 +136,7 @@ class MLflow:
             self._send_waiting()
 
     def close(self, summary: Record) -> None:
-        """Send missing records, the summary's figures, the final state and the run's small files."""
+        """Send missing records, the summary's figures, the final state and the small files."""
         self._ending.set()
         self._opening.join()
         for is_last in (False, True):  # a server that is restarted gets a second chance
@@ -165,7 +167,7 @@ class MLflow:
                 return
 
     def _open(self) -> None:
-        """Find the run's MLflow run, or make it, and send the missing records of earlier attempts."""
+        """Find or make the run's MLflow run, and send the missing records of earlier attempts."""
         for name, value in _MLFLOW.items():
             os.environ.setdefault(name, value)
         from mlflow import entities, tracking  # pyright: ignore[reportMissingImports] - only where tracking is asked for
@@ -213,7 +215,7 @@ class MLflow:
         return str(folder / "artifacts")
 
     def _describe(self, run_id: str, known: Record) -> None:
-        """Log the options that MLflow does not know yet: it refuses another value of one that it does."""
+        """Log options that are new to MLflow, which refuses another value for a known one."""
         params: list[typing.Any] = []
         for name, value in _config(self.run_dir).items():
             if name not in known:
@@ -292,7 +294,7 @@ class MLflow:
 
 
 def _say_once(name: str) -> None:
-    """Let a library's logger report its first failure only: a dead server gives one every few seconds."""
+    """Let a logger report only its first failure: a dead server causes one every few seconds."""
     logger = logging.getLogger(name)
     if not logger.filters:
         first = iter([True])
@@ -300,7 +302,7 @@ def _say_once(name: str) -> None:
 
 
 class WandB:
-    """Offline runs of Weights & Biases in the run's folder `wandb/`, one for each attempt, all with one id."""
+    """Offline runs of Weights & Biases in the run's `wandb/`, one per attempt, all with one id."""
 
     def __init__(self, run_dir: pathlib.Path) -> None:
         """Begin an offline run; `wandb sync` joins the runs of all attempts."""
@@ -389,7 +391,7 @@ def _figures(record: Record) -> _Figures:
 
 
 def targets(run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]) -> dict[str, Begin]:
-    """Return how to begin each tracker that the environment asks for: MLFLOW_TRACKING_URI and the flags of 1."""
+    """Return how to begin each tracker that MLFLOW_TRACKING_URI and the flags of 1 ask for."""
     found: dict[str, Begin] = {}
     uri = env.get(URI, "").strip()
     if uri:
@@ -402,7 +404,10 @@ def targets(run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]) -> di
 
 
 def store_uri(uri: str) -> str:
-    """Return the URI to track to: a path becomes an SQLite store in it, as MLflow since 3.13 refuses plain files."""
+    """Return the tracking URI, an SQLite store for a path.
+
+    MLflow since 3.13 refuses plain files.
+    """
     path = uri.removeprefix("file://") if uri.startswith("file:") else uri
     if "://" in path:
         return uri.rstrip("/")

@@ -1,6 +1,7 @@
 """The names of submitit 1.5: `from ddptrain import submitit` in place of `import submitit`.
 
-Jobs are runs of ddp: checked before they are queued, started with torchrun's variables, listed by `ddp list`.
+Jobs are runs of ddp: checked before they are queued, started with torchrun's variables, listed by
+`ddp list`.
 """
 
 from ddptrain.functions.errors import FailedJobError, UncompletedJobError

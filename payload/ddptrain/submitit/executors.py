@@ -1,4 +1,4 @@
-"""submitit's executors: `submit`, `map_array`, `submit_array` and `batch()` with ddp, here, or in this process."""
+"""submitit's executors, with ddp, here, or in this process: `submit`, `map_array` and so on."""
 
 import abc
 import collections.abc
@@ -64,7 +64,7 @@ class Executor(abc.ABC):
 
     @contextlib.contextmanager
     def batch(self, allow_implicit_submissions: bool = False) -> collections.abc.Generator[None]:
-        """Submit what is submitted within as an array of jobs, when the block ends without an error."""
+        """Submit the block's functions as an array of jobs, when it ends without an error."""
         del allow_implicit_submissions  # a job is known once the block has ended
         if self._batch is not None:
             raise RuntimeError('"with executor.batch()" cannot be nested')
@@ -157,7 +157,10 @@ class DebugExecutor(Executor):
 
 
 class AutoExecutor(Executor):
-    """Submits with ddp if there is one here, else starts processes; `cluster` is slurm, local or debug."""
+    """Submits with ddp if it is installed, or starts processes here.
+
+    `cluster` is slurm, local or debug.
+    """
 
     def __init__(
         self, folder: str | pathlib.Path = ".", cluster: str | None = None, **given: typing.Any

@@ -29,10 +29,10 @@ def DelayedSubmission(  # noqa: N802 - submitit's name
 
 
 class Checkpointable:
-    """A callable whose state goes on: shortly before the job is stopped, `checkpoint` says what is called next time."""
+    """A callable that keeps its state: before a stop, `checkpoint` returns the next call."""
 
     def checkpoint(self, *args: typing.Any, **kwargs: typing.Any) -> calls.Call:
-        """Return the call for the next start of the job: this object as it is now, with the same arguments."""
+        """Return the call for the job's next start: this object now, with the same arguments."""
         return calls.Call(typing.cast(typing.Any, self), args, kwargs)
 
 

@@ -25,16 +25,22 @@ class Paths:
 
 
 class Job(jobs.Job[R]):
-    """A job of an executor; `result()` raises FailedJobError, whose cause is the rank's exception."""
+    """A job of an executor; `result()` raises FailedJobError, caused by the rank's exception."""
 
     num_tasks = 1
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for its end and return rank 0's result. Raises FailedJobError or UncompletedJobError."""
+        """Wait for the job's end and return rank 0's result.
+
+        Raises FailedJobError or UncompletedJobError.
+        """
         return self.results(timeout)[0]
 
     def exception(self, timeout: float | None = None) -> errors.UncompletedJobError | None:
-        """Wait for its end and return its failure, with the first failing rank's trace; None if it succeeded."""
+        """Wait for the job's end; return its failure with the first failed rank's trace.
+
+        None if it succeeded.
+        """
         found = super().exception(timeout)
         if found is None or isinstance(found, errors.UncompletedJobError):
             return found
@@ -49,7 +55,7 @@ class Job(jobs.Job[R]):
         return Paths(self.folder, log, log, self.folder / calls.FILE)
 
     def stdout(self) -> str | None:
-        """Return the last lines of the log, which holds both outputs of all ranks; None before it exists."""
+        """Return the last lines of the log, with all ranks' outputs, or None before it exists."""
         try:
             return self.log()
         except errors.FunctionError:

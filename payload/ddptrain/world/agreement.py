@@ -1,7 +1,8 @@
 """Agreement between ranks: small values, by torch's collectives on a gloo group.
 
-Rank 0 gathers every rank's share and broadcasts what follows from them. gloo's own sum passes each share around a ring
-of the ranks: 32 ranks on two cores took 53 ms by it, and 7 ms by a gather and a broadcast (torch 2.13).
+Rank 0 gathers every rank's share and broadcasts what follows from them. gloo's own sum passes each
+share around a ring of the ranks: 32 ranks on two cores took 53 ms by it, and 7 ms by a gather and a
+broadcast (torch 2.13).
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -102,9 +103,10 @@ class Agreed:
 
 
 class Agreement:
-    """Whether to stop, decided by all ranks at the same step. Any rank's signal counts, and rank 0's look at the file.
+    """A stop that all ranks decide at the same step, by any rank's signal or rank 0's stop file.
 
-    The ranks agree about each `target_s`, at a step that all of them know; every other step costs one comparison.
+    The ranks agree about each `target_s`, at a step that all of them know; every other step costs
+    one comparison.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class Agreement:
         values: collections.abc.Sequence[float] = (),
         own: float = 0.0,
     ) -> Agreed:
-        """Decide with the other ranks, which all call it, and exchange `values` and `own` in the same messages.
+        """Decide with the other ranks, which all call it; exchange `values` and `own` as well.
 
         `elapsed_s` is the time of the steps since the last agreement.
         """
@@ -147,7 +149,10 @@ class Agreement:
         return float(min(self._at_most, max(1, wanted)))
 
     def stop_by(self) -> float | None:
-        """Return until when the ranks have time to stop, if the file that asks for it has the time. Rank 0 only."""
+        """Return until when the ranks have time to stop, if the stop file has the time.
+
+        Only rank 0 calls it.
+        """
         if self._stop_file is None:
             return None
         try:

@@ -1,8 +1,9 @@
 """A failure of one rank ends all of them within seconds, and the first one that fails reports why.
 
-A thread on each rank reads one key of the rendezvous store. A rank that must give up writes that key, and all the
-others leave, even out of a collective. The first one to give up reports why, in the log and in the run's files, before
-it alerts the others: their own errors are only a consequence.
+A thread on each rank reads one key of the rendezvous store. A rank that must give up writes that
+key, and all the others leave, even out of a collective. The first one to give up reports why, in
+the log and in the run's files, before it alerts the others: their own errors are only a
+consequence.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -59,7 +60,7 @@ class Alarm:
             signal.set_wakeup_fd(self._arrivals[1], warn_on_full_buffer=False)
 
     def start(self) -> None:
-        """Leave from now on when another rank gives up, the store's host is lost, or an end is overdue."""
+        """Leave from now on if another rank gives up, the store is lost, or an end is overdue."""
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._thread.start()
 
@@ -75,7 +76,10 @@ class Alarm:
         return True
 
     def give_up(self, e: Exception) -> None:
-        """Report why this rank ends, in the log and to the others. Raises PeerError if another one was first."""
+        """Report why this rank ends, in the log and to the others.
+
+        Raises PeerError if another one was first.
+        """
         self.stop()
         reported = self._reported_by_another()
         if reported is not None:
@@ -96,7 +100,7 @@ class Alarm:
                 time.sleep(2 * WATCH_S)  # this process holds the store: let the others read it
 
     def cause_of(self, e: BaseException) -> errors.Cause | None:
-        """Find the refusal of the operating system on this rank's node, or on the one that reported it."""
+        """Find the operating system's refusal, on this rank's node or on the reporting one."""
         cause = errors.cause_of(e)
         if cause is None or cause.node:
             return cause
@@ -106,7 +110,8 @@ class Alarm:
         while not self._over.wait(WATCH_S):
             self._look_for_signals()
             if time.monotonic() > self._ends_at and not self.stop_requested.is_set():
-                # Python's own handler has not run: the main thread stands in a collective, and SIGKILL comes next.
+                # Python's own handler has not run: the main thread stands in a collective, and
+                # SIGKILL comes next.
                 self._ends_at = math.inf
                 self._leave_stuck()
             elif self.store is not None:
@@ -166,7 +171,7 @@ class Alarm:
 
 
 def leave(code: int) -> typing.NoReturn:
-    """End this process at once: with a peer lost, an orderly end could wait in a collective for minutes."""
+    """End this process at once: with a peer lost, an orderly end could hang for minutes."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

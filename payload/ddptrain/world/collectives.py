@@ -1,7 +1,8 @@
 """The ranks' network measured as nccl-tests does, in its table, with every result checked.
 
-Sizes, counts, algbw and busbw mean what they mean there (its doc/PERFORMANCE.md): GB is 1e9 bytes, the time of a size
-is the mean of its iterations, then over the ranks. `#wrong` counts the elements whose bits differ (exchanges.py).
+Sizes, counts, algbw and busbw mean what they mean there (its doc/PERFORMANCE.md): GB is 1e9 bytes,
+the time of a size is the mean of its iterations, then over the ranks. `#wrong` counts the elements
+whose bits differ (exchanges.py).
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -73,7 +74,10 @@ add_arguments = functools.partial(flags.declare, options=Options)
 
 
 def check(args: argparse.Namespace) -> Options:
-    """Return the options; what depends on the device is completed later. Raises UserError naming the flag."""
+    """Return the options; those that depend on the device are completed later.
+
+    Raises UserError, which names the flag.
+    """
     options = flags.given(args, Options)
     known = tuple(exchanges.COLLECTIVES)
     wanted = known if options.collective == "all" else tuple(options.collective.split(","))
@@ -240,7 +244,7 @@ class Bench:
     def _fill(
         self, collective: exchanges.Collective, b: exchanges.Buffers, *, inside: bool
     ) -> None:
-        """Give both buffers their values before a checked call; what must be overwritten holds something else."""
+        """Fill both buffers before a checked call, with other values where results will go."""
         if collective.reduces:
             values = self.coder.reducible(b.rank, b.send.numel())
         elif collective.sends == 0:

@@ -1,9 +1,9 @@
-"""Training over slow links: sites train by themselves and exchange what they learned every few steps.
+"""Training over slow links: sites train by themselves and exchange their progress periodically.
 
-Every H steps the sites take the mean of how far each has come from the anchor, the parameters that all had after the
-last exchange, and an outer SGD with Nesterov momentum moves the anchor by it: DiLoCo (arXiv 2311.08105, 2407.07852).
-The mean travels in bf16, 2 bytes a parameter. At equal pretraining loss, scores after fine-tuning were seen worse than
-with DDP (arXiv 2511.13761).
+Every H steps the sites take the mean of how far each has come from the anchor, the parameters that
+all had after the last exchange, and an outer SGD with Nesterov momentum moves the anchor by it:
+DiLoCo (arXiv 2311.08105, 2407.07852). The mean travels in bf16, 2 bytes a parameter. At equal
+pretraining loss, scores after fine-tuning were seen worse than with DDP (arXiv 2511.13761).
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -20,11 +20,12 @@ from torch import Tensor
 from ddptrain.world import sites
 
 MOMENTUM = 0.9
-# The outer learning rate for exchanges every so many steps or fewer. By simulation, two sites, 0.6M parameters, 1500
-# steps: every 10 steps 0.3 has a loss 0.4 % below that of 0.7; 0.7 is that of the papers for H of 50 and more
+# The outer learning rate for exchanges every so many steps or fewer. By simulation, two sites, 0.6M
+# parameters, 1500 steps: every 10 steps 0.3 has a loss 0.4 % below that of 0.7; 0.7 is that of the
+# papers for H of 50 and more
 RATES = ((10, 0.3), (None, 0.7))
-# While the learning rate warms up, the sites take the plain mean this often. Without it H=10 ended 22 % above the loss
-# of DDP and H=50 3 %; with it 2 % below and equal
+# While the learning rate warms up, the sites take the plain mean this often. Without it H=10 ended
+# 22 % above the loss of DDP and H=50 3 %; with it 2 % below and equal
 WARMUP_EVERY = 10
 PARTS = 4  # of an exchange, which travel at once: gloo waits for a round trip every MiB or two
 
@@ -46,7 +47,10 @@ class Rhythm:
     steps: int = sys.maxsize
 
     def is_due(self, step: int) -> bool:
-        """Return whether the sites exchange after a step. An epoch ends with an exchange: it evaluates and saves."""
+        """Return whether the sites exchange after a step.
+
+        An epoch ends with an exchange: it evaluates and saves.
+        """
         if step % self.epoch_steps == 0 or step in (self.warmup, self.steps):
             return True
         if step < self.warmup:
@@ -61,12 +65,15 @@ class Rhythm:
         return later - step
 
     def outer(self, step: int) -> tuple[float, float]:
-        """Return the rate and the momentum of an exchange: those of a plain mean during the warm-up."""
+        """Return an exchange's rate and momentum; during the warm-up they give a plain mean."""
         return (1.0, 0.0) if step <= self.warmup else (self.lr, self.momentum)
 
 
 class Exchange:
-    """The outer optimiser of a site. The leader holds its state: the anchor and the momentum, fp32, shape (N,)."""
+    """The outer optimiser of a site.
+
+    The leader holds its state: the anchor and the momentum, fp32, shape (N,).
+    """
 
     def __init__(
         self, parameters: collections.abc.Iterable[torch.nn.Parameter], within: sites.Sites
@@ -99,7 +106,10 @@ class Exchange:
 
     @torch.no_grad()
     def __call__(self, lr: float, momentum: float) -> None:
-        """Move the anchor by what the sites learned, and give all ranks its values. Every rank calls it."""
+        """Move the anchor by the sites' progress, and give all ranks its values.
+
+        Every rank calls it.
+        """
         began = time.perf_counter()
         if self._sites.leads:
             self._move(lr, momentum)
@@ -149,7 +159,7 @@ class Loop:
 
     @property
     def group(self) -> typing.Any:
-        """Return the process group of this site's ranks, for DistributedDataParallel; None if it has one."""
+        """Return the process group of this site's ranks for DDP, or None if it has one rank."""
         return self._link.sites.group if self._link.sites.size > 1 else None
 
     def state_dict(self) -> dict[str, Tensor]:

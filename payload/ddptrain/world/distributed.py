@@ -1,8 +1,8 @@
 """One world of ranks: started by torchrun or alone, ended together.
 
-Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always gloo) moves the
-small values of agreement.py, so that nothing small ever waits behind a GPU. A rank that fails takes the others with
-it (alarm.py).
+Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always
+gloo) moves the small values of agreement.py, so that nothing small ever waits behind a GPU. A rank
+that fails takes the others with it (alarm.py).
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -53,7 +53,10 @@ class World(agreement.Peers):
 
     @property
     def backend(self) -> str:
-        """Return the transport of gradients: NCCL refuses two ranks on one card, as MIG instances may be."""
+        """Return the gradients' transport.
+
+        NCCL refuses two ranks on one card, and MIG instances may be on one card.
+        """
         if self.device.type != "cuda":
             return "gloo"
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -66,10 +69,11 @@ class World(agreement.Peers):
         return os.environ.get(f"{self.backend.upper()}_SOCKET_IFNAME")
 
     def leave(self, *, with_script: bool) -> None:
-        """Wait for all ranks and take down the group that `adopted` made, and on request those of the script.
+        """Wait for all ranks and remove the group that `adopted` made, and on request the script's.
 
-        A group's threads end with the last reference to it. One that still releases the tensors of its last collective
-        when the interpreter ends takes the whole process down with SIGABRT (torch 2.13; pytorch issue 190489).
+        A group's threads end with the last reference to it. One that still releases the tensors of
+        its last collective when the interpreter ends takes the whole process down with SIGABRT
+        (torch 2.13; pytorch issue 190489).
         """
         self.barrier()
         if self.control is not None:
@@ -80,7 +84,7 @@ class World(agreement.Peers):
 
     @contextlib.contextmanager
     def together(self) -> collections.abc.Iterator[None]:
-        """Run the block on every rank; when it fails on any, every rank raises, so that none waits for another."""
+        """Run the block on every rank; if it fails on any, all raise, so that none waits."""
         own: Exception | None = None
         try:
             yield
@@ -98,7 +102,7 @@ class World(agreement.Peers):
         raise errors.SharedError(text, retry=retry, cause=cause) from own
 
     def _first_report(self, own: Exception | None) -> typing.Any:
-        """Return rank, host, text, whether to retry, and the cause of the first rank that failed."""
+        """Return rank, host, text, whether to retry, and the cause of the first failed rank."""
         report = None
         if own is not None:
             text, retry = files.describe(own)
@@ -115,10 +119,11 @@ def joined(
     *,
     timeout_minutes: float = flags.TIMEOUT_MINUTES,
 ) -> collections.abc.Iterator[World]:
-    """Yield the world, and take it down at the end. If a rank has a `problem`, all learn of it and none enters.
+    """Yield the world, and take it down at the end; if a rank has a `problem`, none enters.
 
-    From then on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises on some ranks, the
-    first of them calls `report` with its exception, which goes on; then the others leave, with PeerError if they can.
+    From then on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises on
+    some ranks, the first of them calls `report` with its exception, which goes on; then the others
+    leave, with PeerError if they can.
     """
     world, store = _join(device, problem, report, timeout_minutes)
     try:
@@ -147,7 +152,7 @@ def joined(
 
 
 def adopted() -> World:
-    """Return the world of a script that has connected its ranks itself, with another gloo group for agreements.
+    """Return the world of a script that has connected its ranks, with a gloo group for agreements.
 
     From now on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. All ranks call it.
     """
@@ -171,7 +176,7 @@ def adopted() -> World:
 def _join(
     wanted: str, problem: str | None, report: alarm.Report, timeout_minutes: float
 ) -> tuple[World, typing.Any]:
-    """Return the world, once all ranks have met and watch each other, and the store to connect them by."""
+    """Return the world, once all ranks have met and watch each other, and the store."""
     here = rendezvous.place()
     device = torch.device("cpu")
     try:
@@ -214,7 +219,10 @@ def make_groups(world: World, store: typing.Any, timeout: datetime.timedelta) ->
 
 
 def _connect_lazily() -> None:
-    """Let gloo connect two ranks at their first message, not each with each: that would be 32 million connections."""
+    """Let gloo connect two ranks at their first message, not all pairs at once.
+
+    That would be 32 million connections.
+    """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # torch 2.13 reads it when it makes a group
 
 

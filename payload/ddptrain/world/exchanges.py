@@ -1,7 +1,7 @@
 """The collectives that are measured: their calls, their values, and the expected results.
 
-Values are integers that every dtype holds exactly, so a check compares bits. torch reduces and broadcasts in place
-only: out of place, all_reduce and broadcast include the copy before it.
+Values are integers that every dtype holds exactly, so a check compares bits. torch reduces and
+broadcasts in place only: out of place, all_reduce and broadcast include the copy before it.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -38,7 +38,10 @@ DTYPES: dict[str, torch.dtype] = {
 
 @dataclasses.dataclass
 class Buffers:
-    """One size's memory; `count` is the table's column, `send` and `recv` are as long as the collective needs."""
+    """Memory for one size.
+
+    `count` is the table's column; `send` and `recv` are as long as the collective needs.
+    """
 
     send: Tensor
     recv: Tensor
@@ -49,7 +52,7 @@ class Buffers:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A collective: its calls out of place and in place, the sizes of its buffers, and the expected result."""
+    """A collective: its calls out of place and in place, buffers' sizes, expected result."""
 
     out_of_place: collections.abc.Callable[[Buffers], object]
     expected: collections.abc.Callable[["Coder", Buffers], Tensor]
@@ -63,7 +66,7 @@ class Collective:
 
 
 class Coder:
-    """Makes the values: those to reduce repeat after PERIOD, so that their sum over any number of ranks is a table."""
+    """Makes values; those to reduce repeat after PERIOD, so that a table has all sums."""
 
     def __init__(self, datatype: str, size: int, device: torch.device) -> None:
         self.dtype = DTYPES[datatype]

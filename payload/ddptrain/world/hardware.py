@@ -23,7 +23,7 @@ OUTER_BYTES = 8  # of the sites' exchanges: the anchor and its momentum
 
 
 def need_disk(folder: pathlib.Path, parameters: int, num_sites: int = 0) -> None:
-    """Raise UserError when two checkpoints would not fit; they have a part for each site but the first.
+    """Raise UserError if two checkpoints would not fit, with a part for each site but the first.
 
     A part may have the site's own weights. Without exchanges there are no sites.
     """
@@ -50,8 +50,9 @@ def can_compile() -> str | None:
 def keep_memory(device: torch.device) -> None:
     """On a CPU, let the C library keep freed memory instead of returning it to the kernel.
 
-    Each step allocates what the last one freed, and glibc returns much of it to the kernel in between: page
-    faults of taking it again took a fifth to a third of a step. The most that a process holds grew by up to 5 %.
+    Each step allocates what the last one freed, and glibc returns much of it to the kernel in
+    between: page faults of taking it again took a fifth to a third of a step. The most that a
+    process holds grew by up to 5 %.
     """
     if device.type == "cpu":
         with contextlib.suppress(AttributeError, OSError):  # a C library without mallopt(3)
@@ -61,7 +62,10 @@ def keep_memory(device: torch.device) -> None:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether the device multiplies bf16 in hardware: AMX or AVX512-BF16, or compute capability 8.0."""
+    """Return whether the device multiplies bf16 in hardware.
+
+    That is AMX or AVX512-BF16, or compute capability 8.0.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     try:

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from ddptrain.ground import errors
 
 INIT_TIMEOUT_S = 120
-READ_S = 10  # for the others to read why none enters: without torchrun, the store ends with rank 0's process
+# For the others to read why none enters: without torchrun, the store ends with rank 0's process
+READ_S = 10
 _LAUNCH = "start me with torchrun"
 
 
@@ -32,7 +33,10 @@ class Place:
 
 
 def place() -> Place:
-    """Return this process's place from torchrun's environment. Raises UserError when it is contradictory."""
+    """Return this process's place from torchrun's environment.
+
+    Raises UserError if that is contradictory.
+    """
     env = os.environ
     if "RANK" not in env or "WORLD_SIZE" not in env:
         if "SLURM_STEP_ID" in env and env.get("SLURM_STEP_NUM_TASKS", "1") != "1":
@@ -59,8 +63,9 @@ def connect(here: Place) -> typing.Any:
     timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
     try:
         store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
-        # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and with it the
-        # addresses of ranks that have ended: a rank that reads one too early would wait without end.
+        # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and
+        # with it the addresses of ranks that have ended: a rank that reads one too early would wait
+        # without end.
         return dist.PrefixStore(f"attempt/{restarts()}", store)
     except (dist.DistNetworkError, dist.DistStoreError, ValueError) as e:
         where = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
@@ -71,7 +76,7 @@ def connect(here: Place) -> typing.Any:
 
 
 def second_client() -> typing.Any:
-    """Return another connection to the store, for another thread: a call on the first may wait for minutes."""
+    """Return another connection to the store for another thread: calls may wait for minutes."""
     client = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -90,10 +95,10 @@ def host() -> str:
 def meet(
     store: typing.Any, here: Place, own: dict[str, object], problem: str | None
 ) -> list[dict[str, object]]:
-    """Wait until every rank has joined, and collect their places; nothing that could hang was started yet.
+    """Wait until every rank has joined, and collect their places, before anything that could hang.
 
-    Rank 0 returns the places, the others none: to send all of them to all would take the square of the ranks' number.
-    Raises SharedError naming the absent ranks, or the first one's problem.
+    Rank 0 returns the places, the others none: to send all of them to all would take the square of
+    the ranks' number. Raises SharedError naming the absent ranks, or the first one's problem.
     """
     prefix = f"ddptrain/{restarts()}"
     store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem}))

@@ -12,9 +12,10 @@ _TRIES = 4  # the first one connects
 
 
 def measure(world: distributed.World) -> dict[str, dict[str, float]]:
-    """Return the shortest round trips in ms from each host to the others, on rank 0. Every rank calls it.
+    """Return the shortest round trips in ms between all hosts, on rank 0.
 
-    The first ranks of the hosts meet in pairs, in as many rounds as there are hosts: each with each other.
+    Every rank calls it. The first ranks of the hosts meet in pairs, in as many rounds as there are
+    hosts: each with each other.
     """
     hosts: list[str] = world.broadcast([str(member["host"]) for member in world.members])
     leaders = [hosts.index(host) for host in dict.fromkeys(hosts)]

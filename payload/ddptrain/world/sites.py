@@ -1,7 +1,7 @@
 """Sites: ranks that share a fast network. The links between sites are slow.
 
-Ranks of a site train as plain DDP among themselves. The first rank of each site leads it: leaders exchange with each
-other, and each passes on to its site what came of it.
+Ranks of a site train as plain DDP among themselves. The first rank of each site leads it: leaders
+exchange with each other, and each passes on to its site what came of it.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -20,7 +20,10 @@ NEAR = "NEAR_NODES"
 
 
 class Sites:
-    """The sites of a world, and this rank's place in them. Every rank makes one; rank 0's `place` counts."""
+    """The sites of a world, and this rank's place in them.
+
+    Every rank makes one; rank 0's `place` counts.
+    """
 
     def __init__(self, peers: agreement.Peers, place: list[int]) -> None:
         place = peers.broadcast(place)
@@ -67,7 +70,7 @@ class Sites:
 
 
 def divide(hosts: list[str], count: int | None = None) -> list[int]:
-    """Return the site of each rank, by the hosts of all: the near ones, or so many equal parts of the ranks in order.
+    """Return each rank's site, by all hosts: the near ones, or so many equal parts of the ranks.
 
     Raises UserError if the ranks do not make so many.
     """
@@ -81,7 +84,7 @@ def divide(hosts: list[str], count: int | None = None) -> list[int]:
 
 
 def _divide_by_trips(hosts: list[str]) -> list[int]:
-    """Return the site of each rank: hosts with a short round trip are one, and a host that was not measured is one.
+    """Return each rank's site: near hosts share one, hosts that were not measured do not.
 
     If all hosts would be one site, each is: whoever wants exchanges knows that the link is slow.
     """

@@ -1,8 +1,9 @@
-"""What each Python of an environment does first (`ddptrain.pth`): prepare for the end of a script that uses gloo.
+"""Runs first in each Python of an environment (`ddptrain.pth`), and delays its end for gloo.
 
-A thread of gloo releases the tensors of its last collective after the script has its result, and takes the GIL for it.
-If the interpreter ends at that moment, the process ends by SIGABRT, and a job that has done its work as FAILED (seen
-with torch 2.13; pytorch issue 190489). So the end waits until those threads are idle.
+A thread of gloo releases the tensors of its last collective after the script has its result, and
+takes the GIL for it. If the interpreter ends at that moment, the process ends by SIGABRT, and a job
+that has done its work as FAILED (seen with torch 2.13; pytorch issue 190489). So the end waits
+until those threads are idle.
 """
 
 import atexit

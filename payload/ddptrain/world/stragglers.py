@@ -1,7 +1,8 @@
 """The rank that holds the others up.
 
-In DDP a step takes as long on every rank, since all wait for the slowest one in the sum of the gradients. Until then
-each rank works alone: it waits for its data and computes the forward pass. That time is compared.
+In DDP a step takes as long on every rank, since all wait for the slowest one in the sum of the
+gradients. Until then each rank works alone: it waits for its data and computes the forward pass.
+That time is compared.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -51,7 +52,10 @@ class Pace:
         self._events.append((begin, end))
 
     def take(self) -> float:
-        """Return this rank's own seconds since the last call. On a GPU the steps' work is done when it is called."""
+        """Return this rank's own seconds since the last call.
+
+        On a GPU the steps' work must be done by then.
+        """
         own_s = self._own_s
         for begin, end in self._events:
             own_s += begin.elapsed_time(end) / 1e3
@@ -60,7 +64,10 @@ class Pace:
         return own_s
 
     def add(self, seconds: collections.abc.Sequence[float], elapsed_s: float) -> None:
-        """Take all ranks' seconds of some steps; at the end of a window name the slowest rank. Rank 0 only."""
+        """Add all ranks' seconds of some steps; at the end of a window name the slowest rank.
+
+        Only rank 0 calls it.
+        """
         self._seconds = [a + b for a, b in zip(self._seconds, seconds, strict=True)]
         self._window_s += elapsed_s
         if self._window_s < WINDOW_S:
