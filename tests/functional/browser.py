@@ -84,7 +84,7 @@ class Page:
 
 @contextlib.contextmanager
 def page(browser: str, folder: pathlib.Path, *, localhost: str) -> collections.abc.Generator[Page]:
-    """Start a browser for which `localhost` is at another address, as behind a tunnel."""
+    """Start a browser that reaches `localhost` at another address, as behind a tunnel."""
     commands, writer = os.pipe()
     reader, events = os.pipe()
     flags = [

@@ -118,7 +118,7 @@ class Cluster:
             assert time.monotonic() < deadline, answer.err[-3000:]
 
     def secrets(self) -> dict[str, str]:
-        """Return every value of every secret of the model, by what it is."""
+        """Return every value of every secret of the model, by owner and key."""
         model = json.loads(pathlib.Path(f"/var/lib/slurm-ddp/{self.model}/model.json").read_text())
         return {
             f"{secret['owner']} {key}": value
@@ -149,13 +149,13 @@ class Cluster:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the test that takes the cluster down be the last one, whichever file it is in."""
+    """Run the test that takes the cluster down last, in any file."""
     items.sort(key=lambda item: item.name == "test_destroy_leaves_nothing_behind")
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> typing.Iterator[None]:
-    """Show the nodes' states, and Slurm's reasons for them, beside a failure: the next tests may fail for the same."""
+    """Show nodes' states and Slurm's reasons with a failure: later tests may share it."""
     outcome: typing.Any = yield
     report = outcome.get_result()
     cluster = getattr(item, "funcargs", {}).get("cluster")

@@ -1,4 +1,4 @@
-"""A slurmctld without nodes of its own: they are asleep in a cloud, so Slurm judges jobs for them and starts none.
+"""A slurmctld whose nodes are asleep in a cloud, so Slurm judges jobs for them and starts none.
 
 It needs Slurm's packages, and no root.
 """

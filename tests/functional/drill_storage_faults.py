@@ -107,7 +107,7 @@ def test_a_dead_engine_drains_the_node_and_both_come_back(healthy: Cluster):
 
 
 def test_an_emptied_engine_is_never_formatted_again(healthy: Cluster):
-    """Its folder is put aside: the engine then knows nothing, as after FLUSHDB, and what it knew can be put back."""
+    """Its folder is moved away: the engine is then empty, as after FLUSHDB, and can be restored."""
     proxy = f"{PROXY}/0"
     folder = healthy.on(
         proxy, "sed", "-n", "s/^dir //p", f"/etc/slurm-ddp/{PROXY}/redis.conf"

@@ -1,6 +1,7 @@
-"""A second volume on an engine and a bucket of one's own, whose password and keys change while two hosts write to it.
+"""A second volume on an external engine and bucket, whose password and keys change during writes.
 
-Redis and an S3 server run on this machine; the clients are JuiceFS 1.4.1. In the lane `storage`, which has both:
+Two hosts write. Redis and an S3 server run on this machine; the clients are JuiceFS 1.4.1. In the
+lane `storage`, which has both:
 
     tox -e storage -- tests/functional/drill_storage_rotation.py
 """
@@ -125,7 +126,7 @@ def site(cluster: Cluster, tmp_path: pathlib.Path) -> typing.Iterator[Site]:
         found = Site(cluster, redis, bucket, tmp_path)
         overlay = (
             REPOSITORY / "overlays" / ".rotation.yaml"
-        )  # beside the others: paths are relative to it
+        )  # with the others: its paths are relative to the folder
         overlay.write_text(
             OVERLAY.format(
                 proxy=PROXY,
@@ -162,7 +163,7 @@ def test_rotation_under_load_loses_no_write_and_reaches_the_mounts(site: Site):
             host, "systemd-run", "--quiet", "--unit=writer", "bash", "-c", WRITER.format(mp=MP)
         )
     site.writes_on()
-    # Both are valid for a while, as in any rotation without a gap
+    # Both are valid for a while, as in any rotation without downtime
     servers.redis_cli(site.redis, "acl", "setuser", "default", f">{NEW_PASSWORD}")
     begin = time.monotonic()
     cluster.ok("update-secret", "rotated", *site.content(NEW_PASSWORD, access_key, secret_key))

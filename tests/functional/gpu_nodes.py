@@ -1,4 +1,4 @@
-"""What the tests of GPUs share: how to look at a node, its unit and its jobs, and how to wait for what they become."""
+"""Helpers of the GPU tests: look at a node, its unit and its jobs, and wait for their states."""
 
 import functools
 import re
@@ -61,8 +61,8 @@ def is_fit(cluster: Cluster, gres: str, node: str = NODE, within: float = PATIEN
 def step(cluster: Cluster, *words: str) -> str:
     """Run a step from the login host with srun and return its output, once the job is off its nodes.
 
-    slurmctld looks up the login host's name to tell srun of the end; where it resolves nothing the job is COMPLETING for
-    a minute, and a node is not registered again meanwhile.
+    slurmctld looks up the login host's name to tell srun about the end. If nothing resolves, the
+    job is COMPLETING for a minute, and the node is not registered again during that time.
     """
     output = cluster.on("sackd/0", "srun", *words)
 
@@ -93,7 +93,7 @@ def until_held(cluster: Cluster, loss: str) -> None:
 def restart_slurmd(cluster: Cluster) -> None:
     """Restart slurmd; return when it has registered its node.
 
-    Without slurm-gpu that fails where it reconfigures, and docs/howto/observe.md has the remedy.
+    Without slurm-gpu that fails during a reconfigure; docs/howto/observe.md has the remedy.
     """
     before = show(cluster)
     time.sleep(1.1)  # SlurmdStartTime has seconds
@@ -126,7 +126,7 @@ def unit_on(cluster: Cluster) -> str:
 
 
 def notice(cluster: Cluster, unit: str = "") -> str:
-    """Let five minutes pass for the unit, by default that of the host; return its status."""
+    """Let five minutes pass for the unit, by default the host's; return its status."""
     unit = unit or unit_on(cluster)
     cluster.ok("update-status", "--once", unit)
     status = cluster.units()[unit]["workload-status"]

@@ -1,4 +1,4 @@
-"""The shell lines of the pages from which readers type, and what walk.toml has about them."""
+"""The shell lines of the pages that readers type from, and their entries in walk.toml."""
 
 import collections.abc
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WALK: dict[str, Any] = tomllib.loads(pathlib.Path(__file__).with_name("walk.toml").read_text())
-PAGES = [  # in the order in which a new user reads them
+PAGES = [  # in a new user's reading order
     "README.md",
     *(
         f"docs/{path.relative_to(ROOT / 'docs')}"

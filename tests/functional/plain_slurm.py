@@ -1,7 +1,8 @@
-"""A Slurm without any charm, of two nodes, and one account on it: what `ddp` meets on others' clusters.
+"""A Slurm without charms, with two nodes and one account: `ddp` on other people's clusters.
 
-The login host and the nodes are namespaces of this machine, which needs Slurm's packages and root, and is left as it
-was: hosts with names that nobody resolves, a network of their own, a /var/tmp each, and a /home that they share.
+The login host and the nodes are namespaces of this machine, which needs Slurm's packages and root,
+and is left unchanged: hosts with unresolvable names, a private network, a /var/tmp each, and a
+shared /home.
 """
 
 import ast
@@ -20,7 +21,7 @@ import time
 
 USER, UID = "ada", 7001
 HOME = pathlib.Path("/home") / USER
-LOGIN = "198.18.77.1"  # RFC 2544's, which nobody routes
+LOGIN = "198.18.77.1"  # RFC 2544's, which is not routed
 NODES = {"n1": "198.18.77.11", "n2": "198.18.77.12"}
 BIN = "/mnt/slurm/bin"  # not /usr/bin: many administrators build Slurm themselves
 COMMANDS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
@@ -59,7 +60,8 @@ end
 function slurm_job_modify(job, record, parts, uid) return slurm.SUCCESS end
 return slurm.SUCCESS
 """
-# What belongs to a cluster lies below /mnt, on all hosts; what a host has for itself, in a folder of its name
+# Shared files of the cluster are below /mnt, on all hosts; a host's own files are in a folder of
+# its name
 _MOUNTS = """\
 hostname {host}
 mount --bind {folder} /mnt
@@ -110,7 +112,7 @@ class Done:
 class PlainSlurm:
     """The cluster, at its login host."""
 
-    folder: pathlib.Path  # what the hosts see as /mnt
+    folder: pathlib.Path  # mounted as /mnt in the hosts
     login: int  # a process there
     pip: dict[str, str] = dataclasses.field(
         default_factory=dict[str, str]
@@ -189,7 +191,7 @@ def running() -> collections.abc.Generator[PlainSlurm]:
     ]
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="slurm-ddp-plain-", dir="/var/tmp"))
-        # An environment has 20,000 files: nobody waits for the disk
+        # An environment has 20,000 files: do not wait for the disk
         stack.callback(subprocess.run, ["sh", "-c", 'rm -rf "$1" &', "sh", folder], check=True)
         _fill(folder, CONF + "".join(lines))
         switch = _start(stack, ["unshare", "--net", "sleep", "infinity"])
@@ -279,7 +281,7 @@ def _host(folder: pathlib.Path, name: str, script: str, *, is_node: bool = False
 
 
 def _start(stack: contextlib.ExitStack, argv: list[str]) -> "subprocess.Popen[bytes]":
-    """Start a host's first process in a group of its own; all of that ends with the cluster."""
+    """Start a host's first process in a new process group, which ends with the cluster."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What the tests and drills of storage faults share: how to find a client, ask its keeper, and wait for what it finds."""
+"""Helpers of storage tests and drills: find a client, query its keeper, await its results."""
 
 import json
 import time
@@ -15,7 +15,7 @@ ENGINE = f"juicefs-metadata-{PROXY}.service"
 # From JuiceFS 1.2 on a supervisor is the unit's own process, and its newest child answers the kernel
 CLIENT = f"systemctl show -P MainPID juicefs-{APP}.service"
 SERVER = "pgrep -nf '[j]uicefs --no-agent mount'"  # not the shell that asks
-PATIENCE_S = 240  # a deadline for what the keeper finds within half a minute on a machine with nothing else to do
+PATIENCE_S = 240  # the keeper needs at most half a minute on an idle machine
 
 
 def client_of(cluster: Cluster, host: str) -> str:
@@ -29,7 +29,7 @@ def workload_status(cluster: Cluster, unit: str) -> dict[str, str]:
 
 
 def health(cluster: Cluster, host: str) -> dict[str, typing.Any]:
-    """Return the last findings of the keeper on a host; wait for its first look where it has not taken one yet."""
+    """Return the keeper's last result on a host; wait for its first look if necessary."""
     path, end = f"{STATE}/health.json", time.monotonic() + PATIENCE_S
     while not (output := cluster.on(host, "sh", "-c", f"[ ! -e {path} ] || cat {path}")):
         assert time.monotonic() < end, f"{host}: the keeper took no look"
@@ -40,7 +40,7 @@ def health(cluster: Cluster, host: str) -> dict[str, typing.Any]:
 def until(
     cluster: Cluster, host: str, wanted: typing.Callable[[dict[str, typing.Any]], object]
 ) -> dict[str, typing.Any]:
-    """Wait until the keeper on a host found what is wanted; return all that it found."""
+    """Wait until the keeper on a host has the wanted result; return the whole result."""
     end = time.monotonic() + PATIENCE_S
     while True:
         found = health(cluster, host)

@@ -1,4 +1,4 @@
-"""What one account cannot do to another, beyond folders: what it deleted, its ports, and a job's."""
+"""Separation of accounts beyond folders: deleted files, ports, and a job's ports."""
 
 import collections.abc
 import contextlib
@@ -202,7 +202,7 @@ def test_no_account_reaches_anothers_ports_where_an_operator_separates_them(
 
 
 def ports(cluster: Cluster, unit: str, uid: str) -> list[str]:
-    """List where an account listens on a unit's host, as ADDRESS:PORT (proc(5), net/tcp)."""
+    """List an account's listening ADDRESS:PORTs on a unit's host (proc(5), net/tcp)."""
     found: list[str] = []
     for line in cluster.on(unit, "cat", "/proc/net/tcp").splitlines()[1:]:
         words = line.split()
@@ -246,7 +246,7 @@ def _ended(one: Person, job: Json) -> str:
 def test_a_training_runs_where_accounts_are_separated_and_no_other_reaches_its_ports(
     cluster: Cluster, alice: Person, bob: Person
 ):
-    """torchrun's store obeys whoever connects: another account could end a job through it."""
+    """torchrun's store obeys every client: another account could end a job through it."""
     cluster.action("install-environment", timeout=1500)
     with separated(cluster), training(alice, "apart") as job:
         for unit in NODES:

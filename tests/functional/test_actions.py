@@ -1,6 +1,7 @@
-"""Every action of the four charms, once, on the deployed cluster: those that end well, and those that cannot be had here.
+"""Every action of the four charms, once, on the deployed cluster: its success or refusal.
 
-The table actions.yaml has a row for each action that is declared; what the actions do at length is in the other files here.
+The table actions.yaml has a row for each declared action; the other files here test actions in
+depth.
 """
 
 import pathlib
@@ -17,10 +18,10 @@ pytestmark = [
     pytest.mark.timeout(1500),
 ]  # the first test of a run deploys; each command has its own limit
 
-# Of the others, the one beside slurmd/0
+# For the others, the unit on the machine of slurmd/0
 UNITS = {"ddp-trainer": "trainer/0", "juicefs-server-proxy": "juicefs-server-proxy/0"}
 RUNS = ("tour-a", "tour-b")
-SMALL = ("gpus-per-node=0", "cpus-per-task=1")  # so that torch for CPUs is what the job asks for
+SMALL = ("gpus-per-node=0", "cpus-per-task=1")  # so that torch for CPUs fits the job
 TABLE: dict[str, dict[str, Json | str]] = yaml.safe_load(
     pathlib.Path(__file__).with_name("actions.yaml").read_text()
 )

@@ -1,6 +1,6 @@
-"""What a user of the bundle would look at: mounts, GPUs, a job over two nodes, its results; and all of it after a reboot.
+"""A user's view of the bundle, also after a reboot: mounts, GPUs, a job over two nodes, results.
 
-The tests stand in the order of a user's day and share one cluster; each also runs alone.
+The tests follow a user's day and share one cluster; each also runs alone.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The bundle on a CephFS that exists already, as docs/ways/lxd-cephfs.md has it: a real cluster, played by the stand-in `ceph`.
+"""The bundle on an existing CephFS, as in docs/ways/lxd-cephfs.md: the stand-in `ceph` runs it.
 
-Where this machine's kernel has no CephFS, ceph-fuse mounts it.
+If this machine's kernel lacks CephFS, ceph-fuse mounts it.
 """
 
 import json
@@ -22,7 +22,7 @@ from storage import leaks
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(2400),
-]  # without `trains`: it has its own deployment, beside that half's
+]  # without `trains`: it has a separate deployment
 CEPH, NODE = "ceph/0", "slurmd/1"
 CLIENT = f"systemctl show -P MainPID cephfs-{APP}.service"
 USER = "client.fs-client"
@@ -53,7 +53,7 @@ def key(one: Cluster) -> str:
 
 @pytest.fixture(scope="module")
 def cephfs(tmp_path_factory: pytest.TempPathFactory) -> typing.Iterator[Cluster]:
-    """Deploy the bundle on CephFS beside the other tests' cluster."""
+    """Deploy the bundle on CephFS in parallel with the other tests' cluster."""
     folder = tmp_path_factory.mktemp("cephfs")
     with deployed(Cluster(f"{MODEL[:4]}ceph"), lambda one: deploy(one, folder)) as one:
         yield one
@@ -102,7 +102,7 @@ def test_gpt_outlives_its_client_on_cephfs_and_computes_the_same(drilled: Cluste
 def test_a_run_waits_for_a_daemon_of_ceph_that_is_away(
     drilled: Cluster, daemon: str, seconds: float
 ):
-    """No client is killed for it, since that would lose what the job writes."""
+    """The keeper kills no client for it, since that would lose the job's writes."""
     before = {host: health(drilled, host)["heals"] for host in HOSTS}
 
     def fault(_host: str) -> None:

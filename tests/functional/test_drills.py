@@ -28,7 +28,7 @@ STEPS = 60
 
 
 def batch_host(cluster: Cluster, job: Json) -> str:
-    """Return the unit on whose host the job's script runs."""
+    """Return the unit whose host runs the job's script."""
     return record(cluster, job["job-id"])["BatchHost"].replace("-", "/")
 
 
@@ -88,7 +88,7 @@ def check_blamed_on_filesystem(drills: Cluster, job: Json, node: str = "") -> No
         assert {where for _, where, _ in faults} <= {node}, faults
 
 
-# Of half a minute on a core of its own, and the number of steps after which the client is killed
+# Flags for half a minute on a dedicated core, and the number of steps before the client is killed
 BUILT_IN = {
     "gpt": (
         "--layers 1 --heads 1 --width 32 --seq-len 64 --batch 4 --eval-rows 8 --steps 500 --seed 5 --save-minutes 0.1",
@@ -260,7 +260,7 @@ def three_nodes(drills: Cluster) -> collections.abc.Iterator[Cluster]:
 @pytest.mark.long
 @pytest.mark.parametrize("spare", [1, 0])
 def test_another_node_takes_the_place_of_a_lost_one(three_nodes: Cluster, spare: int):
-    """A spare node of the job within its attempt, else an idle one of the partition after a requeue."""
+    """The job's spare node within its attempt, or an idle one of the partition after a requeue."""
     drills = three_nodes
     eventually(lambda: assert_states(drills, ["idle"] * 3))
     job = submit(drills, "steps.py", f"args={4 * STEPS} 0.5", f"spare-nodes={spare}", nodes=2)

@@ -1,4 +1,4 @@
-"""Actions and hooks beside each other, under Juju's locks, with the bundle's own charms."""
+"""Concurrent actions and hooks under Juju's locks, with the bundle's own charms."""
 
 import subprocess
 

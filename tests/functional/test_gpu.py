@@ -38,13 +38,13 @@ from functional.gpu_nodes import (
 
 pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys
 
-_LATER_S = 2  # a host that boots within the second in which its node last answered was not rebooted, for Slurm
+_LATER_S = 2  # Slurm misses a reboot within the second of the node's last answer
 ONE, TWO = "1 x Mock GPU", "2 x Mock GPU"
-NPS = "Mock GPU @ 0, Mock GPU @ 1"  # each beside a part of a socket, so that both need lines
+NPS = "Mock GPU @ 0, Mock GPU @ 1"  # each next to a part of a socket, so that both need lines
 
 
 def drop_leftovers(cluster: Cluster) -> None:
-    """Remove what a test that failed half-way left: its jobs, the file that ends them, a sick nvidia-smi."""
+    """Remove leftovers of a failed test: its jobs, the file that ends them, a sick nvidia-smi."""
     cluster.on("slurmctld/0", "sh", "-c", "squeue --noheader --format=%A | xargs -r scancel")
     cluster.on(HOST, "rm", "-f", "/tmp/go-on")
     if cluster.on(HOST, "sh", "-c", f"test -e {SMI} && echo there || true"):
@@ -56,7 +56,7 @@ def drop_leftovers(cluster: Cluster) -> None:
 
 @pytest.fixture(autouse=True)
 def one_card(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterator[None]:
-    """Begin with one card on each node, and leave it so; no node is refused meanwhile."""
+    """Begin and end with one card on each node; no node is refused in between."""
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
     look = (
         f"while :; do scontrol show nodes -o | grep -E 'State=[^ ]*INVAL' >>{SEEN}; sleep 0.1; done"
@@ -121,7 +121,7 @@ def test_a_reboot_that_slurm_did_not_order(cluster: Cluster):
         cluster.ok("config", "slurm-gpu", "resume-after-reboot=true")
     until(cluster, "active: ")
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-    # What an administrator ordered outlives a reboot.
+    # An administrator's order survives a reboot.
     before = show(cluster)
     cluster.on(
         "slurmctld/0", "scontrol", "update", f"nodename={NODE}", "state=down", "reason=bad memory"
@@ -195,7 +195,7 @@ def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
     both = block(
         cluster
-    )  # each card is beside a part of a socket: what AutoDetect=nvidia finds would be refused
+    )  # each card is next to part of a socket: Slurm would refuse the result of AutoDetect=nvidia
     assert {(row.split()[1], "Cores=" in row) for row in both} == {("AutoDetect=off", False)}
     assert [row.partition("File=")[2].partition(" ")[0] for row in both] == [
         "/dev/nvidia0",
@@ -240,7 +240,7 @@ def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     [("", "Operation not permitted"), ("--gres=gpu:1", "No such device or address")],
 )
 def test_a_card_that_was_not_asked_for_cannot_be_opened(cluster: Cluster, asked: str, error: str):
-    """The mock's device node has no driver behind it: ENXIO is what an open that cgroups allow ends with."""
+    """The mock's device node has no driver: an open that cgroups allow ends with ENXIO."""
     script = f"cd /tmp && srun {asked} head -c1 /dev/nvidia0"
     answer = cluster.exec("sackd/0", "runuser", "-u", "ubuntu", "--", "sh", "-c", script)
     assert answer.code != 0
@@ -324,7 +324,7 @@ def test_the_charm_is_removed_from_a_node_that_needs_lines(cluster: Cluster):
 
 @pytest.mark.long
 def test_a_restart_while_slurmd_reconfigures(cluster: Cluster):
-    """The process to which slurmd was handing over stays behind, with the port. The next start must not fail for it."""
+    """The process that slurmd hands over to stays, with the port. The next start must work."""
     job = "j" + submit(
         cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1"
     )

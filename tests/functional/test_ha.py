@@ -14,7 +14,7 @@ BRISK = "applications: {slurmctld: {options: {slurm-conf-parameters: SlurmctldTi
 
 @pytest.fixture(scope="module")
 def ha(tmp_path_factory: pytest.TempPathFactory) -> typing.Iterator[Cluster]:
-    """Deploy the bundle with two controllers beside the other tests' cluster."""
+    """Deploy the bundle with two controllers, in parallel with the other tests' cluster."""
     brisk = tmp_path_factory.mktemp("ha") / "brisk.yaml"
     brisk.write_text(BRISK)
     overlays = [f"--overlay={file}" for file in (REPOSITORY / "overlays" / "ha.yaml", brisk)]

@@ -1,4 +1,4 @@
-"""The check of idle nodes with a real Slurm: what passes, what is held after two failures, and who goes first."""
+"""The check of idle nodes with a real Slurm: passes, holds after two failures, and priority."""
 
 import collections.abc
 import json
@@ -30,7 +30,7 @@ def make_due(cluster: Cluster) -> None:
 
 
 def run_timer(cluster: Cluster) -> None:
-    """Start what the timer starts, and wait for its end."""
+    """Start the timer's service, and wait for its end."""
     answer = cluster.exec(LOGIN, "systemctl", "start", SERVICE, timeout=WAIT_S)
     log = cluster.exec(LOGIN, "journalctl", "-u", SERVICE, "-o", "cat", "-n", "30").out
     assert answer.code == 0, log

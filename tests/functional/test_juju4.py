@@ -20,7 +20,8 @@ pytestmark = pytest.mark.timeout(
 BUNDLE = REPOSITORY / "bundle.yaml"
 SMALL = pathlib.Path(__file__).with_name("small.yaml")
 VENV, SCRIPT = "/mnt/shared/juju/venv", "/mnt/shared/juju/train.py"
-# An environment of the user's by its looks: no job of it starts, and so none of the cluster's is made
+# It looks like the user's own environment: none of its jobs starts, so none of the cluster's is
+# made
 MAKE_VENV = f"""
 mkdir -p {VENV}/bin {VENV}/lib/python3/site-packages/torch
 ln -sf /usr/bin/python3 {VENV}/bin/python3
@@ -80,7 +81,7 @@ def log_of_actions(cluster: Cluster) -> list[str]:
 
 @contextlib.contextmanager
 def waiting(cluster: Cluster, run: str, *more: str) -> collections.abc.Generator[Action]:
-    """Yield an action that waits for a job behind one that is held; none of them is left."""
+    """Yield an action that waits for a job behind a held one; clean up both."""
     cluster.on("sackd/0", "sh", "-ec", MAKE_VENV)
     held = "sbatch --parsable --hold --mem 100 --output /dev/null --wrap true"
     blocker = cluster.on("sackd/0", "su", "ubuntu", "-c", f"cd; {held}")

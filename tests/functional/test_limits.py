@@ -89,7 +89,7 @@ def start(
 
 
 def outcome(cluster: Cluster, job: Json, attempt: str = "r0") -> Json:
-    """Wait for what an attempt left."""
+    """Wait for an attempt's outcome, and return it."""
     path = f"{job['run-dir']}/control/{job['job-id']}.{attempt}.outcome"
 
     def read() -> Json:

@@ -1,4 +1,7 @@
-"""Metrics end to end: a real Prometheus beside each charm scrapes what its charm published, and values follow the cluster."""
+"""Metrics end to end: a real Prometheus on each charm's machine scrapes its published endpoints.
+
+Values follow the cluster.
+"""
 
 import base64
 import collections.abc
@@ -220,7 +223,8 @@ def _equals(cluster: Cluster, host: str, expression: str, wanted: float) -> None
     assert found == wanted, (expression, found)
 
 
-# A job that leaves in its run's folder what a training does: steps, checkpoints, and one restart after a failure
+# A job that writes a training's files to its run's folder: steps, checkpoints, a restart after a
+# failure
 TRAINS = f"""#!/bin/sh
 cd {MP}/runs/{RUN} || exit
 attempt=$SLURM_JOB_ID.r${{SLURM_RESTART_COUNT:-0}}

@@ -1,4 +1,4 @@
-"""What people of the cluster do with `ddp` on the login host, each under an account of their own, and to each other."""
+"""People of the cluster use `ddp` on the login host, each under a personal account."""
 
 import collections.abc
 import concurrent.futures
@@ -20,7 +20,7 @@ pytestmark = [
 ]  # the first test of a run deploys; each command has its own limit
 
 LOGIN = "sackd/0"
-HOSTS = (LOGIN, "slurmd/0", "slurmd/1", "slurmctld/0")  # where a user of the cluster has an account
+HOSTS = (LOGIN, "slurmd/0", "slurmd/1", "slurmctld/0")  # hosts with an account for each user
 SMALL = "--nodes 2 --gpus-per-node 0 --cpus-per-task 1 --memory 1G"
 ONE = "--nodes 1 --gpus-per-node 0 --cpus-per-task 1 --memory 1G"
 RUN = "first"
@@ -124,7 +124,7 @@ class Person:
         return json.loads(self.does(script))
 
     def refused(self, script: str) -> str:
-        """Return the one line in which `ddp` says what stands in the way."""
+        """Return the one line in which `ddp` refuses."""
         answer = self.tries(script)
         assert answer.code == 1, f"{script}: {answer.code} {answer.out} {answer.err}"
         lines = [line for line in answer.err.splitlines() if line.startswith("ddp: ")]
@@ -239,7 +239,7 @@ def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seco
                 seen_so_far = output("log.out").count("step=")
                 eventually(
                     lambda: _holds(f"]: step={seen_so_far + 2}\n", output("log.out"))
-                )  # it goes on meanwhile
+                )  # it goes on during the outage
                 time.sleep(max(0.0, seconds - (time.monotonic() - began)))
             finally:
                 cluster.on("slurmctld/0", "systemctl", "start", "slurmctld")

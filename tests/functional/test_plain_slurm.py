@@ -106,7 +106,7 @@ def test_a_script_of_one_s_own_is_submitted_and_followed(plain: PlainSlurm, smok
 
 
 def test_a_site_s_account_and_limits(plain: PlainSlurm, smoke: Json):
-    """A hidden partition that demands an account and has one node for a job; and one whose account nobody has."""
+    """A hidden partition with a required account and one node a job; one with a foreign account."""
     for command in ("submit -p charged smoke", "bench -p charged", "prepare -p charged"):
         refused = plain.tries(f"ddp {command}")
         assert (refused.code, "Please specify an account" in refused.err) == (1, True), refused

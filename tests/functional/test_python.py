@@ -1,4 +1,4 @@
-"""What a user of the login host does from Python: functions as jobs, and a message when a run ends."""
+"""Python on the login host: functions as jobs, and a message when a run ends."""
 
 import json
 import typing
@@ -9,7 +9,7 @@ from functional.conftest import Cluster, Json, eventually
 from functional.test_people import LOGIN, ONE, Person, person
 
 pytestmark = [pytest.mark.trains, pytest.mark.timeout(1500)]
-# The functions of a module beside the program, which the nodes have in the copy of the project
+# The functions of a module next to the program, which the nodes have in the copy of the project
 TUNING = """
 import os
 import torch, torch.distributed as dist
@@ -54,7 +54,7 @@ except Exception as e:
     found["cancelled"] = f"{type(e).__name__}: {e}"
 print(json.dumps(found))
 """
-# The login host's Python has no torch: what imports it is imported by the ranks
+# The login host's Python lacks torch: the ranks import the modules that need it
 BY_NAME = """
 def by_name(name):
     def call(*args, **kwargs):
@@ -84,7 +84,7 @@ def carol(cluster: Cluster) -> typing.Iterator[Person]:
 
 @pytest.fixture(scope="module")
 def found(carol: Person) -> Json:
-    """What a program found that submits functions from the login host."""
+    """The results of a program that submits functions from the login host."""
     carol.does("mkdir -p exp")
     carol.writes("exp/tuning.py", TUNING)
     carol.writes("exp/launch.py", BY_NAME + SUBMITS)

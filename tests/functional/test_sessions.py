@@ -1,4 +1,4 @@
-"""A prompt on a node, a prompt beside a running job, a notebook in a browser, and pdb here."""
+"""A prompt on a node, a prompt in a running job, a notebook in a browser, and pdb here."""
 
 import json
 import pathlib
@@ -36,7 +36,7 @@ def carol(cluster: Cluster) -> typing.Iterator[Person]:
 
 
 def types(one: Person, command: str, *lines: str) -> str:
-    """Type lines into the terminal of a command; return what the terminal shows."""
+    """Type lines into a command's terminal; return the terminal's content."""
     typed = shlex.quote("".join(f"{line}\n" for line in lines))
     terminal = f"script --quiet --return --command {shlex.quote(command)} /dev/null"
     return one.does(f"(sleep 5; printf %s {typed}; sleep 2) | {terminal}")

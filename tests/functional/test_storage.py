@@ -1,7 +1,7 @@
-"""Faults of the shared filesystem, done on purpose, and that no secret is shown meanwhile; each leaves all as it was.
+"""Deliberate faults of the shared filesystem, during which no secret leaks; each is undone.
 
-The clients are JuiceFS 1.4.1, on the volume that juicefs-server-proxy serves itself. What takes minutes, or another
-deployment, is in the drills beside this file.
+The clients are JuiceFS 1.4.1, on the volume that juicefs-server-proxy serves itself. The drills in
+this folder have the tests that take minutes, or another deployment.
 """
 
 import json
@@ -90,7 +90,7 @@ def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_repair
 
     eventually(
         is_mounted
-    )  # a client that started with the wrong file is started again once nobody uses it
+    )  # a client that started with the wrong file is restarted once it is unused
 
 
 @pytest.mark.long
@@ -121,7 +121,7 @@ def test_a_root_that_was_opened_by_hand_is_repaired_and_a_stricter_one_stays(clu
     def repaired() -> None:
         assert mode() == "1777 0"
 
-    eventually(repaired)  # by whichever host's keeper writes next
+    eventually(repaired)  # by the first host whose keeper writes
     keepers = f"mount-keeper-{APP}*"
     for (
         host
@@ -150,8 +150,8 @@ def test_the_proxy_needs_no_mount_to_make_the_root_so(cluster: Cluster):
     assert "fuse" not in cluster.on(f"{PROXY}/0", "cat", "/proc/self/mountinfo")
 
 
-# What others on a host can see, each part after a line with its name. `files` are those that every account can read, but
-# for what the distribution brought
+# Everything that other accounts on a host can see, each part after a line with its name. `files`
+# are those that every account can read, except the distribution's
 VISIBLE = r"""
 echo '==== argv'
 cat /proc/[0-9]*/cmdline | tr '\0' ' '

@@ -1,6 +1,6 @@
 """An embedded volume outlives its application: Juju keeps the storage, and a new deployment takes the volume over.
 
-Each deployment is on a machine of its own, as with a pool whose storage can move.
+Each deployment is on a separate machine, as with a pool whose storage can move.
 """
 
 import pathlib
@@ -38,7 +38,7 @@ def check_mounted(one: Cluster) -> None:
 
 
 def check_files(one: Cluster) -> None:
-    """See that a client reads what was written before, and can write."""
+    """Check that a client reads the earlier files, and can write."""
     eventually(lambda: check_mounted(one))
     assert one.on("sackd/0", "bash", "-c", f"cd {MP} && sha256sum -c sums && touch new && rm new")
 
@@ -121,7 +121,7 @@ def check_no_secret(one: Cluster, unit: str) -> None:
 @pytest.mark.long
 def test_an_application_of_another_name_asks_for_the_uuid_first(small: Cluster):
     remove(small)
-    # What the accounts' numbers of another machine look like
+    # The accounts have other numbers on another machine
     kept = pathlib.Path(f"/var/lib/slurm-ddp/{small.model}/storage/volume-0")
     subprocess.run(
         ["chown", "-R", "4321:4321", kept / "metadata", kept / "objects/data"], check=True

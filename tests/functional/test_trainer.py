@@ -191,7 +191,7 @@ def test_a_rank_that_holds_the_others_up_is_named_with_its_node(drills: Cluster)
                 rf"rank 1 on {node} takes [0-9.]+ times the ranks' median", doctor.out + doctor.err
             )
 
-        eventually(is_found)  # by what the metrics have
+        eventually(is_found)  # by the metrics
     finally:
         drills.action("cancel-run", f"run={job['run']}")
 

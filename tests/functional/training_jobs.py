@@ -1,4 +1,4 @@
-"""What the tests of training jobs share: small scripts that run as ranks, and how to submit and watch them."""
+"""Helpers of training jobs' tests: small scripts that run as ranks, and their submission."""
 
 import re
 import time
@@ -84,7 +84,7 @@ for step in range(run.step + 1, 21):
 run.done(step=20)
 torch.distributed.destroy_process_group()
 """
-# Forms no group: each rank is a program of its own.
+# No group: each rank is an independent program.
 ALONE = """
 import os, sys, time
 print("on CPUs:", os.environ.get("ACCELERATE_USE_CPU"), flush=True)

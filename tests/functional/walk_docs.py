@@ -100,7 +100,7 @@ def reader(
 
 
 def prepare(reader: Reader | PlainReader, *texts: str) -> None:
-    """Type what a page takes for granted."""
+    """Type the prerequisites of a page."""
     for text in texts:
         answer = reader.types(text)
         assert answer.code == 0, (

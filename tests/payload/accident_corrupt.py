@@ -1,4 +1,4 @@
-"""An accident: rank 1 finds one element of what it received changed, as by a bad link or bad memory."""
+"""An accident: rank 1 receives one corrupted element, as from a bad link or bad memory."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import dataclasses

@@ -1,4 +1,4 @@
-"""An accident: the filesystem has no symbolic links, as SMB without its Unix extensions."""
+"""An accident: the filesystem lacks symbolic links, as SMB without its Unix extensions."""
 
 # pyright: basic
 import errno

@@ -1,4 +1,4 @@
-"""No accident: each rank notes every file that it opens in a file of its own below $OPENS."""
+"""No accident: each rank records every file that it opens in its own file below $OPENS."""
 
 # pyright: basic
 import os

@@ -1,4 +1,4 @@
-"""An accident: whoever opens a file whose path has $FAIL_AT in it, to write ($FAIL_MODE), gets the error $FAIL_ERRNO."""
+"""An accident: opening a path with $FAIL_AT in it to write ($FAIL_MODE) fails with $FAIL_ERRNO."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import builtins

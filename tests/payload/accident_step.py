@@ -1,10 +1,11 @@
-"""An accident in a training: before step $AT, rank $OF meets $DO, or all ranks do (gradient, weights, stuck).
+"""An accident before step $AT: $DO hits rank $OF, or all ranks (gradient, weights, stuck).
 
-kill: it gets SIGKILL, or $BY; what was to be saved before is on disk. stuck: rank 1 stands still; rank 0, which waits for
-it, gets SIGTERM, then both SIGKILL, when rank 0 has written its outcome, or after a minute. slow: it waits 0.1 s for the
-data of each step. joining, missing: it fails before the first step; where the data is missing, that rank is the first one
-of another node. Once torchrun has started the ranks again, nothing happens but that rank 1 comes late, so that what
-the first attempt left in the store would be taken for it.
+kill: it gets SIGKILL, or $BY; everything to be saved before is on disk. stuck: rank 1 stops; rank
+0, which waits for it, gets SIGTERM, then both SIGKILL, when rank 0 has written its outcome, or
+after a minute. slow: it waits 0.1 s for the data of each step. joining, missing: it fails before
+the first step; with missing data, that rank is the first one of another node. Once torchrun has
+restarted the ranks, only one thing happens: rank 1 comes late, so that leftovers of the first
+attempt in the store would be taken for it.
 """
 
 # pyright: basic, reportPrivateImportUsage=false

@@ -1,4 +1,4 @@
-"""What the payload's tests share: text, datasets, and runs of the real command."""
+"""Fixtures of the payload's tests: text, datasets, and runs of the real command."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc
@@ -32,7 +32,7 @@ WORDS = (
 
 @pytest.fixture(autouse=True)
 def signals() -> collections.abc.Iterator[None]:
-    """Take back what a training in this process does with signals."""
+    """Undo a training's changes to signal handlers in this process."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -73,7 +73,7 @@ def torchrun(
         try:
             output, _ = process.communicate(timeout=timeout)
         except BaseException:  # too late, or interrupted
-            process.terminate()  # killed, it would leave its ranks, which are in sessions of their own
+            process.terminate()  # a kill would leave its ranks, which are in separate sessions
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=40)  # it gives them 30 s
             process.kill()

@@ -1,6 +1,7 @@
-"""Runs `ddptrain` on several ranks quickly: a server that has imported torch forks them, so a run costs no start-up.
+"""Run `ddptrain` on several ranks quickly: a server that has imported torch forks them.
 
-They meet as under any launcher that sets RANK and the rest, but there is no launcher: nobody ends a rank for another's sake.
+So a run has no start-up cost. The ranks meet as under any launcher that sets RANK and the rest, but
+without a launcher: no rank is ended because of another.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -35,7 +36,7 @@ CONTEXT.set_forkserver_preload([str(name) for name in PRELOADED.split()])
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a run ended: the exit code of each rank, and what they all printed."""
+    """The end of a run: the exit code of each rank, and their combined output."""
 
     codes: list[int]
     output: str
@@ -65,7 +66,7 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, and that the kernel gives nobody by itself before it is used."""
+    """Return a free port that the kernel does not assign by itself before it is used."""
     while True:
         port = random.SystemRandom().randrange(15000, 32000)  # below net.ipv4.ip_local_port_range
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -78,10 +79,10 @@ def free_port() -> int:
 def run(
     ranks: int, *args: object, timeout: float = _LIMIT_S, accident: str | None = None, **env: str
 ) -> Result:
-    """Run the command on so many ranks.
+    """Run the command on this many ranks.
 
-    `accident` names a module of this folder to import in each first, and may add variables of its own: `name A=1`.
-    A variable's `{rank}` is the rank's number.
+    `accident` names a module of this folder to import in each first, and may add variables: `name
+    A=1`. A variable's `{rank}` is the rank's number.
     """
     accident, variables = parse(accident)
     _await_server()
@@ -167,7 +168,7 @@ def _rank(argv: list[str], env: dict[str, str], log: str, accident: str | None) 
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     torch.set_num_threads(1)
-    cli._GRACE_S, alarm.WATCH_S = 0.1, 0.2  # nobody ends a rank for another's sake here
+    cli._GRACE_S, alarm.WATCH_S = 0.1, 0.2  # no rank is ended because of another here
     sys.argv = ["ddptrain", *argv]
     code = 0
     try:

@@ -1,4 +1,4 @@
-"""The variables of `accelerate launch`, beside those that its own launcher gives to its ranks."""
+"""The variables of `accelerate launch`, besides those that its own launcher gives to its ranks."""
 
 import importlib
 import json

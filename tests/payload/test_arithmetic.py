@@ -1,4 +1,4 @@
-"""What a resumed training says of its bits."""
+"""A resumed training's statement about its bits."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import pathlib

@@ -35,7 +35,7 @@ def state(step: int) -> dict[str, dict]:
 
 
 def holds(path: pathlib.Path, step: int) -> bool:
-    """Return whether the tensors of a checkpoint are all those of a step."""
+    """Return whether all tensors of a checkpoint are from one step."""
     found = state(0)
     tensors.read_into(path, found)
     return all(bool((tensor == step).all()) for tensor in tensors.leaves(found))
@@ -166,7 +166,7 @@ def _kill_often(times: int, run_dir: pathlib.Path, report: pathlib.Path) -> None
         amid += any(stored.TMP in name or stored.TRASH in name for name in names(run_dir))
 
         found = stored.choose(run_dir, "auto")
-        assert (found.step if found else 0) >= known  # what was reported as saved is there
+        assert (found.step if found else 0) >= known  # every reported save exists
         for path in stored.candidates(run_dir):
             step = stored.verify(path).step  # nothing half-written under a final name
             assert path.name == f"epoch-{step:04d}"
@@ -178,7 +178,7 @@ def _kill_often(times: int, run_dir: pathlib.Path, report: pathlib.Path) -> None
 def test_everything_is_durable_before_it_gets_its_name(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """No kill shows it, only a lost power does: what was synced, and what was renamed, in which order."""
+    """Only a power loss shows it, not a kill: the order of syncs and renames."""
     done: list[tuple[str, pathlib.Path]] = []
     sync = os.fsync
 

@@ -17,7 +17,7 @@ from ddptrain.ground import errors, files
 def make_dataset(
     root: pathlib.Path, counts: list[int], *, vocab: int = 60000, masked: bool = False
 ) -> shards.Dataset:
-    """Write a dataset whose tokens count up, so that each row tells where it is from."""
+    """Write a dataset whose tokens count up, so that each row tells its origin."""
     dtype = shards.dtype_for(vocab, masked=masked)
     entries, start = [], 0
     for number, count in enumerate(counts):
@@ -83,7 +83,7 @@ def test_a_shard_is_llm_cs(tmp_path: pathlib.Path):
 
 
 def test_a_dataset_is_known_by_what_its_manifest_says(tmp_path: pathlib.Path):
-    """The trainer reckons the same from dataset.json (ddp/submit/manifests.py), where the shards are not opened."""
+    """The trainer computes it from dataset.json (ddp/submit/manifests.py), without shards."""
     dataset = make_dataset(tmp_path, [3000, 2000])
     first, second, val = (shard.crc32 for split in shards.SPLITS for shard in dataset.splits[split])
     assert (

@@ -21,7 +21,8 @@ TINY = (
 ).split()
 SITES = "--sites 2 --sync-every 3 --steps 20 --epoch-steps 10".split()
 
-# Each rank moves its own parameters at random; what an exchange makes of them is computed beside it
+# Each rank moves its own parameters at random; the expected result of an exchange is computed here
+# too
 EXCHANGES = """
 import os, torch, torch.distributed as dist
 from ddptrain.world import agreement, diloco, sites
@@ -208,7 +209,7 @@ def test_stopped_between_exchanges_it_waits_for_the_next(
 def test_it_waits_for_an_exchange_that_comes_within_the_warning(
     left_s: float, step: int, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
-    """The file that asks it to stop has the end of the time limit, and saving takes up to 15 s of what is left."""
+    """The stop file has the end of the time limit, and saving takes up to 15 s of the rest."""
     far = "--sites 2 --sync-every 20 --warmup 0 --steps 100 --epoch-steps 100".split()
     run_dir, stop = tmp_path / "run", tmp_path / "stop"
     stop.write_text(f"{time.time() + left_s:.0f}\n")

@@ -1,7 +1,8 @@
-"""Runs of earlier releases, and of another torch, go on with their own settings.
+"""Runs of earlier releases, and of another torch, continue with their own settings.
 
-data/earlier/make.py made their folders with their own code. torch-2.15.0 is of the newest torch that is tested, the others
-are of 2.13.0: the newer one reads what the older one wrote, and the reverse is refused.
+data/earlier/make.py made their folders with their own code. torch-2.15.0 has the newest tested
+torch, the others have 2.13.0: the newer one reads the older one's files, and the reverse is
+refused.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -46,7 +47,7 @@ def _release(version: str) -> tuple[int, ...]:
 def test_a_run_of_an_earlier_release_goes_on_as_it_was(
     made: str, exact: str, tmp_path: pathlib.Path
 ):
-    """Nothing is given but the data: model, batch, rate, warm-up and length are those of the record."""
+    """Only the data is given: model, batch, rate, warm-up and length come from the record."""
     folder = tmp_path / made
     shutil.copytree(EARLIER / made, folder, symlinks=True)
     before = json.loads((folder / "run" / "config.json").read_text())

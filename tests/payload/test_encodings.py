@@ -14,7 +14,7 @@ from ddptrain.ground import errors
 
 
 def text_in(data: bytes) -> str | None:
-    """Return the text in bytes, or nothing if they are no text."""
+    """Return the text in bytes, or None if they are not text."""
     marks = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"": "utf-8-sig"}
     for mark, name in marks.items():
         if data.startswith(mark):

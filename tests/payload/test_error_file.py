@@ -100,7 +100,7 @@ def raised(e: Exception, causes: list[Exception], *, is_cause: bool) -> Exceptio
             except Exception as before:
                 if is_cause:
                     raise e from before
-                raise e  # noqa: B904 - without a cause of its own
+                raise e  # noqa: B904 - without an explicit cause
         raise e
     except Exception as whole:
         return whole

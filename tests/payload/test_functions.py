@@ -235,7 +235,7 @@ def test_modules_beside_a_script_are_found_in_the_copy_of_its_project(tmp_path: 
     subprocess.run(argv, check=True, cwd=project, env=env)
     copy = tmp_path / "run" / "code"
     copy.parent.mkdir()
-    project.rename(copy)  # the original is not there, as on a node that does not share it
+    project.rename(copy)  # the original is missing, as on a node that does not share it
     reads = "import pathlib, sys; from ddptrain.functions import calls; print(calls.read(pathlib.Path(sys.argv[1]))())"
     done = subprocess.run(
         [sys.executable, "-c", reads, argv[-1]],

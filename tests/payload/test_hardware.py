@@ -1,4 +1,4 @@
-"""What is known of the machine: disk, GPUs, bf16, and what is decided by it."""
+"""The machine's disk, GPUs and bf16, and the decisions that depend on them."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import pathlib
@@ -28,7 +28,7 @@ def test_the_disk_is_checked_before_anything_is_built(
 def test_the_disk_must_hold_the_parts_of_all_sites(
     num_sites: int, each: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A site saves its weights and AdamW's moments, and one of them what the exchanges need."""
+    """A site saves its weights and AdamW's moments, and one of them the exchanges' state."""
     two_bytes = 2 * each * 1000
     monkeypatch.setattr("ddptrain.ground.files.free_bytes", lambda _: two_bytes)
     hardware.need_disk(tmp_path, 1000, num_sites)

@@ -1,4 +1,4 @@
-"""The training loop by itself: what a step does, however it is spread over ranks and passes."""
+"""The training loop by itself: a step is the same for any number of ranks and passes."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc

@@ -1,4 +1,4 @@
-"""The model's short cuts: what they compute is what the plain form computes."""
+"""The model's shortcuts compute the same as the plain form."""
 
 # pyright: basic, reportPrivateImportUsage=false
 

@@ -65,4 +65,4 @@ def test_files_about_records_are_not_trained_on(tmp_path: pathlib.Path, has_reco
     not_read = json.loads((tmp_path / "d" / "dataset.json").read_text())["not_read"]
     assert not_read["dataset card"][0] == (
         len(names) if has_records else 1
-    )  # LICENSE is no text by its name
+    )  # by its name, LICENSE is not text

@@ -1,4 +1,4 @@
-"""What the operating system refuses is one line that names the path and the remedy, on every rank, wherever it is met."""
+"""System errors become one line with the path and the remedy, on every rank, at every place."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import errno

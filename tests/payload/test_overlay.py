@@ -40,7 +40,7 @@ def command(*argv: str, text: str | None = None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """A host of a provider: a network namespace with an address of its own, and one in the overlay."""
+    """A provider's host: a network namespace with its own address, and one in the overlay."""
 
     name: str
     number: int

@@ -1,4 +1,4 @@
-"""From text to a dataset: the same bytes however it was made, only what is missing done again."""
+"""From text to a dataset: the same bytes each way, and only missing parts are redone."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import json
@@ -272,7 +272,7 @@ def test_a_bad_line_is_named(tmp_path: pathlib.Path, line: str, words: str):
 
 
 def test_gpt2_tokens_are_the_published_ones():
-    """Ids from the GPT-2 paper's released vocabulary, as they stand in countless examples."""
+    """Ids from the GPT-2 paper's released vocabulary, as in countless examples."""
     gpt2 = tokenizers.make("gpt2")
     assert gpt2.encode("Hello world").tolist() == [15496, 995]
     assert gpt2.encode("Hello, I'm a language model,").tolist() == [

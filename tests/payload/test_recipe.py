@@ -1,4 +1,4 @@
-"""What a run recorded is the run's: what nobody gives stays, what is given and differs is named and kept."""
+"""A run keeps its recorded settings: missing flags keep them, different ones are named and kept."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import argparse

@@ -62,7 +62,7 @@ def test_twenty_steps_equal_ten_a_kill_and_ten_bit_for_bit(
     assert conftest.losses(run_dir) == conftest.losses(whole)
     assert conftest.val_losses(run_dir) == conftest.val_losses(whole)
     assert ending(run_dir) == ending(whole)
-    # The lines of steps 11 and 12 and the one cut short were removed, those of both starts are there.
+    # The lines of steps 11 and 12 and the truncated one were removed, both starts' lines are there.
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [r["step"] for r in records if r["kind"] == "step"] == list(range(1, 21))
     assert [r["tokens"] for r in records if r["kind"] == "step"] == [

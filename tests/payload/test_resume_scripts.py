@@ -72,7 +72,7 @@ class Job:
         ]
 
     def losses(self) -> object:
-        """Return the last loss of the plain script; of the Trainer those of all steps."""
+        """Return the last loss of the plain script, or the Trainer's losses of all steps."""
         if self.kind == "plain":
             return self.outcome(
                 max(path.stem for path in (self.run_dir / "control").glob("*.outcome"))

@@ -1,4 +1,4 @@
-"""What a rank asks of its filesystem and its peers, as docs/explanation/scale.md says: nobody adds to it unnoticed."""
+"""A rank's load on filesystem and peers stays as in docs/explanation/scale.md."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import collections

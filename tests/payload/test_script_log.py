@@ -1,4 +1,4 @@
-"""`run.log`: whatever is logged, nothing is raised, and the program's views read each number from metrics.jsonl."""
+"""`run.log`: no value raises, and the program's views read each number from metrics.jsonl."""
 
 # pyright: basic, reportPrivateImportUsage=false, reportMissingImports=false
 import json

@@ -1,4 +1,4 @@
-"""Folders and archives: what is read of them, and that all the rest is listed with its number."""
+"""Folders and archives: the files that are read, and the numbered list of the rest."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import gzip
@@ -152,7 +152,7 @@ def test_one_description_larger_than_all_texts_is_listed(
 
 
 def test_a_table_that_describes_an_archive_is_listed(tmp_path: pathlib.Path):
-    """As img2dataset leaves it: KEY.parquet and KEY_stats.json beside KEY.tar."""
+    """As img2dataset leaves it: KEY.parquet and KEY_stats.json next to KEY.tar."""
     source = folder(
         tmp_path / "x", {"00000.tar": tar({"1.txt": b"text"}), "00000_stats.json": b"{}"}
     )

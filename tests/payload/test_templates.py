@@ -1,4 +1,4 @@
-"""Conversations in a tokenizer's own chat template: learned is what the assistant writes."""
+"""Conversations in a tokenizer's own chat template: the assistant's words are learned."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import json
@@ -107,7 +107,7 @@ def test_every_text_is_learned_masked_or_left_out(
     found = lessons.Lessons()
     document = tokenizer.form.write(chats.Chat(tuple(messages)), found)
     if document is None:
-        assert template == TAGGED  # a message of another party is learned: it has no tag
+        assert template == TAGGED  # a learned message of another party lacks a tag
         assert any(one.learned and one.role != "assistant" for one in messages)
         assert found.left_out[lessons.REFUSED][1] == len("".join(m.text for m in messages).encode())
         return

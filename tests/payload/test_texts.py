@@ -1,4 +1,4 @@
-"""Records in all their shapes: what is learned of them, what is left out, and what is refused."""
+"""Records in all their shapes: the learned, the left-out and the refused parts."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import collections
@@ -147,7 +147,7 @@ FORMS = {"messages": lambda made: made, "parts": in_parts, "json": in_json, "col
 )
 def test_every_text_is_learned_masked_or_left_out(made: list[Made], suffix: str, form: str):
     is_table = suffix in (".parquet", ".arrow")
-    # A column has one type: a struct of lists has no place for an empty list of messages
+    # A column has one type: a struct of lists cannot hold an empty list of messages
     hypothesis.assume(not is_table or form != "columns" or all(one.roles != [] for one in made))
     made = [FORMS[form](dataclasses.replace(one, left_out=[*one.left_out])) for one in made]
     records = [one.record for one in made]
@@ -180,7 +180,7 @@ def test_every_text_is_learned_masked_or_left_out(made: list[Made], suffix: str,
 
 
 def _left_out(made: list[Made], *, is_table: bool) -> dict[str, list[int]]:
-    """Return the list that the manifest should have; a table's other columns have no size."""
+    """Return the manifest's expected list; a table's other columns lack a size."""
     found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
     for one in made:
         for name, num_bytes in one.left_out:

@@ -1,4 +1,4 @@
-"""torchrun as a job starts it: what a cancellation leaves in the log."""
+"""torchrun as a job starts it: the log of a cancellation."""
 
 import pathlib
 import signal

@@ -1,6 +1,7 @@
-"""Tracking: what reaches a tracker, what a dead or slow one costs, and one MLflow run for a run that was resumed.
+"""Tracking: data for a tracker, the cost of a dead or slow one, one MLflow run for a resumed run.
 
-With payload/tracking/requirements.txt in the environment, MLflow's SQLite store and W&B's files are used for real.
+With payload/tracking/requirements.txt in the environment, MLflow's SQLite store and W&B's files are
+used for real.
 """
 
 import json

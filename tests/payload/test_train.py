@@ -260,7 +260,7 @@ def test_when_one_rank_fails_all_leave(
     assert conftest.outcome(tmp_path / "run", "3.r0")["outcome"] == "failed"
     assert (
         words in conftest.outcome(tmp_path / "run", "3.r0")["error"]
-    )  # the cause, not what the other rank met in consequence
+    )  # the cause, not the other rank's follow-up error
     assert len(result.fatal()) == 1
 
 
@@ -309,7 +309,7 @@ def test_a_killed_rank_ends_the_other_too(rank: int, dataset: pathlib.Path, tmp_
 def test_weights_that_are_spoilt_are_never_saved(
     where: str, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
-    """The last step of an epoch: its loss is fine, what it leaves is not, and a resume would go on from that for ever."""
+    """An epoch's last step: its loss is fine, its weights are not, and a resume would use them."""
     flags = ("--epoch-steps", 2, "--steps", 6)
     accident = f"accident_step DO={where} AT=4"
     result = ranks.train(2, dataset, tmp_path / "run", *TINY, *flags, accident=accident)

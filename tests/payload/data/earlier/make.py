@@ -1,8 +1,9 @@
-"""Make a folder beside this file: ten of twenty steps of a run, by the payload of an earlier commit.
+"""Make a folder here: ten of twenty steps of a run, by the payload of an earlier commit.
 
     .tox/payload/bin/python tests/payload/data/earlier/make.py COMMIT NAME [FLAG ...]
 
-The lane `payload` has the packages. next.json has the losses of the ten steps that the same code did after them.
+The lane `payload` has the packages. next.json has the losses of the next ten steps by the same
+code.
 """
 
 import json
