@@ -1,4 +1,4 @@
-"""A place where a job runs without Slurm: its variables, and doubles of the commands that a job calls."""
+"""A host for jobs without Slurm: its variables, and doubles of the commands that a job calls."""
 
 import json
 import pathlib
@@ -28,7 +28,7 @@ os._exit(code)
 
 
 class Node:
-    """A place where a job's script runs: Slurm's variables, and doubles of the commands it calls."""
+    """A host for a job's script: Slurm's variables, and doubles of the commands that it calls."""
 
     def __init__(self, folder: pathlib.Path, run_dir: pathlib.Path) -> None:
         self.bin = folder / "commands"
@@ -78,7 +78,7 @@ class Node:
         }
 
     def write(self, files: dict[str, str]) -> None:
-        """Write a run's files; what the nodes keep on their own disks is kept in the test's folder."""
+        """Write a run's files; the files on nodes' own disks go to the test's folder."""
         for name in ("logs", "control"):
             (self.run_dir / name).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

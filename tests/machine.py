@@ -15,7 +15,7 @@ Modules = collections.abc.Iterable[object]
 
 @dataclasses.dataclass
 class Machine:
-    """Packages, systemd units and whatever commands a test adds."""
+    """Packages, systemd units and the commands that a test adds."""
 
     packages: set[str] = dataclasses.field(default_factory=set[str])
     active: set[str] = dataclasses.field(default_factory=set[str])

@@ -36,7 +36,7 @@ FAULTS = ("dies", "fails", "hangs")
 
 
 class Killed(BaseException):
-    """The process of the hook ends here: what it wrote to Juju is lost, what it did to the machine stays."""
+    """The hook's process ends here: its writes to Juju are lost, changes to the machine stay."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Step:
 
 
 class Calls:
-    """All calls by which a charm acts on its machine. At one of the next it fails, hangs, or the process ends."""
+    """All calls by which a charm acts on its machine. One fails, hangs, or ends the process."""
 
     def __init__(self) -> None:
         self._fault, self._left = "", 0
@@ -80,8 +80,8 @@ class Calls:
         """Return `function` as a call that may fail.
 
         Args:
-            function: of a double.
-            fails: returns or raises what the function does when it fails; None where it never does.
+            function: a double's function.
+            fails: returns or raises the function's failure; None if it never fails.
             hangs: as `fails`, for no answer in time.
         """
 
@@ -127,7 +127,7 @@ class Calls:
 
 
 class Clock:
-    """The machine's clock, for all that asks the module `time`: it goes on by what is slept, and by `passes`."""
+    """The machine's clock, for all users of the module `time`; sleeps and `passes` advance it."""
 
     def __init__(self, patch: typing.Any) -> None:
         self._start = time.time()
@@ -147,7 +147,7 @@ class Clock:
 
 
 class Place:
-    """A folder and doubles, put back to what they are now before each order."""
+    """A folder and doubles, restored to their present state before each order."""
 
     def __init__(self, root: pathlib.Path, *doubles: object) -> None:
         self._root, self._doubles = root, doubles
@@ -195,7 +195,7 @@ class Place:
         return copy.deepcopy(attributes, {id(double): double for double in self._doubles})
 
     def _walk(self) -> collections.abc.Iterator[tuple[str, pathlib.Path, tuple[int, ...]]]:
-        """Yield what is in the folder: name, path, and what changes with each change of a file. A folder comes first."""
+        """Yield the folder's content: name, path, changing facts; folders first."""
         for folder, folders, names in os.walk(self._root):
             for name in (*folders, *names):
                 path = pathlib.Path(folder, name)
@@ -225,7 +225,7 @@ class Unit:
 
     refusals: typing.ClassVar[
         tuple[type[Exception], ...]
-    ] = ()  # by which a hook fails on purpose, so that Juju repeats it
+    ] = ()  # the failures that a hook raises on purpose, so that Juju repeats it
 
     def __init__(
         self, ctx: testing.Context[typing.Any], state: testing.State, calls: Calls
@@ -248,7 +248,7 @@ class Unit:
         return {}
 
     def settle(self) -> object:
-        """End what is wrong, let Juju send what it would; return what must not depend on the order."""
+        """Repair faults, let Juju send its events; return the order-independent state."""
         raise NotImplementedError
 
     def take(self, step: Step) -> None:
@@ -357,7 +357,7 @@ class Unit:
         self.replace(relations={one for one in self.state.relations if one.endpoint != endpoint})
 
     def write(self, endpoint: str, **fields: typing.Any) -> None:
-        """Change what the endpoint's relation holds, where there is one."""
+        """Change the data of the endpoint's relation, if there is one."""
         relation = self.relation(endpoint)
         if relation is not None:
             self.drop(endpoint)
@@ -404,7 +404,7 @@ def _check(make: collections.abc.Callable[[], Unit]) -> None:
 
 
 def hasten(patch: typing.Any, folder: pathlib.Path) -> None:
-    """Have Scenario write and read a charm's metadata once, below a folder, and not for each hook, where it is slow."""
+    """Have Scenario write and read a charm's metadata once, in a folder, not in each hook."""
     roots: dict[int, pathlib.Path] = {}
     metas: dict[pathlib.Path, ops.CharmMeta] = {}
     load = _ops_main_mock.Ops._load_charm_meta

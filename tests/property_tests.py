@@ -2,7 +2,7 @@
 
 import contextlib
 
-with contextlib.suppress(ImportError):  # some lanes have no property tests
+with contextlib.suppress(ImportError):  # some lanes lack property tests
     import hypothesis
 
     hypothesis.settings.register_profile(

@@ -1,4 +1,4 @@
-"""The documents, and what they set in Slurm through its charms' options."""
+"""The documents, and the Slurm settings that they make through charm options."""
 
 import collections.abc
 import pathlib
@@ -44,9 +44,9 @@ def settings(text: str) -> Texts:
     options = "|".join(CHECKS)
     for option, value in re.findall(
         rf"({options})=('[^']*'|\"[^\"]*\"|[^\s`]*)", text
-    ):  # what a shell reads
+    ):  # as a shell reads it
         beside = (
-            r"""\"[$][(].*?(?:(?:; printf '%s\\n'|\n *echo) (.+))?[)]\""""  # what the option holds
+            r"""\"[$][(].*?(?:(?:; printf '%s\\n'|\n *echo) (.+))?[)]\""""  # the option's value
         )
         if added := re.fullmatch(beside, value, re.DOTALL):
             yield option, "\n".join(shlex.split(added[1] or ""))

@@ -6,7 +6,7 @@ from typing import Any
 import rules
 import yaml
 
-PLACEHOLDER = "%%juju_topology%%"  # what the collector's side replaces by the application's labels
+PLACEHOLDER = "%%juju_topology%%"  # the collector's side replaces it with the application's labels
 TOPOLOGY = {
     "juju_model": "training",
     "juju_model_uuid": "6e9d",

@@ -73,7 +73,7 @@ class Endpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Charm:
-    """What a charm declares, as far as a bundle can use it."""
+    """A charm's declarations, as far as a bundle can use them."""
 
     name: str
     bases: frozenset[str]
@@ -84,7 +84,7 @@ class Charm:
     options: dict[str, str]  # name -> type
     resources: frozenset[str]
     is_subordinate: bool = False
-    is_offer: bool = False  # not a charm: what another model offers
+    is_offer: bool = False  # not a charm, but another model's offer
 
 
 @functools.cache
@@ -145,9 +145,9 @@ def _charm(name: str, fact: dict[str, Any]) -> Charm:
 
 
 def filled(path: pathlib.Path) -> str:
-    """Return an overlay's text with the example from the comment in the place of each *FILL-IN, as an operator would.
+    """Return an overlay's text with each *FILL-IN replaced by the example from its comment.
 
-    `*FILL-IN` is an alias without an anchor: no reader of YAML takes a file in which one is left.
+    `*FILL-IN` is an alias without an anchor: no YAML parser accepts a file that still has one.
     """
     return re.sub(
         r"[*]FILL-IN  # ([^;\n]+);", lambda found: json.dumps(found[1]) + "  #", path.read_text()
@@ -468,7 +468,7 @@ def _project_problems(
 def principals_of(
     bundle: type_of_bundle, known: collections.abc.Mapping[str, Charm]
 ) -> dict[str, set[str]]:
-    """Return for each subordinate application the applications on whose units it stands."""
+    """Return each subordinate application's principals: the applications whose units it joins."""
     found: dict[str, set[str]] = collections.defaultdict(set)
     for first, second in bundle.get("relations") or []:
         for a, b in ((first, second), (second, first)):

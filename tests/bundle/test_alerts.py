@@ -1,4 +1,4 @@
-"""Each alert fires on samples of what it is for and not just below its threshold, by Prometheus' own promtool."""
+"""Each alert fires on samples of its fault and not just below its threshold, by promtool."""
 
 import pathlib
 import re
@@ -57,7 +57,7 @@ def series(samples: Series) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(("charm", "alert"), CASES, ids=":".join)
 def test_it_fires_and_not_just_below_its_threshold(charm: str, alert: str, tmp_path: pathlib.Path):
-    """A test that expects no alert passes where none fires; of the one that must fire it prints the alert, with its text."""
+    """A test that expects no alert passes if none fires; the other prints the alert's text."""
     fires, quiet, minute = (CASES[charm, alert][key] for key in ("fires", "quiet", "minute"))
     step = "10m" if minute > 1000 else "1m"
 

@@ -1,4 +1,4 @@
-"""bundle.yaml, the overlays and the sandbox's defaults against what the charms declare; and each rule against a mistake."""
+"""bundle.yaml, overlays and the sandbox's defaults fit the charms; each rule finds a mistake."""
 
 import itertools
 import re
@@ -8,15 +8,15 @@ import pytest
 import rules
 
 PROXIES = {"cephfs", "lustre", "nfs"}
-# A client mounts one filesystem; a node is one kind of machine; a second controller has no place among the machines of that
-# overlay, and neither have the servers of Lustre.
+# A client mounts one filesystem; a node is one kind of machine; the machines of that overlay cannot
+# hold a second controller, nor Lustre's servers.
 EXCLUSIVE = (
     PROXIES | {"lustre-server"},
     {"gpu", "lxd", "machines"},
     {"machines", "ha"},
     {"machines", "lustre-server"},
 )
-# mysql-proxy, which is for 24.04, has no place among machines of 26.04
+# mysql-proxy is for 24.04: it cannot be on machines of 26.04
 NEVER = ({"2604", "juju4", "machines"},)
 FIRST = ("2604", "machines")  # they say something of applications that others remove
 SETS = [
@@ -48,8 +48,8 @@ def overlay(name: str) -> dict[str, Any]:
 def overlays(names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return overlays as an operator fills them in, each with its second part on Ubuntu 26.04.
 
-    On machines that exist a filesystem's proxy is given its place, and on those of 26.04 its base, too; ldap-integrator
-    gets a container.
+    On existing machines a filesystem's proxy gets its place, and on machines of 26.04 its base,
+    too; ldap-integrator gets a container.
     """
     seconds = {path.stem: path for path in SECOND} if "2604" in names else {}
     found: list[dict[str, Any]] = []

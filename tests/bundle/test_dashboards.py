@@ -1,4 +1,4 @@
-"""The dashboards' queries, and those of the pages, return series on a real Prometheus."""
+"""The queries of dashboards and pages return series on a real Prometheus."""
 
 import collections.abc
 import contextlib
@@ -173,7 +173,7 @@ def test_every_variable_is_declared():
             "1",
         }
         assert used <= names
-        assert {"prometheusds", "lokids", *dashboards.TOPOLOGY} <= names  # those of COS
+        assert {"prometheusds", "lokids", *dashboards.TOPOLOGY} <= names  # COS has these
 
 
 def test_every_metric_of_ours_is_on_a_dashboard():

@@ -84,7 +84,7 @@ def charmhub() -> dict[str, Any]:
 
 
 class Place:
-    """A copy of what the script needs, with a juju before all others in PATH."""
+    """A copy of the files that the script needs, with a fake juju first in PATH."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder, self.juju = folder, folder / "bin" / "juju"
@@ -136,7 +136,7 @@ class Place:
         return self.juju.with_name("juju.calls").read_text().splitlines()[-1].split()[2:]
 
     def refusal(self, overlays: str) -> str:
-        """Return the one line with which the script fails, before anything is packed or deployed."""
+        """Return the one line of the script's failure, before anything is packed or deployed."""
         done = self.run(overlays)
         assert done.returncode == 1
         assert done.stdout == ""

@@ -1,6 +1,6 @@
-"""What the documents say can be typed: links resolve, commands and lanes exist, actions and options are declared.
+"""Everything in the documents can be typed: links, commands, lanes, actions and options exist.
 
-What they set in Slurm goes through slurmutils, as in upstream's charms.
+Their Slurm settings go through slurmutils, as in upstream's charms.
 """
 
 import configparser
@@ -65,7 +65,7 @@ def test_scripts_on_nccl_keep_model_and_data_on_the_gpu_of_their_rank():
 
 
 def commands() -> dict[str, set[str]]:
-    """Return the known names by what a page types before them: make targets, lanes, commands of the sandbox."""
+    """Return the known names by the words before them: make targets, lanes, sandbox commands."""
     tox = configparser.ConfigParser()
     tox.read(rules.ROOT / "tox.ini")
     sections = {section.removeprefix("testenv:") for section in tox.sections()}

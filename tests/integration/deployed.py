@@ -24,13 +24,13 @@ class ActionError(Exception):
 
 
 class Cluster:
-    """A model in which the bundle is deployed."""
+    """A model with the deployed bundle."""
 
     def __init__(self, client: clients.Client) -> None:
         self._client = client
 
     def juju(self, *args: str) -> str:
-        """Run the juju client on this model; return what it printed."""
+        """Run the juju client on this model; return its output."""
         code, out, err = self._client.juju(*args)
         assert code == 0, f"juju {' '.join(args)} exited {code}: {err or out}"
         return out
@@ -121,7 +121,7 @@ class Cluster:
         return answer["results"]
 
     def exec(self, unit: str, command: str) -> str:
-        """Run a shell command as root on a unit's machine and return what it printed."""
+        """Run a shell command as root on a unit's machine and return its output."""
         answers = json.loads(self.juju("exec", "--format", "json", "--unit", unit, "--", command))
         (answer,) = answers.values()
         assert answer["results"]["return-code"] == 0, answer

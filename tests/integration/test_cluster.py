@@ -1,4 +1,4 @@
-"""What a user of the deployed bundle sees. Each test asserts an effect on the machines, and leaves them as it found them."""
+"""A user's view of the deployed bundle. Each test asserts an effect on machines, and undoes it."""
 
 import json
 import pathlib

@@ -1,11 +1,11 @@
-"""A machine of its own in QEMU, with Debian's kernel, for filesystems that the kernel mounts.
+"""A guest machine in QEMU, with Debian's kernel, for filesystems that the kernel mounts.
 
-The guest's disk is the sandbox's image with a kernel, file servers and clients on top. It is made once, and cached under
-the hash of its recipe. Each guest works on a throwaway copy, has no way out to any network, and answers a tiny agent on
-a port of the loopback.
+The guest's disk is the sandbox's image with a kernel, file servers and clients on top. It is made
+once, and cached under the hash of its recipe. Each guest works on a throwaway copy, has no way out
+to any network, and answers a tiny agent on a port of the loopback.
 
-The guest's clock counts its instructions (QEMU's -icount): a machine beside it that is busy makes the guest slow for
-those who watch it, and never for itself. No deadline in the guest passes because the host had no time for it.
+The guest's clock counts its instructions (QEMU's -icount): on a busy host the guest is slow to an
+observer, but never to itself. No deadline in the guest passes because the host lacked time.
 """
 
 import base64
@@ -35,7 +35,7 @@ CACHE = image.CACHE / "guests"
 CHARM = REPOSITORY / "charms" / "shared-filesystem-client"
 QEMU = "/usr/bin/qemu-system-x86_64"
 TOOLS = (QEMU, "/usr/bin/mmdebstrap", "/usr/sbin/mkfs.ext4", "/usr/bin/systemd-nspawn")
-PATIENCE_S = 900.0  # for anything in the guest: it has time of its own
+PATIENCE_S = 900.0  # for anything in the guest, whose clock is its own
 NEWER = "/opt/newer"  # the next Debian's mount.ceph, with all libraries
 _REVISION = 2  # counts changes of the build's script
 _DISK_MIB = 3072
@@ -143,11 +143,11 @@ class Guest:
         return reply["out"]
 
     def sh(self, script: str, *, timeout: float = 60, check: bool = True) -> str:
-        """Run a shell script in the guest; return what it printed."""
+        """Run a shell script in the guest; return its output."""
         return self.run("/bin/sh", "-ec", script, timeout=timeout, check=check).out.strip()
 
     def put(self, tree: collections.abc.Mapping[str, pathlib.Path | bytes]) -> None:
-        """Copy files and folders into the guest, by where they shall lie."""
+        """Copy files and folders into the guest, by target path."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             for target, source in tree.items():
@@ -194,7 +194,7 @@ def booted(*, memory_mib: int = 1024) -> collections.abc.Generator[Guest]:
     with tempfile.TemporaryDirectory(prefix="guest-") as folder:
         console = pathlib.Path(folder) / "console"
         port = _free_port()
-        # Emulated always: where a machine is itself a guest, /dev/kvm may be there and boot nothing
+        # Always emulated: on a machine that is itself a guest, /dev/kvm may exist and boot nothing
         argv = [
             QEMU,
             "-nodefaults",
@@ -221,7 +221,7 @@ def booted(*, memory_mib: int = 1024) -> collections.abc.Generator[Guest]:
         argv += ["-drive", f"file={made / 'disk'},format=raw,if=virtio,snapshot=on"]
         argv += ["-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:4000"]
         argv += ["-device", "virtio-net-pci,netdev=net", "-device", "virtio-rng-pci"]
-        environment = os.environ | {"TMPDIR": folder}  # where the copy of the disk grows
+        environment = os.environ | {"TMPDIR": folder}  # the disk's copy grows here
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
         ) as process:

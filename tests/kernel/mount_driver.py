@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""Runs in the guest: what the charm does in a hook, without Juju. One JSON object a line in, one out."""
+"""Do a hook's work in the guest, without Juju. One JSON object a line in, one out."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ from slurm_ddp.charm import StatusError  # noqa: E402
 
 
 def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
-    """Do what was asked; return the status, or what was drawn up."""
+    """Run a request; return the status, or the plan."""
     app = asked.get("app", "client")
     if asked["do"] == "remove":
         mounter.remove(app, unit=f"{app}/0")
@@ -44,7 +44,7 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
 
 
 def written(plan: mount_plan.Plan) -> dict[str, typing.Any]:
-    """Write what the plan's unit needs, and the unit, without starting it; return what they are."""
+    """Write the plan's files and unit without starting it; return the unit's facts."""
     for path, text in plan.files.items():
         files.ensure_file(path, text, mode=0o600)
     systemd.ensure_unit(plan.unit, plan.unit_text)

@@ -16,7 +16,7 @@ Health = dict[str, typing.Any]  # health.json, which the keeper leaves
 
 @dataclasses.dataclass
 class Node:
-    """A machine on which the charm's code works, systemd runs its units and the keeper's timer its passes."""
+    """A machine that runs the charm's code, its units under systemd and the keeper's timer."""
 
     guest: machines.Guest
 
@@ -31,7 +31,7 @@ class Node:
         )
 
     def ask(self, **asked: typing.Any) -> dict[str, typing.Any]:
-        """Have the charm's code do something; return what it says."""
+        """Run a request in the charm's code; return its answer."""
         found = json.loads(self.guest.talk(DRIVER, json.dumps(asked)))
         assert found.get("level") != "error", found["text"]
         return found
@@ -48,7 +48,7 @@ class Node:
     def until(
         self, app: str, wanted: collections.abc.Callable[[Health], bool], since: float
     ) -> Health:
-        """Wait for a pass of the keeper's, started after `since`, which found what is wanted; return what it found."""
+        """Wait for a keeper's pass after `since` with the wanted result; return the result."""
         end = time.monotonic() + machines.PATIENCE_S
         while True:
             found = self.health(app)
@@ -58,7 +58,7 @@ class Node:
             time.sleep(0.5)
 
     def mounts(self, path: str) -> list[str]:
-        """Return the lines of the kernel's table for what is mounted exactly there."""
+        """Return the lines of the kernel's table for mounts exactly there."""
         lines = self.guest.run("/bin/cat", "/proc/self/mountinfo").out.splitlines()
         return [line for line in lines if line.split()[4] == path]
 

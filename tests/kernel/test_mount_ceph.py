@@ -16,7 +16,7 @@ MP = "/mnt/ceph"
 ADDRESS = "10.0.2.15"  # guest.yaml
 USER = "client.fs-client"
 CREATE = "import sys; sys.path[:0] = ['/opt/ceph', '/opt/charm/lib']; import ceph_cluster; ceph_cluster.create(sys.argv[1])"
-# Of the options that users may give those that stand beside each other
+# Of the options for users, the ones that are compatible with each other
 OPTIONS = (
     "rsize=1048576,wsize=1048576,rasize=1048576,caps_max=1000,caps_wanted_delay_min=5,caps_wanted_delay_max=60,"
     "readdir_max_bytes=524288,readdir_max_entries=1024,nodcache,norbytes,nocopyfrom,wsync,nopoolperm,noacl,"
@@ -41,7 +41,7 @@ mount --bind /opt/status /var/lib/dpkg/status
 
 @dataclasses.dataclass
 class Client:
-    """A node whose mount.ceph is of a certain age, beside a cluster."""
+    """A node with an old or new mount.ceph, and a cluster."""
 
     node: nodes.Node
     newer: bool
@@ -54,13 +54,13 @@ class Client:
     def hook(
         self, key: str, *, port: int = 6789, path: str = "/", **config: object
     ) -> dict[str, typing.Any]:
-        """Do what a hook of the charm does; return the status."""
+        """Run a hook of the charm; return the status."""
         uri = f"cephfs://fs-client@({ADDRESS}%3A{port}){path}?fsid={self.fsid}&name=cephfs&auth=secret%3Aabc"
         wanted = {"mountpoint": MP, "cephfs_client": "kernel"} | config
         return self.node.ask(do="ensure", app=APP, uri=uri, secret={"key": key}, config=wanted)
 
     def write(self, name: str, *, while_: str = "true") -> None:
-        """Write 8 MiB and sync them, with a script beside it; check that they are read back from the cluster."""
+        """Write and sync 8 MiB while a script runs; check that the cluster returns them."""
         path = f"{MP}/{name}"
         self.node.guest.sh(
             f"rm -f /run/ended; head -c 8M /dev/urandom >/run/data\n"

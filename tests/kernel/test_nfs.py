@@ -1,8 +1,8 @@
 """NFS with a real kernel's client, against a real kernel's server, in a machine of QEMU's.
 
-The machine that runs the tests may have neither in its kernel, so all of it happens in a guest: the charm's code draws up
-units, systemd there runs them, the keeper's timer repairs what the tests break. No test has a deadline of its own: what
-comes true is waited for.
+The test machine's kernel may have neither, so everything runs in a guest: the charm's code writes
+units, systemd there runs them, the keeper's timer repairs what the tests break. The tests have no
+deadlines: they wait until a condition holds.
 """
 
 import collections.abc
@@ -16,7 +16,7 @@ APP = "client"
 MP = "/mnt/shared"
 SERVER = "10.9.0.1"
 URI = f"nfs://({SERVER})/srv/data"
-# nfsd in a network namespace of its own: its link can be cut, which a server on the same machine could not
+# nfsd in a separate network namespace: its link can be cut, unlike a local server's
 NFS_SERVER = f"""
 mkdir -p /srv/data
 chmod 1777 /srv/data
@@ -54,13 +54,13 @@ serve start
 
 
 class Rig:
-    """A node with an NFS server beside it, and what breaks and watches its mount."""
+    """A node with an NFS server, and the tools to break and watch its mount."""
 
     def __init__(self, node: nodes.Node) -> None:
         self.node, self.guest = node, node.guest
 
     def hook(self, **config: object) -> dict[str, typing.Any]:
-        """Do what a hook of the charm does; return the status."""
+        """Run a hook of the charm; return the status."""
         return self.node.ask(do="ensure", app=APP, uri=URI, config={"mountpoint": MP} | config)
 
     def mounts(self) -> list[str]:
@@ -73,12 +73,12 @@ class Rig:
         return self.node.until(APP, wanted, self.node.now())
 
     def healed(self, script: str) -> nodes.Health:
-        """Break the mount between two passes; wait until the keeper has repaired it; return what it found then."""
-        self.passed()  # a mount that came is followed by a pass of its own, which may still run
+        """Break the mount between two passes; return the keeper's result after its repair."""
+        self.passed()  # a new mount triggers a pass, which may still run
         return self.repaired(script)
 
     def repaired(self, script: str) -> nodes.Health:
-        """Run a script after which the keeper has something to repair; return what its pass found then."""
+        """Run a script that gives the keeper something to repair; return that pass's result."""
         begin = self.node.now()
         self.guest.sh(script)
         return self.node.until(

@@ -1,7 +1,7 @@
-"""Scenes for test_mounts.py, each in namespaces of its own: python mount_scene.py SCENE DIRECTORY.
+"""Scenes for test_mounts.py, each in new namespaces: python mount_scene.py SCENE DIRECTORY.
 
-The FUSE scenes speak the kernel's protocol themselves (linux/fuse.h), so that a daemon can die or stop responding on
-purpose.
+The FUSE scenes speak the kernel's protocol themselves (linux/fuse.h), so that a daemon can die or
+stop responding on purpose.
 """
 
 import ctypes
@@ -35,17 +35,17 @@ def mount(source: str, target: pathlib.Path, fstype: str, flags: int = 0, data: 
 
 
 def mount_fuse(target: pathlib.Path) -> int:
-    """Mount a FUSE filesystem that nobody serves yet; return the daemon's end."""
+    """Mount a FUSE filesystem without a server yet; return the daemon's end."""
     device = os.open("/dev/fuse", os.O_RDWR)
     mount("silent", target, "fuse", data=f"fd={device},rootmode=40000,user_id=0,group_id=0")
     return device
 
 
 def serve(device: int, until: int, reached: threading.Event, *, then: bool = False) -> None:
-    """Answer what it takes to look at the root and to write a file, but no request of the kind `until`.
+    """Answer the requests to look at the root and to write a file, but none of the kind `until`.
 
-    Nor is any after it answered, unless `then`. No signal ends a process that waits for the answer to a request that was
-    taken.
+    Later requests get an answer only with `then`. No signal ends a process that waits for the
+    answer to a request that was taken.
     """
     folder, file = (
         struct.pack("<6Q10I", inode, 0, 0, 0, 0, 0, 0, 0, 0, mode, 2, 0, 0, 0, 4096, 0)
@@ -99,7 +99,7 @@ def stale(at: pathlib.Path) -> typing.Any:
 
 def hung(at: pathlib.Path) -> typing.Any:
     """The daemon takes the request: the child cannot be killed, is left behind, and no second one is started."""
-    mount("x", pathlib.Path("/run"), "tmpfs")  # where a child that was left behind is noted
+    mount("x", pathlib.Path("/run"), "tmpfs")  # records a child that was left behind
     device = mount_fuse(at)
     opened = threading.Event()
     threading.Thread(target=serve, args=(device, _FUSE_OPENDIR, opened), daemon=True).start()
@@ -124,7 +124,7 @@ def forgetful(at: pathlib.Path) -> typing.Any:
 
 
 def unwritten(at: pathlib.Path) -> typing.Any:
-    """What was written is never confirmed, and all else is answered."""
+    """The write is never confirmed, and everything else is answered."""
     mount("x", pathlib.Path("/run"), "tmpfs")
     device = mount_fuse(at)
     asked = threading.Event()

@@ -17,7 +17,7 @@ UNMET: str = CASES["printed"]["UNMET"]
 
 
 class Apt:
-    """Answers with prepared texts, and keeps what was asked."""
+    """Answers with prepared texts, and keeps the questions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Completed | CommandError) -> None:
         self.asked: list[list[str]] = []

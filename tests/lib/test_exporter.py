@@ -1,4 +1,4 @@
-"""The exporter: its service, its port, and scrapes that end in time whatever a source does."""
+"""The exporter: its service, its port, and scrapes that end in time with any source."""
 
 import collections.abc
 import json

@@ -23,7 +23,7 @@ SECRET = fs.JuicefsSecret.from_content(
     {"meta-password": 'p@ss:/?#%word "x"', "secret-key": "topSecret"}
 )
 
-# A juicefs that answers from a table beside it and fails on any command line that is not in there
+# A juicefs that answers from a table in its folder and fails on any other command line
 FAKE = f"""#!{sys.executable}
 import json, os, pathlib, sys
 here = pathlib.Path(__file__)

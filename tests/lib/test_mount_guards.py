@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> list[mounts.Mount]:
-    """List what is mounted, the topmost last; a test changes it."""
+    """List the mounts, the topmost last; a test changes it."""
     found = [OURS]
     monkeypatch.setattr(mounts, "at", lambda mountpoint: list(found))
     return found
@@ -144,7 +144,7 @@ def test_waiting_asks_again_until_it_is_right_or_late(
     assert mounts.wait("/m", fstype="t", source="s", timeout=6, pid=os.getpid())
     assert len(deadlines) == 2
     lone = mounts.wait("/m", fstype="t", source="s", timeout=6, pid=0x7FFFFFFF)
-    assert lone  # it is right, whoever mounted it
+    assert lone  # it is right, no matter who mounted it
 
 
 def test_each_address_is_tried_again_and_again(clock: Clock, monkeypatch: pytest.MonkeyPatch):

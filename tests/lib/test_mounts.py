@@ -38,7 +38,7 @@ needs_namespaces = pytest.mark.skipif(
 
 @pytest.fixture
 def play(tmp_path: pathlib.Path) -> typing.Callable[[str], typing.Any]:
-    """Return a function that plays a scene in namespaces of its own and returns what it found."""
+    """Return a function that plays a scene in new namespaces and returns its result."""
 
     def played(scene: str) -> typing.Any:
         env = os.environ | {"PYTHONPATH": str(pathlib.Path(mounts.__file__).parent.parent)}
@@ -156,7 +156,7 @@ def test_a_clients_cache_does_not_count_as_an_answer(
 def test_a_mount_that_answers_while_a_write_hangs_is_slow_not_hung(
     play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
 ):
-    """Under heavy writing a small write waits for minutes: whoever took that for a dead client would kill a live one."""
+    """Under heavy writing a small write waits for minutes: to kill that client would be wrong."""
     asked, first, second, reader = play("unwritten")
     assert asked
     assert first == ["slow", f"{tmp_path} answers, but a small write did not end within 3 s"]

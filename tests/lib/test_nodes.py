@@ -1,4 +1,4 @@
-"""Slurm's nodes by scontrol: states as printed, and every way in which the controller can refuse."""
+"""Slurm's nodes by scontrol: states as printed, and every kind of refusal by the controller."""
 
 import collections.abc
 import contextlib

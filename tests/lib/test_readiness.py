@@ -1,4 +1,4 @@
-"""What charms on one machine tell each other about what jobs need."""
+"""How charms on one machine tell each other about the needs of jobs."""
 
 import json
 import pathlib

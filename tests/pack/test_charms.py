@@ -1,7 +1,8 @@
-"""Open what Charmcraft made: metadata, dispatch, the code and nothing else; and run it with only what is inside.
+"""Check packed charms: metadata, dispatch, the code and nothing else; run them with only that.
 
-`tox -e pack` packs first. Each base has its own Python; where these tests run on another one, the packages in the charm are
-replaced by the same versions for this one, installed with the same hashes, before anything is run.
+`tox -e pack` packs first. Each base has its own Python; if these tests run on another one, the
+packages in the charm are first replaced by the same versions for this one, installed with the same
+hashes.
 """
 
 import collections.abc
@@ -28,7 +29,7 @@ CHARMCRAFT_S = {"metadata.yaml", "manifest.yaml", "config.yaml", "actions.yaml",
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A packed charm, unpacked, beside what it was packed from."""
+    """A packed charm, unpacked, with its sources."""
 
     name: str
     base: pack.Base

@@ -1,4 +1,4 @@
-"""Staging: what a charm is packed from, and what the sandbox runs."""
+"""Staging: the folders that charms are packed from, and that the sandbox runs."""
 
 import pathlib
 

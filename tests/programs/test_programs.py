@@ -1,8 +1,8 @@
-"""Programs of others on two nodes: each loses its place four times and continues from its own checkpoint.
+"""Others' programs on two nodes: interrupted four times, each continues from its checkpoint.
 
-The rows are in rows.yaml. SLURM_DDP_PEERS names a folder with checkouts, for rows that are one:
-$SLURM_DDP_PEERS/karpathy/nanoGPT. `tox -e programs` writes what was seen to results.yaml, from which scripts/programs.py
-makes docs/reference/programs.md.
+The rows are in rows.yaml. SLURM_DDP_PEERS names a folder with checkouts for the rows with a `peer`:
+$SLURM_DDP_PEERS/karpathy/nanoGPT. `tox -e programs` writes results.yaml, from which
+scripts/programs.py makes docs/reference/programs.md.
 """
 
 import collections.abc
@@ -93,7 +93,7 @@ def submit(one: Person, name: str, row: Row) -> Job:
 
 
 def place_of(one: Person, name: str, row: Row) -> str:
-    """Return the folder in which the command is typed; copy a peer's checkout there first."""
+    """Return the folder to type the command in; copy a peer's checkout there first."""
     if "peer" not in row:
         return "code"
     root = os.environ.get("SLURM_DDP_PEERS")
@@ -177,7 +177,7 @@ def trains_on(job: Job) -> None:
 
 
 def keep(name: str, seen: dict[str, typing.Any]) -> None:
-    """Add what was seen to the file of results, if there is one."""
+    """Add the observations to the results file, if there is one."""
     file = os.environ.get("SLURM_DDP_PROGRAMS_RESULTS")
     if file is None:
         return

@@ -1,4 +1,4 @@
-"""What the tests of the sandbox share: a model without hosts, and one on hosts that are folders."""
+"""Fixtures of the sandbox's tests: a model without hosts, and one on hosts that are folders."""
 
 import pathlib
 import sys

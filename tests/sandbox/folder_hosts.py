@@ -206,7 +206,7 @@ class Bench:
         return self.threads.submit(run)
 
     def act(self, unit: str, action: str) -> Command:
-        """Begin an action in a command of its own, and wait until it runs."""
+        """Begin an action in a separate command, and wait until it runs."""
         command = self.begin(lambda engine: engine.act(unit, action, {}))
         self.wait("began")
         return command
@@ -218,7 +218,7 @@ class Bench:
             time.sleep(0.02)
 
     def config(self, app: str, **values: str) -> None:
-        """Set options as a command of its own does, from begin to end."""
+        """Set options as a complete command."""
         with self.engine() as engine:
             self.configure(engine, app, **values)
 

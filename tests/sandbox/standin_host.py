@@ -47,9 +47,9 @@ class FakeHost:
     """A host's systemd, packages and Slurm's commands; any other command is an error of the test.
 
     Attributes:
-        done: what changed something, in order.
+        done: the changes, in order.
         failing: commands that fail, written as in `done`.
-        nodes: what the controller knows, name -> (base state, reason).
+        nodes: the controller's nodes, name -> (base state, reason).
         is_silent: the controller does not answer.
         owners: the account that each file was given to.
     """
@@ -311,7 +311,7 @@ class Standin:
             make: typing.Any = getattr(self.ctx.on, kind.replace("-", "_"))
             leaves = {"remote_unit": 0, "departing_unit": 0} if kind == "relation-departed" else {}
             self.state = self.ctx.run(make(relation, **leaves), self.state)
-        elif kind == "secret-changed":  # of the key of auth/slurm, to which a revision is added
+        elif kind == "secret-changed":  # the key of auth/slurm gets a new revision
             (secret,) = (one for one in self.state.secrets if one.label == wire.AUTH_LABEL)
             new = dataclasses.replace(secret, latest_content={"key": "bmV3", "keyid": "2"})
             self.update(secrets={*(self.state.secrets - {secret}), new})

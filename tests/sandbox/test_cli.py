@@ -1,4 +1,4 @@
-"""The command line speaks Juju's words: its output for a model without hosts, and what it rejects."""
+"""The command line speaks Juju's words: its output for a model without hosts, and its refusals."""
 
 import json
 import pathlib

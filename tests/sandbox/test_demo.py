@@ -1,4 +1,4 @@
-"""What a demo keeps of the one before it: the scripts that a host would run, run here on folders."""
+"""The reuse of an earlier demo's environment: a host's scripts, run here on folders."""
 
 import pathlib
 import subprocess

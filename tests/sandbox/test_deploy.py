@@ -46,7 +46,7 @@ class Bench:
         self.engine.model = self.model = Model(name="t")
 
     def deploy(self) -> list[str]:
-        """Deploy; return what is queued then, and forget it."""
+        """Deploy; return the newly queued events, and forget them."""
         deployment.apply(self.engine, bundles.load(self.folder / "bundle.yaml"))
         queued = [
             f"{unit.name} {event.label}"

@@ -137,7 +137,7 @@ def test_a_hook_killed_by_a_reboot_runs_again_from_its_start_and_then_start(benc
 def test_the_action_of_a_command_that_was_killed_is_dropped_and_its_hook_runs_again(bench: Bench):
     with bench.engine() as engine, engine.change() as model:
         unit = model.units["server/0"]
-        settings.request_action(model, unit, "hold", {})  # nobody holds its lock
+        settings.request_action(model, unit, "hold", {})  # its lock is free
         rules.enqueue(model, model.units["agent/0"], "config-changed")
         model.units["agent/0"].agent.name = "executing"
     with bench.engine() as engine:

@@ -89,7 +89,7 @@ def test_an_interrupted_build_never_counts(
 
 
 def clone(folder: pathlib.Path, **programs: str) -> None:
-    """Copy the scripts that need an index, into a clone where the commands of these names are other ones."""
+    """Copy the scripts that need an index into a clone with other commands of these names."""
     for name in (
         "sandboxctl",
         *(f"scripts/{name}.py" for name in ("__init__", "uv", "fetch_juicefs")),

@@ -1,4 +1,4 @@
-"""What a model on Juju 4 does otherwise, with the real agent and a small charm, and what its agents tell of the lock."""
+"""Differences of Juju 4, with the real agent and a small charm, and its agents' lock reports."""
 
 import concurrent.futures
 import pathlib

@@ -18,7 +18,7 @@ HOST = "juju-2586ad-0"
 
 
 def play(monkeypatch: pytest.MonkeyPatch, root: pathlib.Path, *words: str) -> None:
-    """Let juju_exec.main run with these words, as on the host whose root is this folder."""
+    """Run juju_exec.main with these words, as on the host with this root folder."""
     monkeypatch.setattr(juju_exec, "AGENTS", agents(root))
     monkeypatch.setattr(juju_exec, "REQUESTS", root / "var/lib/sandbox/juju-exec")
     monkeypatch.setattr(sys, "argv", ["juju-exec", *words])

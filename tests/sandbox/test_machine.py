@@ -11,7 +11,8 @@ from slurm_ddp import mounts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LONG_S = 120  # a deadline for what takes a moment on a machine with nothing else to do
-# One thread asks, another takes the request and keeps it: SIGKILL ends neither, since what they share stays open
+# One thread asks, another takes the request and keeps it: SIGKILL ends neither, since their shared
+# descriptor stays open
 STUCK = """
 import pathlib, sys, threading
 place, ready, *sys.path[:0] = sys.argv[1:]

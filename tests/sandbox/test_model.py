@@ -185,7 +185,7 @@ def test_no_event_shows_a_relation_whose_relation_broken_ran(world: World, is_co
 
 
 def secret_world(world: World) -> tuple[Relation, dict[str, str]]:
-    """Let a server's leader grant a secret to its client; return their relation, and what the secret holds."""
+    """Let a server's leader grant a secret to its client; return relation and content."""
     relation = world.pair(servers=2)
     world.add("other", CLIENT | {"name": "other"})
     content = {"password": "one"}
@@ -218,7 +218,7 @@ def test_a_secret_is_seen_where_it_was_granted_and_nowhere_else(world: World):
 
 
 def test_what_others_changed_while_a_hook_ran_is_kept(world: World):
-    """An action of a follower takes long: meanwhile the leader writes, goes, and leaves it to lead."""
+    """During a follower's long action, the leader writes, leaves, and makes it the leader."""
     relation, content = secret_world(world)
     leader, follower = world.model.units["server/0"], world.model.units["server/1"]
     relation.app_data["server"] = {"port": "80", "old": "x"}

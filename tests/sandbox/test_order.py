@@ -81,7 +81,7 @@ def test_what_a_removed_unit_wrote_is_read_until_it_departs():
 
 
 def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_that_left():
-    """As on Juju 4.0.15: a server that refuses to go because of its clients sees them for ever."""
+    """As on Juju 4.0.15: a server that refuses to go because of its clients keeps seeing them."""
     world = Agents()
     relation = world.pair()
     server = world.model.units["server/0"]

@@ -197,7 +197,7 @@ CASES = {
 
 
 def prepare(made: Standin, case: dict[str, typing.Any]) -> None:
-    """Bring charm and host to where a scenario begins."""
+    """Bring charm and host to a scenario's start."""
     host = made.host
     made.update(config=case.get("config", {}), leader=case.get("leader", made.state.leader))
     if case.get("name") == "":
@@ -285,7 +285,8 @@ def test_scenario(case: dict[str, typing.Any], make: Make, monkeypatch: pytest.M
     check(made, case)
 
 
-# --- what the daemons have in common ----------------------------------------------------------------------------------
+# --- common to the daemons
+# -------------------------------------------------------------------------
 
 
 def test_a_daemon_is_installed_but_neither_runs_nor_starts_at_boot(host: FakeHost):

@@ -1,4 +1,4 @@
-"""Juju's storage: what is kept of a unit that goes, who gets it next, and what is refused."""
+"""Juju's storage: kept storage of removed units, its next owner, and refusals."""
 
 import pathlib
 import typing

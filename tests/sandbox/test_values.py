@@ -1,4 +1,4 @@
-"""What the sandbox makes of `key=VALUE`: what Juju's YAML library makes of it, then the action's schema."""
+"""How the sandbox parses `key=VALUE`: as Juju's YAML library does, then by the action's schema."""
 
 import json
 import pathlib
@@ -49,7 +49,7 @@ quoted = st.text(st.characters(max_codepoint=126, min_codepoint=32)).map(
 word = st.from_regex(r"[A-Za-z/][A-Za-z0-9._/+@-]{0,30}", fullmatch=True)
 RULES: dict[
     str, tuple[st.SearchStrategy[str], Callable[[str], object]]
-] = {  # what is typed, and what it means
+] = {  # typed text, and its meaning
     "an amount": (amount.map(str), int),
     "a negative amount": (amount.map(lambda n: str(-n)), int),
     "hexadecimal": (amount.map(hex), lambda text: int(text, 16)),

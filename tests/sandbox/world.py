@@ -36,7 +36,7 @@ class World:
         return application
 
     def pair(self, servers: int = 1, clients: int = 1) -> Relation:
-        """Return the relation of servers and clients that met; none of their hooks counts."""
+        """Return the relation of servers and clients that met; their hooks so far do not count."""
         self.add("server", SERVER, servers)
         self.add("client", CLIENT, clients)
         relation = rules.relate(self.model, "server:api", "client:api")

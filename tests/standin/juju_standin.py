@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A juju client, and the few commands of a cluster's hosts, for the integration lane's own code to run against.
+"""A juju client, and the few commands of a cluster's hosts, to run the integration lane's own code.
 
-It answers what the lane asks and refuses everything else. Behind it is one JSON file, `state.json` in the folder that
-JUJU_STANDIN names: a controller of the version that stands there, models, applications, units, jobs. Commands change it;
-nothing runs but `juju exec`, whose shell sees the folder `shared` as /mnt/shared and the hosts' commands as this program.
+It answers the lane's commands and refuses everything else. Behind it is one JSON file, `state.json`
+in the folder that JUJU_STANDIN names: a controller with its version, models, applications, units,
+jobs. Commands change it; only `juju exec` runs something: its shell sees the folder `shared` as
+/mnt/shared and the hosts' commands as this program.
 """
 
 import collections.abc
@@ -28,7 +29,7 @@ STATE: State = {}  # of the controller, between two commands in state.json
 
 
 class JujuError(Exception):
-    """What the juju client prints behind `ERROR`."""
+    """The juju client's text after `ERROR`."""
 
 
 def show_controller(words: list[str]) -> str:
@@ -133,7 +134,7 @@ def add_unit(model: State, words: list[str]) -> str:
 
 
 def remove_unit(model: State, words: list[str]) -> str:
-    """One unit less; its node stays in Slurm, as with upstream's 25.11."""
+    """Remove a unit; its node stays in Slurm, as with upstream's 25.11."""
     _exactly(words[:1], "--no-prompt")
     name, _, number = words[1].partition("/")
     model["applications"][name]["units"].remove(int(number))

@@ -25,7 +25,7 @@ LANE = [
 
 
 class Place:
-    """A juju before all others in PATH, and what it was asked."""
+    """A fake juju first in PATH, and its calls."""
 
     def __init__(self, version: str, cloud: str = "aws") -> None:
         self.home = standin.HOME
@@ -40,7 +40,7 @@ class Place:
         ):
             (
                 self.home / "dist" / f"{name}.charm"
-            ).touch()  # the lane looks for them; what is in them plays no part
+            ).touch()  # the lane looks for them; their content does not matter
         (self.home / "state.json").write_text(
             json.dumps({"version": version, "cloud": cloud, "models": {}})
         )

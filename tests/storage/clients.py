@@ -37,7 +37,7 @@ def mounted(
     is_read_only: bool = False,
     program: pathlib.Path | None = None,
 ) -> collections.abc.Generator[pathlib.Path]:
-    """Mount what the proxy offers as a client does: by the endpoint, the secret's content, and the shared library.
+    """Mount the proxy's offer as a client does: endpoint, secret's content, and the shared library.
 
     The client runs the proxy's juicefs, or `program`. Cache, log and mountpoint are in `folder`.
     """
@@ -84,8 +84,8 @@ def mounted(
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
-                # A container that was started meanwhile has a copy of the mount. The connection is ended, as with the last
-                # copy: at a SIGTERM JuiceFS would leave its session behind.
+                # A container started in the meantime has a copy of the mount. Abort the connection,
+                # as with the last copy: at a SIGTERM JuiceFS would leave its session behind.
                 if minor is None:
                     process.terminate()
                 else:

@@ -1,4 +1,4 @@
-"""What the tests on real servers share: the servers, one of each kind for a module, and a juicefs to ask them."""
+"""Fixtures with real servers: one of each kind for a module, and a juicefs to query them."""
 
 import collections.abc
 import pathlib

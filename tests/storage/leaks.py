@@ -1,4 +1,4 @@
-"""Looks for secrets where others can see them: while a block of code runs, and in what it leaves behind."""
+"""Look for secrets where others can see them: while a block of code runs, and in its leftovers."""
 
 import base64
 import collections.abc

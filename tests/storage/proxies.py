@@ -1,4 +1,4 @@
-"""The charm juicefs-server-proxy under Scenario, on a real juicefs and whatever real servers its options name."""
+"""juicefs-server-proxy under Scenario, on a real juicefs and the real servers of its options."""
 
 import dataclasses
 import pathlib
@@ -19,7 +19,7 @@ Config = typing.Mapping[str, str | int | float | bool]
 
 @dataclasses.dataclass
 class Proxy:
-    """One application with one unit. `state` is where the last hook left it."""
+    """One application with one unit. `state` is the state after the last hook."""
 
     program: pathlib.Path
     folder: pathlib.Path
@@ -80,7 +80,7 @@ class Proxy:
 
     @property
     def offer(self) -> tuple[fs.Juicefs, fs.JuicefsSecret]:
-        """Read what a client gets: the volume, and the content of the secret that it names."""
+        """Read a client's data: the volume, and the content of its secret."""
         assert self.state is not None
         found = fs.parse(self.state.get_relation(10).local_app_data[fs.KEY])
         assert isinstance(found, fs.Juicefs)
@@ -99,7 +99,7 @@ class Proxy:
 
 
 def isolated(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> None:
-    """Keep what the charm writes on its machine below a folder."""
+    """Keep the charm's files on its machine below a folder."""
     monkeypatch.setattr(target, "PROGRAM_DIR", folder / "lib")
     monkeypatch.setattr(target, "CONFIG_DIR", folder / "etc")
     monkeypatch.setattr(format_journal, "STATE_DIR", folder / "state")

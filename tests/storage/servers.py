@@ -1,6 +1,6 @@
-"""Servers for the tests of this lane: real ones, each on a free port of the loopback, in a folder of its own.
+"""Real servers for the tests of this lane, each on a free port of the loopback, in a new folder.
 
-Databases refuse to run as root: as root they run as the accounts that Debian's packages make for them.
+Databases refuse to run as root: started by root, they run as the accounts of Debian's packages.
 """
 
 import collections.abc
@@ -72,7 +72,7 @@ class Server:
         raise ServerError(f"{self.argv[0]} does not come up: {log_text[-2000:]}")
 
     def stop(self) -> None:
-        """Stop it, whatever it is doing."""
+        """Stop it in any state."""
         if self.process is not None:
             self.process.terminate()
             try:
@@ -84,7 +84,7 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -114,7 +114,7 @@ def running(server: Server) -> collections.abc.Generator[Server]:
 
 
 def _identity(account: str | None) -> dict[str, typing.Any]:
-    """Return the arguments of Popen for an account, where this process may take another."""
+    """Return Popen's arguments for an account, if this process may switch to another."""
     if account is None or os.geteuid() != 0:
         return {}
     found = pwd.getpwnam(account)
@@ -153,7 +153,7 @@ def _redis(
 def redis(
     *, tls: "Certificates | None" = None, user: str = "", bind: str = "127.0.0.1"
 ) -> collections.abc.Generator[Server]:
-    """Run Redis with a password: the default user's, or that of an ACL user beside a default one that is off."""
+    """Run Redis with a password: the default user's, or an ACL user's with the default user off."""
     port = free_port()
     lines = ["appendonly yes", "appendfsync everysec", 'save ""', "maxmemory-policy noeviction"]
     if user:
@@ -172,7 +172,7 @@ def redis(
 
 @contextlib.contextmanager
 def sentinel(master: Server) -> collections.abc.Generator[Server]:
-    """Run a Sentinel that watches `master` under the name mymaster, without a password of its own."""
+    """Run a Sentinel that watches `master` under the name mymaster, without its own password."""
     port = free_port()
     lines = [
         f"port {port}",

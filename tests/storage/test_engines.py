@@ -98,7 +98,7 @@ def proxy(
 
     def deploy(case: Case, bucket: servers.Bucket, **config: str | int) -> proxies.Proxy:
         keys = {"access-key": bucket.access_key, "secret-key": bucket.secret_key}
-        # A name of its own for each test: they share the bucket
+        # A different name for each test: they share the bucket
         name = f"v{os.urandom(6).hex()}"
         options: dict[str, typing.Any] = {
             "metadata-url": case.url,
@@ -214,7 +214,7 @@ def test_without_trash_nothing_that_was_deleted_stays(mine: proxies.Proxy):
 
 
 def _does(uid: int, script: str, *, succeeds: bool = True) -> str:
-    """Run a script under an account; return what it prints."""
+    """Run a script under an account; return its output."""
     identity: dict[str, typing.Any] = {"user": uid, "group": uid, "extra_groups": []}
     done = subprocess.run(
         ["sh", "-c", script], capture_output=True, text=True, check=False, timeout=60, **identity
@@ -282,7 +282,7 @@ def test_an_engine_that_is_away_is_waited_for_and_its_return_is_noticed(
     )
 
 
-# What is true of every engine is tried on one
+# Properties of every engine, tested on one
 
 
 @pytest.fixture

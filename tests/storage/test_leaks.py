@@ -1,4 +1,4 @@
-"""The search for secrets itself: what it does not find proves nothing."""
+"""The search for secrets itself: if it missed them, its silence would prove nothing."""
 
 import json
 import pathlib

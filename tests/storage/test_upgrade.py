@@ -28,7 +28,7 @@ def volume(
     config: dict[str, typing.Any] = {
         "metadata-url": f"redis://{redis.address}/1",
         "bucket": bucket.url,
-        "volume-name": f"v{os.urandom(6).hex()}",  # of its own for each test: they share the bucket
+        "volume-name": f"v{os.urandom(6).hex()}",  # different for each test: they share the bucket
     }
     content = {
         "meta-password": servers.PASSWORD,

@@ -1,7 +1,8 @@
-"""Upstream's checkouts: where they are, and their charms and modules, loaded from there and from nowhere else.
+"""Upstream's checkouts: their places, and their charms and modules, loaded only from there.
 
-What the charms get from Charmhub when they are packed, and what only Ubuntu's packages bring, is in no checkout and in no
-package index. Each has a strict stub here: it takes the arguments that upstream's charms pass, refuses others, does nothing.
+Charmhub's parts that are packed into the charms, and modules that only Ubuntu's packages bring, are
+in no checkout and in no package index. Each has a strict stub here: it takes the arguments that
+upstream's charms pass, refuses others, does nothing.
 """
 
 import collections.abc
@@ -37,7 +38,7 @@ def commit(name: str) -> str:
 
 
 def charm_folder(name: str) -> pathlib.Path:
-    """Return the folder of one of upstream's charms, in whichever checkout has it."""
+    """Return the folder of one of upstream's charms, in the checkout that has it."""
     found = [
         path for checkout in CHECKOUTS if (path := folder(checkout) / "charms" / name).is_dir()
     ]
@@ -48,8 +49,8 @@ def charm_folder(name: str) -> pathlib.Path:
 def load(name: str) -> types.ModuleType:
     """Return the module `charm` of one of upstream's charms.
 
-    All of them have modules called charm, config and state: those of the charm loaded before are forgotten first. What was
-    loaded keeps working, for it holds what it imported.
+    All of them have modules called charm, config and state: the previous charm's are forgotten
+    first. It keeps working, since it holds its imports.
     """
     source = charm_folder(name) / "src"
     for path in source.iterdir():
@@ -63,14 +64,14 @@ def load(name: str) -> types.ModuleType:
 
 
 def context(name: str, charm: type[Any]) -> testing.Context[Any]:
-    """Return a context for a charm of upstream's with what its charmcraft.yaml declares."""
+    """Return a context for one of upstream's charms, declared by its charmcraft.yaml."""
     declared = yaml.safe_load((charm_folder(name) / "charmcraft.yaml").read_text())
     config, actions = declared.pop("config", None), declared.pop("actions", None)
     return testing.Context(charm, meta=declared, config=config, actions=actions, app_name=name)
 
 
 def install() -> None:
-    """Make the checkouts' own packages importable, and put the stubs where the charms look for what is not there."""
+    """Make the checkouts' own packages importable, and stub the missing modules."""
     sys.path[:0] = [str(path) for path in sorted(folder(SLURM).glob("[ip][nk][tg]*/*/src"))]
     charms = types.ModuleType("charms")
     charms.__path__ = [str(charm_folder("filesystem-client") / "lib" / "charms")]
@@ -140,7 +141,7 @@ def init() -> None:
 
 
 def system_gpgpu_driver_packages() -> dict[str, dict[str, object]]:
-    """ubuntu-drivers-common's detect: a machine for which it knows no driver."""
+    """ubuntu-drivers-common's detect, on a machine without a known driver."""
     return {}
 
 

@@ -45,12 +45,12 @@ def _validate(instance: Any, schema: dict[str, Any]) -> None:
 
 @pytest.fixture
 def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    """The machine on which upstream's charms run: nothing of it is this machine's."""
+    """The machine for upstream's charms: nothing on it is this machine's."""
     machine = Host(tmp_path)
     _replace_packages(machine, monkeypatch, tmp_path / "var" / "lib" / "slurm")
     monkeypatch.setattr(
         shutil, "chown", lambda path, user, group: None
-    )  # there is no account slurm here
+    )  # the account slurm does not exist here
     systemd: Any = importlib.import_module("charmed_hpc_libs.ops.machine.systemd")
     monkeypatch.setattr(
         systemd, "shutil", types.SimpleNamespace(which=lambda name: f"/usr/bin/{name}")
@@ -108,7 +108,7 @@ def slurmd_module() -> types.ModuleType:
 def slurmd(
     host: Host, slurmd_module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> testing.Context[Any]:
-    """Upstream's slurmd charm on the machine, which has no RDMA to install packages for and needs no reboot."""
+    """Upstream's slurmd charm on the machine, without RDMA packages and without a needed reboot."""
     monkeypatch.setattr(slurmd_module.rdma, "install", lambda: None)
     monkeypatch.setattr(slurmd_module, "reboot_if_required", lambda charm, now=False: None)
     return checkout.context("slurmd", slurmd_module.SlurmdCharm)

@@ -24,7 +24,7 @@ class Host:
         self.active: set[str] = set()
         self.restarts: list[str] = []
         self.reloads: list[str] = []
-        self.nodes: dict[str, dict[str, Any]] = {}  # what the controller knows
+        self.nodes: dict[str, dict[str, Any]] = {}  # the controller's nodes
         self.updates: list[list[str]] = []  # of `scontrol update`
         self.is_silent = False  # the controller does not respond
 

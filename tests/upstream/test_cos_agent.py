@@ -21,7 +21,7 @@ META = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic, for what the library does
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pydantic's, about the library
 @pytest.mark.parametrize(
     "charm", ["ddp-trainer", "shared-filesystem-client", "slurm-gpu", "juicefs-server-proxy"]
 )
@@ -48,7 +48,7 @@ def test_the_collectors_library_reads_what_each_charm_publishes(charm: str, tmp_
     class Collector(ops.CharmBase):
         def __init__(self, framework: ops.Framework) -> None:
             super().__init__(framework)
-            self.tracing = types.SimpleNamespace(is_ready=lambda: False)  # what the library asks
+            self.tracing = types.SimpleNamespace(is_ready=lambda: False)  # the library reads this
             self._agent = library.COSAgentRequirer(self)
             framework.observe(self._agent.on.data_changed, self._on_data_changed)
             framework.observe(self._agent.on.validation_error, self._on_validation_error)

@@ -1,4 +1,4 @@
-"""What this repository says of upstream is what the checkouts say: facts, stand-ins, sources."""
+"""This repository's claims about upstream match the checkouts: facts, stand-ins, sources."""
 
 from typing import Any
 

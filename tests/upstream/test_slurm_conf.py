@@ -1,4 +1,4 @@
-"""What this project's texts set in Slurm, through upstream's charms: their configuration, and the files they write."""
+"""This project's Slurm settings pass upstream's charms: their configuration, and their files."""
 
 import dataclasses
 import pathlib

@@ -143,7 +143,7 @@ def test_set_node_config_keeps_the_gres_unless_it_resets(
     joined.run(joined.on.action("set-node-config", params={"reset": False, **params}), RELATED)
     assert (
         read().gres == gres
-    )  # after a reset slurm-gpu finds the node without what its cards call for
+    )  # after a reset slurm-gpu finds the node without the options for its cards
 
 
 def test_set_node_config_ends_a_drain(joined: testing.Context[Any], host: Host):

@@ -9,7 +9,7 @@ from sentence_transformers.sentence_transformer import losses
 
 
 def main() -> None:
-    """Train embeddings in which the two halves of a text are close."""
+    """Train embeddings that bring the two halves of a text close."""
     folder, *flags = sys.argv[1:]
     parser = transformers.HfArgumentParser(
         sentence_transformers.SentenceTransformerTrainingArguments

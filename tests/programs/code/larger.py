@@ -177,7 +177,7 @@ def take_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: tor
 def tokens_of(
     step: int, args: argparse.Namespace, vocab: int, device: torch.device
 ) -> torch.Tensor:
-    """Return a step's tokens: rows that count upwards from a start of their own."""
+    """Return a step's tokens: rows that count upwards, each from a different start."""
     rows = torch.arange(args.batch) + (step * dist.get_world_size() + dist.get_rank()) * args.batch
     return ((rows[:, None] * 7 + torch.arange(args.seq_len)) % vocab).to(device)
 

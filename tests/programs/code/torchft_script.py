@@ -1,7 +1,7 @@
 """torchft's local SGD, one replica a node: `torchft_script.py STEPS [--resume FILE]`.
 
-The first node runs the lighthouse at MASTER_ADDR:MASTER_PORT. Each node has a manager and a store of its own, and
-averages its weights with the others' every few steps.
+The first node runs the lighthouse at MASTER_ADDR:MASTER_PORT. Each node has its own manager and
+store, and averages its weights with the others' every few steps.
 """
 
 import os
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def own_address(head: str, port: int) -> str:
-    """Return the address with which this node reaches the first one."""
+    """Return this node's address as it reaches the first node."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((head, port))
         return probe.getsockname()[0]
