@@ -47,7 +47,7 @@ class Described:
     def load(self, num_ids: int | None = None) -> nn.Module:
         """Load the weights in fp32, with `num_ids` rows of embeddings if it is given.
 
-        Raises UserError if they are not those of this model, or it looks ahead.
+        Raises UserError if they belong to another model, or the model looks ahead.
         """
         with _refusals(self.folder, "cannot be loaded"):
             core, found = self._library.AutoModelForCausalLM.from_pretrained(

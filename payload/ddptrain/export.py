@@ -22,7 +22,7 @@ from ddptrain.data import tokenizers
 from ddptrain.ground import errors, files
 
 SETTINGS = "training.json"
-# Of a model's folder: whoever passes the model on passes these on
+# Files of a model's folder that must be passed on with the model
 _TERMS = re.compile(r"(licen[cs]e|copying|notice|use_policy|terms)\b.*", re.IGNORECASE)
 _CARD = "README.md"
 _LICENSE_LINE = re.compile(r"^license(?:_name|_link)?: *\S.*$", re.MULTILINE)

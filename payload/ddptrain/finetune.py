@@ -38,8 +38,7 @@ class Wrapped(nn.Module):
 def prepare_data(settings: config.Config) -> pathlib.Path:
     """Return the folder of the token dataset: `--data`, or the run's `tokens`, made of JSON lines.
 
-    A folder counts as JSON lines when it has no dataset.json; `val.jsonl` in it is the validation
-    set.
+    A folder without dataset.json counts as JSON lines; `val.jsonl` in it is the validation set.
     """
     assert settings.model_local_dir is not None
     tokenizer_dir = settings.tokenizer_local_dir or settings.model_local_dir

@@ -315,7 +315,7 @@ def _hosts_of_sites(members: list[dict[str, object]]) -> str:
 
 
 def perplexity(loss: float) -> float:
-    """Return e to the loss, infinite where it would overflow."""
+    """Return e to the loss, infinite if it would overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 

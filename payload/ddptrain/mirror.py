@@ -15,7 +15,7 @@ import urllib.parse
 
 from ddptrain.ground import errors
 
-MARK = "mirrored.json"  # beside the copy, written last: files, sizes and SHA-256
+MARK = "mirrored.json"  # next to the copy, written last: files, sizes and SHA-256
 _CHUNK_BYTES = 8 << 20
 _CONCURRENCY = 4
 _LAST = "manifest.json"  # makes a checkpoint of ours whole

@@ -18,7 +18,7 @@ from ddptrain import shapes
 from ddptrain.data import batches
 
 # torch's blockwise attention on a CPU costs more than its products on short sequences: in bf16 some
-# 18 ms a backward pass whatever the size (torch 2.13, AMX), in fp32 through oneDNN 7 ms for 64
+# 18 ms a backward pass for any size (torch 2.13, AMX), in fp32 through oneDNN 7 ms for 64
 # tokens of 48 heads. Below so many tokens all scores are computed at once, in fp32.
 _WHOLE_BELOW = 512
 

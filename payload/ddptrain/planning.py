@@ -52,7 +52,7 @@ class Schedule:
         return self.floor + 0.5 * (self.peak - self.floor) * cosine
 
     def epoch(self, step: int) -> int:
-        """Return the epoch, from 1, in which the `step`-th step (from 1) lies."""
+        """Return the epoch, from 1, of the `step`-th step (from 1)."""
         return max(1, -(-step // self.epoch_steps))
 
     def ends_epoch(self, step: int) -> bool:
@@ -71,8 +71,8 @@ class Decided:
     schedule: Schedule
     kind: model.Kind
     place: tuple[int, ...] = ()  # the site of each rank; () without exchanges
-    found: stored.Checkpoint | None = None  # what it goes on from
-    changes: tuple[recipe.Change, ...] = ()  # of the settings, that of this attempt last
+    found: stored.Checkpoint | None = None  # that it continues from
+    changes: tuple[recipe.Change, ...] = ()  # of the settings, this attempt's last
 
     def new_changes(self) -> list[recipe.Change]:
         """Return the changes of the settings since the checkpoint that it goes on from."""
@@ -83,7 +83,7 @@ class Decided:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a training goes on from."""
+    """The checkpoint and the settings that a training continues from."""
 
     found: stored.Checkpoint | None = None
     # Of the state's settings
@@ -264,7 +264,7 @@ def _fitting(batch: int, ranks: int) -> str:
 def with_length(settings: config.Config, steps_per_pass: int, device: str) -> config.Config:
     """Return the settings with steps, epochs' steps and warm-up; a pass over the data fills gaps.
 
-    They go into the record, so that a later release has no other ones for this run.
+    They go into the record, so that a later release does not choose other ones for this run.
     """
     on_gpu = device == "cuda"
     if settings.epoch_steps is None:

@@ -7,7 +7,7 @@ import dataclasses
 
 PAD_VOCABULARY_TO = 64  # a multiple of 64 lets matrix units work on whole tiles
 # Dense bf16 peaks in TFLOP/s, from NVIDIA's data sheets. The first name that is among the device's
-# words counts; cards with a longer name ("RTX 4090 Laptop GPU", "RTX A4000") have no peak here.
+# words counts; cards with a longer name ("RTX 4090 Laptop GPU", "RTX A4000") are not listed.
 _PEAKS = """B200 2250, GB200 2500, GH200 989.4, H200 NVL 835.5, H200 989.4, H100 PCIe 756.5, H100 NVL 835.5, H100 989.4,
 A100 312, L40S 362, A40 149.7, A30 165, A10G 70, A10 125, L40 181.05, L4 121, RTX 6000 Ada 364.2, RTX A6000 154.8,
 4090 165.2, 3090 71"""

@@ -1,6 +1,6 @@
 """The smoke test: a small classifier on made-up data tests launcher, network, devices in seconds.
 
-Flags, markers and meaning are those of the Kubernetes training guide's `train.py`: `--batch` is per
+Flags, markers and meaning are from the Kubernetes training guide's `train.py`: `--batch` is per
 process, the labels are the argmax of a random linear map, the model is a perceptron with one hidden
 layer of 256.
 """

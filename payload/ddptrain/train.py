@@ -319,7 +319,7 @@ class Training:
     def _next_step(self, step: int, data: batches.Reader) -> Taken:
         with self.pace.own():
             rows_BT1 = data.next()
-        # Dropout has no state that a resume would need
+        # Dropout does not need any state for a resume
         engine.seed_all(self.settings.seed, self.world.rank, step)
         return self.step(rows_BT1, lr=self.schedule.lr(step - 1))
 

@@ -20,7 +20,7 @@ _LARGE_BYTES = 16 << 20
 
 
 def device_name(world: distributed.World) -> str:
-    """Return the kind of rank 0's device: the card's name, or what its processor computes with."""
+    """Return the kind of rank 0's device: the card's name, or its processor's instruction set."""
     if world.device.type == "cuda":
         return torch.cuda.get_device_name(world.device)
     return f"cpu {torch.backends.cpu.get_cpu_capability()}"

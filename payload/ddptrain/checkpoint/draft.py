@@ -147,7 +147,7 @@ def settle(run_dir: pathlib.Path, path: pathlib.Path, *, is_best: bool, keep: in
 
 
 def point(link: pathlib.Path, path: pathlib.Path) -> None:
-    """Point a link at a checkpoint beside it.
+    """Point a link at a checkpoint in the same folder.
 
     On a filesystem without symbolic links, warn once: readers find the newest by its manifest.
     """

@@ -1,6 +1,6 @@
 """The parts of a checkpoint that other sites' leaders write: site-0001/ and so on, in its folder.
 
-A leader writes its part beside the draft that rank 0 writes, and rank 0 moves it there once it is
+A leader writes its part next to rank 0's draft, and rank 0 moves it into the draft once it is
 whole. So the parts meet on the shared filesystem, and no rank waits for another one.
 """
 

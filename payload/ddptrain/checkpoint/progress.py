@@ -16,7 +16,7 @@ class Progress:
     best_step: int | None = None
 
     def advance(self, step: int, tokens: int, loss: float | None) -> None:
-        """Count a step; one that had nothing to learn has no loss."""
+        """Count a step; `loss` is None if it had nothing to learn."""
         self.step = step
         self.tokens += tokens
         if loss is not None:

@@ -1,8 +1,8 @@
 """Checkpoints written while training goes on.
 
-A thread copies the tensors into a persistent host buffer and then writes that out. Forward and
-backward passes go on meanwhile; the training loop only waits, before it changes the tensors, until
-they are copied.
+A thread copies the tensors into a persistent host buffer and then writes that out, while forward
+and backward passes go on. The training loop only waits, before it changes the tensors, until they
+are copied.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -83,8 +83,8 @@ class Saver:
     def save(self, name: str, live: State, meta: State, *, is_best: bool = False) -> None:
         """Begin to copy the state and return; the checkpoint `name` appears some time later.
 
-        The state must stay as it is until `before_update` returns: forward and backward passes may
-        go on meanwhile. A save that is not on disk yet is waited for. Raises the error that it met.
+        The state must not change until `before_update` returns; forward and backward passes may go
+        on. Waits for an earlier save that is not on disk yet, and raises its error.
         """
         began = time.perf_counter()
         if not self._idle.is_set():

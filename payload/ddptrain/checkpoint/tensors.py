@@ -64,7 +64,7 @@ def replaced(state: State, copies: collections.abc.Iterator[Tensor]) -> State:
 
 
 def read_into(path: pathlib.Path, state: State) -> None:
-    """Copy a checkpoint's tensors into those of `state`; other processes are not needed."""
+    """Copy a checkpoint's tensors into `state`, without the help of other processes."""
     from torch.distributed import checkpoint as dcp
 
     with plain_errors():
@@ -104,7 +104,7 @@ def restore_weights(found: stored.Checkpoint, module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _naming_a_newer_torch(found: stored.Checkpoint) -> collections.abc.Iterator[None]:
-    """Name the torch that wrote what this one cannot read: 2.13 fails at the metadata of 2.15."""
+    """Name the torch that wrote an unreadable checkpoint: 2.13 fails at the metadata of 2.15."""
     made_by = str(found.meta.get("torch", ""))
     try:
         yield

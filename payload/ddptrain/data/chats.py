@@ -9,8 +9,8 @@ from ddptrain.ground import errors
 
 ASSISTANT = "assistant"
 
-# What exporters call the parties: OpenAI's and Anthropic's words, ShareGPT's and those of its
-# collectors (the ShareGPT_V3_unfiltered set has chatgpt, bing and bard), Google's `model`,
+# Exporters' names for the parties: OpenAI's and Anthropic's words, ShareGPT's and its
+# collectors' (the ShareGPT_V3_unfiltered set has chatgpt, bing and bard), Google's `model`,
 # Cohere's `chatbot`, OpenAssistant's `prompter`, LLaMA-Factory's `function_call` and
 # `observation`, ms-swift's `tool_call` and `tool_response`, Llama 3.1's `ipython`.
 _NAMES = {
@@ -28,7 +28,7 @@ ROLES = {name: role for role, names in _NAMES.items() for name in names.split()}
 _MARKS = frozenset({"weight", "train", "train_detail"})
 # OpenAI's Chat Completions and Responses
 _TEXTS = frozenset({"text", "input_text", "output_text"})
-# What a model wrote or got beside the text; other parts, such as images, cannot be left out.
+# Parts that a model wrote or got in addition to text; others, such as images, are refused.
 _BESIDE_TEXT = frozenset(
     {"refusal", "thinking", "redacted_thinking", "reasoning", "tool_use", "tool_call", "tool_calls"}
     | {"function_call", "tool_result", "function_call_output"}
@@ -68,7 +68,7 @@ class Plain:
     """The form without a chat template: `<role>`, a line break and the text."""
 
     def write(self, chat: Chat, found: lessons.Lessons) -> segments.Document:
-        """Return the document; whatever is no text is left out."""
+        """Return the document; only text is taken into it."""
         found.leave("key", "tools", chat.tools)
         written: list[segments.Segment] = []
         for message in chat.messages:
@@ -139,7 +139,7 @@ def _message(message: object, where: str, found: lessons.Lessons) -> Message:
         found.meet(name)
     content = record.get(key)
     if content is None and more:
-        content = ""  # as OpenAI writes it beside tool calls
+        content = ""  # as OpenAI writes it next to tool calls
     text = "".join(_texts(content, where, found))
     return Message(role, text, _is_learned(record, role, where), more)
 

@@ -28,7 +28,7 @@ Documents = collections.abc.Iterator[segments.Document]
 
 
 def documents(item: sources.Item, found: lessons.Lessons, form: chats.Form = _PLAIN) -> Documents:
-    """Yield the documents of an item, and count what is not read in it. Raises UserError.
+    """Yield the documents of an item, and count the parts that are not read. Raises UserError.
 
     `form` is how conversations are written.
     """
@@ -127,7 +127,7 @@ def _of_archive(
 
 
 def _reason(member: members.Member, *, has_split: bool) -> str:
-    """Return why a member is not read, whatever it holds, or nothing."""
+    """Return why a member is not read, regardless of its content, or ""."""
     if how := unread.hidden(member.path):
         return how
     if not has_split and names.split_of(member.path) in ("val", "test"):

@@ -16,7 +16,7 @@ def of(head: bytes) -> tuple[str, bytes]:
 
 
 def is_text(head: bytes) -> bool:
-    """Return whether the first bytes of a file may be those of a text."""
+    """Return whether the first bytes of a file may begin a text."""
     encoding, _ = of(head)
     decoder = codecs.getincrementaldecoder(encoding)()  # the last character may be cut
     try:
@@ -29,7 +29,7 @@ def is_text(head: bytes) -> bool:
 def decode(data: bytes, where: object, how: str, offset: int = 0) -> str:
     """Return the text in a file's bytes from an offset on; `how` is strict or replace.
 
-    Raises UserError with the offset of the first byte that is no text. A NUL is none.
+    Raises UserError with the offset of the first byte that is not text, such as a NUL.
     """
     encoding, mark = ("utf-8", b"") if offset else of(data)
     body = data[len(mark) :]

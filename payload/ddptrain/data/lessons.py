@@ -68,7 +68,7 @@ class Lessons:
         return f"{what}: {reasons}"
 
     def as_record(self) -> Json:
-        """Return the JSON object, without what is left out."""
+        """Return the JSON object, without `left_out`."""
         return {
             "conversations": self.conversations,
             "teach_nothing": dict(self.idle),
@@ -103,7 +103,7 @@ def _listed(counts: collections.abc.Mapping[str, int]) -> str:
 
 
 def _bounded(name: str, counts: collections.abc.Collection[str], others: str) -> str:
-    """Return a name, or that of the others where there are too many."""
+    """Return a name, or `others` if there are too many names."""
     return name if name in counts or len(counts) < _MOST_NAMES else others
 
 

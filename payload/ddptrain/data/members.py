@@ -1,6 +1,6 @@
-"""Files as bytes: decompressed where they are compressed, and the members of tar and zip archives.
+"""Files as bytes: decompressed if necessary, and the members of tar and zip archives.
 
-All is read to its end, so that checksums are compared and nothing that follows the end goes unseen.
+All are read to the end, so that checksums are compared and trailing data does not go unseen.
 """
 
 import collections.abc
@@ -34,7 +34,7 @@ _LARGE_WINDOW = "requires too much memory"
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
-# What the readers raise for damaged files. RuntimeError also for encryption and endless nesting.
+# Raised by the readers for damaged files; RuntimeError also for encryption and endless nesting.
 DAMAGE = (
     OSError,
     EOFError,
@@ -121,7 +121,7 @@ def lines(file: typing.IO[bytes], begin: int, end: int | None) -> Lines:
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header. Where one is damaged, tarfile would take the archive to end there."""
+    """A member's header. tarfile would take a damaged one for the end of the archive."""
 
     @classmethod
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> typing.Self:

@@ -130,5 +130,5 @@ def is_card(path: pathlib.PurePath) -> bool:
 
 
 def is_metadata(path: pathlib.PurePath) -> bool:
-    """Return whether a file that has no records describes others, by its name."""
+    """Return whether a file without records describes others, by its name."""
     return is_card(path) or _METADATA.fullmatch(path.name.lower()) is not None

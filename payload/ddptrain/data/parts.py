@@ -117,7 +117,7 @@ def grouped(items: Items, part_bytes: int) -> tuple[Part, ...]:
 
 
 def valid_note(output: pathlib.Path, plan: Plan, part: Part) -> Note | None:
-    """Return the part's note if it says what is wanted and its shards have their sizes."""
+    """Return the part's note if it matches the plan and its shards have their sizes."""
     try:
         note = files.read_json(plan.note_path(output, part))
         if note["wanted"] != plan.wanted(part):

@@ -26,7 +26,7 @@ _SOURCES = f"{_STDLIB}, folders or files: {names.READS}"
 _MOST_PART_BYTES = 64 << 20
 _LEAST_PART_BYTES = 4 << 20
 _MUCH_BYTES = 1 << 30  # above it a smaller share is enough to validate
-# Bytes of shards for a byte of text: two for each byte's token, less for those of other tokenizers.
+# Bytes of shards for a byte of text: two for each byte's token, less for other tokenizers.
 _GROWTH = {"byte": 2.1}
 _USUAL_GROWTH = 1.5
 
@@ -82,7 +82,7 @@ check = functools.partial(flags.given, options=Options)
 
 
 def run(options: Options) -> None:
-    """Do what is missing, then write the manifest unless this is one element of an array."""
+    """Make the missing parts, then the manifest unless this is one element of an array."""
     began = time.monotonic()
     _check_output(options.output)
     items, left = sources.find(options.source, options.errors, options.output)
@@ -232,7 +232,7 @@ def _check_splits(options: Options, splits: dict[str, list[Entry]]) -> None:
 
 
 def _check_conversations(options: Options, found: lessons.Lessons) -> None:
-    """Raise UserError if most conversations have no message of the assistant."""
+    """Raise UserError if most conversations lack a message of the assistant."""
     if 2 * found.unanswered > found.conversations:
         what = f"{' '.join(options.source)}: {found.idle_text}"
         rule = f"only messages of the role {chats.ASSISTANT} are learned"
@@ -264,7 +264,7 @@ def _work(
         return
 
     _check_room(options, plan, todo)
-    (options.output / shards.MANIFEST).unlink(missing_ok=True)  # from here on it is no dataset
+    (options.output / shards.MANIFEST).unlink(missing_ok=True)  # from here on it is not a dataset
     workers = min(len(todo), options.workers or len(os.sched_getaffinity(0)))
     if workers > 1:
         _work_in_parallel(options, plan, todo, workers)
@@ -285,7 +285,8 @@ def _check_room(options: Options, plan: parts.Plan, todo: list[parts.Part]) -> N
 def _work_in_parallel(
     options: Options, plan: parts.Plan, todo: list[parts.Part], workers: int
 ) -> None:
-    biggest_first = sorted(todo, key=lambda part: part.num_bytes, reverse=True)  # nobody waits long
+    # So that no worker waits long for the last one
+    biggest_first = sorted(todo, key=lambda part: part.num_bytes, reverse=True)
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (options,))
     with pool:
@@ -382,7 +383,7 @@ def _remove_strays(output: pathlib.Path, wanted: set[pathlib.Path]) -> None:
     for name in (parts.FOLDER, *shards.SPLITS):
         folder = output / name
         for path in folder.glob("*"):
-            if path not in wanted and path.suffix in (".bin", ".json", ".tmp"):  # nobody else's
+            if path not in wanted and path.suffix in (".bin", ".json", ".tmp"):  # only ours
                 path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not there, or not empty
             folder.rmdir()

@@ -44,7 +44,7 @@ class Piece:
     """Consecutive rows of a lane that lie in one window."""
 
     window: int
-    rows: Rows  # row numbers inside the window, in the order in which they are used
+    rows: Rows  # row numbers inside the window, in the order of their use
 
 
 @dataclasses.dataclass(frozen=True)

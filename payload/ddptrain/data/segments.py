@@ -10,7 +10,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Segment:
     """Text of a document, without surrogates.
 
-    `learned` is false for what a model reads but need not produce. `joined` says that it is
+    `learned` is false for text that a model reads but need not produce. `joined` says that it is
     tokenised in one go with the segment before it, as a chat template's text is.
     """
 

@@ -2,8 +2,8 @@
 
 A shard is llm.c's: 256 little-endian int32 (magic, version, number of tokens, zeros) and then the
 tokens, uint16 under magic 20240520 version 1, or uint32 under magic 20240801 version 7. llm.c and
-modded-nanogpt read the 16-bit ones as they are. `dataset.json` beside them is written last: a
-folder without it is not a dataset yet.
+modded-nanogpt read the 16-bit ones as they are. `dataset.json` in the same folder is written last:
+a folder without it is not a dataset yet.
 """
 
 import collections.abc
@@ -31,7 +31,7 @@ Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 class ShardError(errors.UserError):
-    """A token file or a manifest is not what it should be; the text names it."""
+    """A token file or a manifest is missing or wrong; the text names it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Item:
 
 
 def find(specs: Specs, how: str, output: pathlib.Path) -> tuple[list[Item], unread.Unread]:
-    """Return the files of `python-stdlib`, folders and files, and what is not read in the folders.
+    """Return the files of `python-stdlib`, folders and files, and the folders' unread files.
 
     Skips `output` if it is inside one of them. `how` is strict or replace. Raises UserError if
     there is no text, or most of it is not read.
@@ -179,7 +179,7 @@ def _count_linked(folder: pathlib.Path, root: pathlib.Path, tally: unread.Tally)
 
 
 def _reason(relative: pathlib.PurePath, *, has_records: bool) -> str:
-    """Return why a file of a folder is not read, whatever it holds, or nothing."""
+    """Return why a file of a folder is not read, regardless of its content, or ""."""
     if how := unread.hidden(relative):
         return how
     if names.split_of(relative) == "test":
@@ -200,7 +200,7 @@ def _is_read(path: pathlib.Path) -> bool:
 
 
 def _is_of_an_archive(path: pathlib.Path) -> bool:
-    """Return whether a table describes others by its name, as img2dataset's beside `KEY.tar`."""
+    """Return whether a table describes others by its name, like img2dataset's for `KEY.tar`."""
     return names.is_metadata(path) or path.with_suffix(".tar").is_file()
 
 

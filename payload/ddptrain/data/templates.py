@@ -14,7 +14,7 @@ _PROBE = (
     chats.Message(chats.ASSISTANT, "four", learned=True),
 )
 _GENERATION = "generation"  # the tag that marks the assistant's part: transformers' chat templates
-# What a model writes beside the text, as templates name it
+# A model's output in addition to text, as templates name it
 _ANSWERS = frozenset({"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"})
 
 Spans = list[tuple[int, int]]  # of characters
@@ -26,16 +26,16 @@ class _RefusedError(Exception):
 
 
 class Template:
-    """A chat template in which the assistant's part is clear.
+    """A chat template that makes the assistant's part clear.
 
     Either it marks that part with transformers' tag `generation`, or it writes the messages one
-    after the other, so that each is what its text adds to that of the messages before it.
+    after the other, so that each one adds its own text to the text of the earlier ones.
     """
 
     def __init__(self, core: typing.Any) -> None:
         self._core = core
         self._library = errors.need("transformers.utils.chat_template_utils", "a chat template")
-        # What a template may raise: its own words, or whatever a filter makes of a value
+        # Errors of a template: its own words, or a filter's failure on a value
         jinja2 = errors.need("jinja2", "a chat template")
         self._failures = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
 

@@ -47,7 +47,7 @@ def document(
 ) -> segments.Document | None:
     """Return the document in a JSON object or row, empty if all is null. Raises UserError.
 
-    Whatever else it holds is counted; None for a conversation that cannot be written in the form.
+    Other content is counted; None for a conversation that cannot be written in the form.
     """
     record = typing.cast(Record, value) if isinstance(value, dict) else {}
     if _is_null(record):
@@ -101,7 +101,7 @@ def _turns(value: object) -> list[typing.Any] | None:
 
 
 def _not_a_list(record: Record) -> str:
-    """Return which key should have a list of messages, and what it has."""
+    """Return which key should have a list of messages, and its type instead, or ""."""
     for key in CHATS:
         if record.get(key) is not None:
             kind = type(record[key]).__name__

@@ -41,8 +41,8 @@ _PACKAGED = "gpt2-vocab.bpe.xz"
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 # The same cut for ASCII text, in Python's syntax; its \s would count the separators U+001C to
-# U+001F as space. Each alternative begins with what it needs first, so that Python passes over it
-# at once where that is not there.
+# U+001F as space. Each alternative begins with a required character, so that Python skips it at
+# once without that.
 _ASCII = (
     r"'(?:[sdmt]|ll|ve|re)|[A-Za-z]++| [A-Za-z]++|[0-9]++| [0-9]++|[^ \t-\rA-Za-z0-9]++| [^ \t-\rA-Za-z0-9]++"
     r"|[ \t-\r]+(?![^ \t-\r])|[ \t-\r]"
@@ -94,7 +94,7 @@ class Gpt2Tokenizer:
     """GPT-2's byte-pair encoding, merged by tiktoken.
 
     Text repeats its words, so each is merged once and remembered: cutting with Python's regular
-    expressions and looking words up is nearly twice as quick as merging them all. Whatever is not
+    expressions and looking words up is nearly twice as quick as merging them all. Text that is not
     ASCII goes to tiktoken, which knows Unicode's letters; the cuts around it are places where
     GPT-2's own cut is certain.
     """
@@ -183,7 +183,7 @@ class HfTokenizer:
 
     @property
     def has_unused_template(self) -> bool:
-        """Return whether it has a chat template in which the assistant's part is not clear."""
+        """Return whether it has a chat template that leaves the assistant's part unclear."""
         has_template = bool(getattr(self._core, "chat_template", None))
         return has_template and isinstance(self.form, chats.Plain)
 
@@ -195,7 +195,7 @@ class HfTokenizer:
     def encode_joined(self, document: segments.Document) -> Encoded:
         """Return the ids of segments that a chat template wrote, and which of them are learned.
 
-        A token counts for the segment in which its text begins.
+        A token belongs to the segment that its text begins in.
         """
         text = "".join(segment.text for segment in document)
         found = self._core(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -320,7 +320,7 @@ def _gpt2_alphabet() -> list[str]:
 def _gpt2_ranks(merges: str) -> dict[bytes, int]:
     """Return each token's bytes and id from the text of vocab.bpe.
 
-    The file writes bytes as printable characters: those of Latin-1 that print stand for themselves,
+    The file writes bytes as printable characters: Latin-1's printable ones stand for themselves,
     the other 68 are moved to U+0100 and up in order. Ids are: the printable bytes, the moved ones,
     then one per merge in the file's order.
     """
@@ -338,7 +338,7 @@ def _gpt2_ranks(merges: str) -> dict[bytes, int]:
     ranks = {bytes([byte]): rank for rank, byte in enumerate(printable + moved)}
     for line in merges.splitlines()[1:]:  # the first line is a version
         token = line.replace(" ", "", 1)  # the space parts the two that are merged
-        token = token.replace("\u0120", " ")  # what is now ASCII needs no table
+        token = token.replace("\u0120", " ")  # a token that is now ASCII needs no table
         if not token:
             continue
         as_bytes = token.encode()

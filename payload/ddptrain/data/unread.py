@@ -1,6 +1,6 @@
-"""What is not read, by one rule: each file, member or record without text counts under its reason.
+"""The unread data, by one rule: each file, member or record without text counts under its reason.
 
-A folder or an archive most of which is not read is refused.
+A folder or an archive is refused if most of it is not read.
 """
 
 import collections.abc
@@ -54,10 +54,10 @@ class Unread(dict[str, list[int]]):
 
 
 class Tally:
-    """What is read of one folder or archive, and what is not.
+    """The files of one folder or archive that are read, and those that are not.
 
-    Nobody misses the text of a file that describes the others, or of one with the name of a text
-    but for its suffix, such as WebDataset's `KEY.json` and `KEY.jpg` beside `KEY.txt`.
+    A file is not missed if it describes the others, or has the name of a text except for the
+    suffix, such as WebDataset's `KEY.json` and `KEY.jpg` for `KEY.txt`.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Tally:
             self._texts.add(_key(path))
 
     def leave(self, path: pathlib.PurePath, size_bytes: int, reason: str = "") -> None:
-        """Count a file that is not read, without a reason by what it is."""
+        """Count a file that is not read; without a reason its kind is the reason."""
         if reason:
             self._reasons.add(reason, size_bytes)
         else:

@@ -14,7 +14,7 @@ import typing
 from ddptrain.functions import calls, outcomes
 
 _OURS = str(pathlib.Path(__file__).parent)  # whose frames a traceback does without
-_CONTINUED = "continued.pkl"  # what the next start of the job calls
+_CONTINUED = "continued.pkl"  # the call for the job's next start
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -53,7 +53,7 @@ def _read_call(folder: pathlib.Path, number: int) -> calls.Call:
 
 
 def _checkpoint_when_asked(call: calls.Call, folder: pathlib.Path, rank: int) -> None:
-    """Let rank 0 write what is called next time when the job is asked to stop, and end the job."""
+    """Let rank 0 write the next start's call when the job is asked to stop, and end the job."""
 
     def leave(_number: int, _frame: object) -> None:
         if rank != 0:  # the launcher ends the others with it

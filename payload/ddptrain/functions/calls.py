@@ -42,7 +42,7 @@ def write(path: pathlib.Path, calls: collections.abc.Sequence[Call]) -> None:
             found.append(pickles.dumps((call.function, call.args, call.kwargs)))
         except errors.FunctionError:
             raise
-        except Exception as e:  # whatever an object raises as it is pickled
+        except Exception as e:  # an object may raise anything as it is pickled
             why = f"{type(e).__name__}: {e}"
             raise errors.FunctionError(f"{call.name} cannot be pickled ({why})") from e
     place = {"python": _python(), "folder": os.getcwd(), "paths": _search_path()}  # noqa: PTH109
@@ -71,7 +71,7 @@ def _python() -> str:
 
 
 def _search_path() -> list[str]:
-    """Return the folders of sys.path that are not this Python's own, such as that of the script."""
+    """Return the folders of sys.path that are not this Python's own, such as the script's."""
     own = tuple({os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
     found: list[str] = []
     for part in sys.path:

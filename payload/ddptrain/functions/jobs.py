@@ -45,7 +45,7 @@ class Job(typing.Generic[R]):
         return self._has_ended
 
     def _read(self) -> None:
-        """Read what the ranks left so far."""
+        """Read the ranks' outcomes so far."""
         self._outcomes = outcomes.read_all(self.folder)
 
     def _is_complete(self) -> bool:
@@ -83,7 +83,7 @@ class Job(typing.Generic[R]):
         if self._is_complete():
             return None
         about = self._explain()
-        if self._is_complete():  # its last file has arrived meanwhile
+        if self._is_complete():  # its last file has arrived since
             return None
         failed = {rank: one for rank, one in self._outcomes.items() if not one.is_ok}
         rank = about.get("failed_rank")

@@ -16,7 +16,7 @@ FOLDER = "results"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a rank left."""
+    """A rank's result or exception."""
 
     rank: int
     world: int  # number of ranks
@@ -27,7 +27,7 @@ class Outcome:
     trace: str = ""
 
     def value(self) -> typing.Any:
-        """Load the result, which may import what this Python lacks."""
+        """Load the result, which may import modules that this Python lacks."""
         return pickles.loads(self.data)
 
     def error(self) -> BaseException:
@@ -37,7 +37,7 @@ class Outcome:
         """
         where = f"rank {self.rank} of {self.world} on {self.host}:\n{self.trace}"
         found: object = None
-        with contextlib.suppress(Exception):  # whatever an exception's class raises as it is loaded
+        with contextlib.suppress(Exception):  # an exception's class may raise anything here
             found = pickles.loads(self.data)
         if not isinstance(found, BaseException):
             last = self.trace.strip().rpartition("\n")[2]
@@ -47,13 +47,13 @@ class Outcome:
 
 
 def clear(folder: pathlib.Path, rank: int) -> None:
-    """Remove what a rank left in an earlier attempt."""
+    """Remove a rank's outcome of an earlier attempt."""
     (folder / FOLDER).mkdir(exist_ok=True)
     _path(folder, rank).unlink(missing_ok=True)
 
 
 def leave_result(folder: pathlib.Path, rank: int, value: object) -> None:
-    """Write a rank's result. Raises FunctionError, or what the result raises as it is pickled."""
+    """Write a rank's result. Raises FunctionError, or the result's own error in pickling."""
     _write(folder, _outcome(rank, is_ok=True, data=pickles.dumps(value)))
 
 
@@ -67,7 +67,7 @@ def leave_error(folder: pathlib.Path, rank: int, error: BaseException) -> None:
 
 
 def read_all(folder: pathlib.Path) -> dict[int, Outcome]:
-    """Read what the ranks left so far, by rank."""
+    """Read the outcomes so far, by rank."""
     found: dict[int, Outcome] = {}
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(folder / FOLDER):  # noqa: PTH208 - it also renews what NFS remembers

@@ -14,7 +14,7 @@ from ddptrain.ground import files
 def dumps(value: object) -> bytes:
     """Pickle a value; functions and classes of a notebook or script by value.
 
-    Raises FunctionError: there is no cloudpickle.
+    Raises FunctionError without cloudpickle.
     """
     return typing.cast(bytes, _cloudpickle().dumps(value))
 

@@ -81,7 +81,7 @@ class Submit:
         keywords: dict[str, typing.Any],
         known: collections.abc.Set[str],
     ) -> tuple[dict[str, typing.Any], named.Options]:
-        """Divide keywords into those of the function and those of the job. Raises FunctionError."""
+        """Divide keywords between the function and the job. Raises FunctionError."""
         if self.is_divided:
             return keywords, self.given
         own = _parameters(function)
@@ -142,7 +142,7 @@ def _submit(many: list[calls.Call], words: list[str], label: str) -> command.Jso
 
 
 def _with_signal(call: calls.Call, options: named.Options) -> named.Options:
-    """Return the options with the signal on which a function with a method `checkpoint` leaves."""
+    """Return the options, with the signal that ends a function with a method `checkpoint`."""
     if not hasattr(call.function, "checkpoint"):
         return options
     return {"stop_signal": calls.STOP_SIGNAL, **options}

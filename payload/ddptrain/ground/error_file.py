@@ -1,9 +1,9 @@
 """Each rank's error file, which tells the launcher why the rank failed.
 
-The format is that of `record` of torch.distributed.elastic (error_handler.py, since torch 1.9).
-That decorator imports torch, which a mistake in the options need not wait for, and takes no
-exception that ends in an exit code. `extraInfo` has more than torch's: `errno`, `path` and `node`
-of what the operating system refused, and `of_peer` where a rank reports that another one is lost.
+The format is from `record` of torch.distributed.elastic (error_handler.py, since torch 1.9). That
+decorator imports torch, which a mistake in the options need not wait for, and ignores exceptions
+that end in an exit code. `extraInfo` has more than torch's: `errno`, `path` and `node` of a refusal
+by the operating system, and `of_peer` if a rank reports that another one is lost.
 """
 
 import json

@@ -6,10 +6,10 @@ import importlib
 import os
 import typing
 
-# What a call on a shared filesystem returns once its client or its server has failed (errno.h):
-# FUSE's ends open calls with ECONNABORTED and later ones with ENOTCONN, and one that was started
-# again knows no open file, hence EBADF. Lustre and CephFS give ESHUTDOWN to a client that was cut
-# off, NFS ESTALE and ETIMEDOUT.
+# Errors of calls on a shared filesystem once its client or its server has failed (errno.h): FUSE's
+# ends open calls with ECONNABORTED and later ones with ENOTCONN, and one that was started again
+# knows no open file, hence EBADF. Lustre and CephFS give ESHUTDOWN to a client that was cut off,
+# NFS ESTALE and ETIMEDOUT.
 OF_FILESYSTEM = frozenset(
     (
         errno.EIO,

@@ -1,8 +1,7 @@
 """Files on a shared filesystem: a name holds the whole content or does not exist.
 
-Close-to-open consistency is what NFS and JuiceFS give, and a rename within one folder is atomic on
-both, as on CephFS and Lustre; so everything is written under another name, synced, closed and
-renamed.
+NFS and JuiceFS give close-to-open consistency, and a rename within one folder is atomic on both and
+on CephFS and Lustre; so everything is written under another name, synced, closed and renamed.
 """
 
 import collections.abc

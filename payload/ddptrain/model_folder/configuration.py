@@ -9,7 +9,7 @@ from ddptrain.model_folder import saved_files, weights
 Values = collections.abc.Mapping[str, typing.Any]
 
 _OTHER_MODEL = "give a model that predicts the next token, such as Llama, Qwen, Gemma or GPT-2"
-# Those of transformers 5.23 with a class for masked words (MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+# Types of transformers 5.23 with a class for masked words (MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 # modeling_auto.py), and XLNet: they look at both sides of a word unless is_decoder is set.
 _BIDIRECTIONAL = frozenset(
     "albert bert bert-generation big_bird camembert convbert data2vec-text deberta deberta-v2 "
@@ -78,7 +78,7 @@ def _is_bidirectional(kind: str, values: Values) -> bool:
 
 
 def _quantisation(values: Values) -> str:
-    """Return the method by which weights were quantised, or ""."""
+    """Return the method that quantised the weights, or ""."""
     found = values.get("quantization_config") or values.get("compression_config")
     if not isinstance(found, dict):
         return ""

@@ -1,7 +1,8 @@
 """The one judge of a model's folder: configuration, tokenizer and the headers of the weights.
 
-Standard library only, in milliseconds for all but the tokenizer: it runs where a job is submitted,
-and again before rank 0 makes the tokens. What it does not know passes: transformers judges.
+Standard library only, in milliseconds for all but the tokenizer: it runs when a job is submitted,
+and again before rank 0 makes the tokens. It passes kinds that it does not know: transformers
+judges them.
 """
 
 import pathlib
@@ -13,7 +14,7 @@ CONFIG = "config.json"
 _FLAG = "--model-local-dir"
 _TOKENIZER = "tokenizer.json"
 _TEMPLATE = "chat_template.jinja"
-# Read beside config.json if they are there
+# Read in addition to config.json if they are there
 _TOKENIZER_JSON = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # Read only without tokenizer.json
 _VOCABULARIES = (

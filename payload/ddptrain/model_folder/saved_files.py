@@ -1,6 +1,6 @@
 """One file of a model's folder: whole, or refused in one line that names it.
 
-Standard library only: it also runs where a job is submitted.
+Standard library only: it also runs on the submitting host.
 """
 
 import json
@@ -11,7 +11,7 @@ import typing
 from ddptrain.ground import errors
 
 AGAIN = "download it again"
-# What a clone without Git LFS leaves in place of a large file:
+# Left by a clone without Git LFS in place of a large file:
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _BLOCK = re.compile(r"\{%[-+]?\s*(end)?(if|for|macro|call|filter|block|generation)\b")
@@ -19,7 +19,7 @@ _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
 def refuse(path: pathlib.Path, what: str, remedy: str = AGAIN) -> typing.NoReturn:
-    """Raise UserError: the file, what is wrong with it, and the remedy."""
+    """Raise UserError: the file, the problem with it, and the remedy."""
     raise errors.UserError(f"{path} {what}; {remedy}")
 
 
@@ -73,7 +73,7 @@ def kind_of(content: dict[str, typing.Any]) -> str:
 
 
 def check_template(path: pathlib.Path, content: bytes) -> None:
-    """Check that a chat template is a template, and ends where it should. Raises UserError."""
+    """Check that a chat template is a template, and is not cut short. Raises UserError."""
     text = _COMMENT.sub("", content.decode(errors="replace"))
     if "{{" not in text and "{%" not in text:
         refuse(path, "is not a chat template")

@@ -17,7 +17,7 @@ Shapes = dict[str, tuple[int, ...]]  # of each tensor by its name
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-# In the order in which transformers looks (modeling_utils.py, _get_resolved_checkpoint_files)
+# In transformers' order (modeling_utils.py, _get_resolved_checkpoint_files)
 _NAMES = (_WHOLE[0], _INDEXES[0], _WHOLE[1], _INDEXES[1])
 _MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _BITS = {
@@ -119,7 +119,7 @@ def _read_safetensors(path: pathlib.Path) -> Shapes:
 
 
 def _described(header: collections.abc.Mapping[str, typing.Any]) -> tuple[Shapes, int]:
-    """Return the shapes that a header describes, and where the last tensor ends.
+    """Return the shapes that a header describes, and the end of the last tensor.
 
     Raises KeyError, TypeError or ValueError if it contradicts itself.
     """

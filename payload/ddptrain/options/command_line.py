@@ -55,7 +55,7 @@ def changes(words: collections.abc.Sequence[str]) -> list[str]:
 
 
 def settings_of(words: collections.abc.Sequence[str]) -> recipe.Record:
-    """Return the settings that a training's command line gives; null where it gives none."""
+    """Return the settings of a training's command line, None for those that it does not give."""
     return config.as_record(config.check(parser_of("train", "train").parse_args(words)))
 
 

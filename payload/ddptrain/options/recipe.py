@@ -142,7 +142,7 @@ def announced(run_dir: pathlib.Path, asked: config.Config) -> list[Change]:
 
 
 def _newest_meta(run_dir: pathlib.Path) -> dict[str, typing.Any]:
-    """Read the facts in the manifest of `latest`, or without links in that of the last step.
+    """Read the facts in the manifest of `latest`, or without links of the last step.
 
     Raises OSError, ValueError, KeyError or TypeError.
     """

@@ -249,7 +249,7 @@ class MLflow:
         for step, operation in self._batches:
             try:
                 operation.wait()
-            except Exception:  # any reason for which MLflow gave up
+            except Exception:  # MLflow gave up, for any reason
                 self._miss(step)
         self._batches = []
         if self._lacks_from is not None:

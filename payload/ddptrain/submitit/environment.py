@@ -1,4 +1,4 @@
-"""What a function finds out about its job, from the variables that torchrun and Slurm set."""
+"""A function's view of its job, from the variables that torchrun and Slurm set."""
 
 import os
 import pathlib

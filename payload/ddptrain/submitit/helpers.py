@@ -37,7 +37,7 @@ class Checkpointable:
 
 
 class CommandFunction:
-    """A command as a function, which returns what it prints."""
+    """A command as a function, which returns the command's output."""
 
     def __init__(
         self,

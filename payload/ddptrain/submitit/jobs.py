@@ -225,7 +225,7 @@ class DebugJob(Job[R]):
 
     def wait(self, timeout: float | None = None) -> None:
         """Call the function."""
-        del timeout  # nothing else goes on meanwhile
+        del timeout  # the call runs here
         self.results()
 
     def results(self, timeout: float | None = None) -> list[R]:
@@ -254,7 +254,7 @@ class DebugJob(Job[R]):
         return None
 
     def log(self, rank: int | None = None, lines: int = 1000) -> str:
-        """Return nothing: what it prints is on this terminal."""
+        """Return "": the output is on this terminal."""
         del rank, lines
         return ""
 

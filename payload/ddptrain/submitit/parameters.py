@@ -31,7 +31,7 @@ def check(given: Parameters) -> None:
 
 
 def options(given: Parameters) -> named.Options:
-    """Return the options of ddp that parameters mean. Those of Slurm go before the general ones."""
+    """Return ddp's options for the parameters; Slurm's override the general ones."""
     bare = _for_slurm(given)
     found = dict(_DEFAULTS)
     for name, option in _TABLE["options"].items():

@@ -1,8 +1,8 @@
 """The ranks' network measured as nccl-tests does, in its table, with every result checked.
 
-Sizes, counts, algbw and busbw mean what they mean there (its doc/PERFORMANCE.md): GB is 1e9 bytes,
-the time of a size is the mean of its iterations, then over the ranks. `#wrong` counts the elements
-whose bits differ (exchanges.py).
+Sizes, counts, algbw and busbw have the same meaning (nccl-tests' doc/PERFORMANCE.md): GB is 1e9
+bytes, the time of a size is the mean of its iterations, then over the ranks. `#wrong` counts the
+elements whose bits differ (exchanges.py).
 """
 
 # pyright: basic, reportPrivateImportUsage=false

@@ -21,8 +21,8 @@ from ddptrain.world import sites
 
 MOMENTUM = 0.9
 # The outer learning rate for exchanges every so many steps or fewer. By simulation, two sites, 0.6M
-# parameters, 1500 steps: every 10 steps 0.3 has a loss 0.4 % below that of 0.7; 0.7 is that of the
-# papers for H of 50 and more
+# parameters, 1500 steps: every 10 steps 0.3 has a loss 0.4 % below 0.7's; the papers use 0.7 for H
+# of 50 and more
 RATES = ((10, 0.3), (None, 0.7))
 # While the learning rate warms up, the sites take the plain mean this often. Without it H=10 ended
 # 22 % above the loss of DDP and H=50 3 %; with it 2 % below and equal
@@ -163,7 +163,7 @@ class Loop:
         return self._link.sites.group if self._link.sites.size > 1 else None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors that this rank saves beside its model and optimizer."""
+        """Return the tensors that this rank saves in addition to its model and optimizer."""
         return self._link.exchange.state()
 
     def load_state_dict(self, state: collections.abc.Mapping[str, Tensor]) -> None:

@@ -25,7 +25,7 @@ OUTER_BYTES = 8  # of the sites' exchanges: the anchor and its momentum
 def need_disk(folder: pathlib.Path, parameters: int, num_sites: int = 0) -> None:
     """Raise UserError if two checkpoints would not fit, with a part for each site but the first.
 
-    A part may have the site's own weights. Without exchanges there are no sites.
+    A part may have the site's own weights. Without exchanges `num_sites` is 0.
     """
     each = STATE_BYTES * max(1, num_sites)
     if num_sites:

@@ -58,7 +58,7 @@ def place() -> Place:
 
 
 def connect(here: Place) -> typing.Any:
-    """Return the store where the ranks meet."""
+    """Return the store that the ranks meet at."""
     env = os.environ
     timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
     try:

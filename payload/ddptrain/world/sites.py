@@ -86,7 +86,7 @@ def divide(hosts: list[str], count: int | None = None) -> list[int]:
 def _divide_by_trips(hosts: list[str]) -> list[int]:
     """Return each rank's site: near hosts share one, hosts that were not measured do not.
 
-    If all hosts would be one site, each is: whoever wants exchanges knows that the link is slow.
+    If all hosts would be one site, each is one: exchanges were requested because links are slow.
     """
     groups: dict[str, str] = {}
     for group in os.environ.get(NEAR, "").split():

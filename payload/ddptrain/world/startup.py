@@ -13,7 +13,7 @@ import time
 
 _THREAD = "pt_gloo_runloop"  # the name that ProcessGroupGloo gives each of its threads
 _LOOK_S = 0.01
-_LOOKS = 2  # in succession, all of them asleep while nobody holds the GIL
+_LOOKS = 2  # in succession, all of them asleep while no thread holds the GIL
 _LIMIT_S = 2.0
 
 
