@@ -76,7 +76,7 @@ def finish_environment(build: str, payload: pathlib.Path) -> int:
     argv = [str(environment / "bin" / "python"), "-m", "compileall", "-qq", "-j0", str(site)]
     subprocess.run(
         argv, check=False, timeout=1200, capture_output=True
-    )  # some packages' templates are no code
+    )  # some packages' templates are not valid code
     return _clean(environment)
 
 

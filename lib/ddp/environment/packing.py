@@ -38,7 +38,7 @@ def pack(folder: pathlib.Path, target: typing.IO[bytes]) -> tuple[str, list[Part
         digest, size = hashlib.sha256(), 0
         modes = (
             ["--mode=u+rwx"] if share is folders else []
-        )  # whoever unpacks the folders writes into them
+        )  # the account that unpacks the folders writes to them
         for block in _packed(folder, share, modes):
             target.write(block)
             whole.update(block)

@@ -3,7 +3,7 @@
 In a word `{latest:PATTERN}` stands for the newest file or folder that matches a pattern of the
 shell, such as `{latest:out/checkpoint-*}`. `{latest:PATTERN:FILE}` looks only at folders that hold
 this file, which a trainer writes last, so that a checkpoint that was cut off is left out. A
-relative pattern begins where the ranks start; `$RUN_DIR/` at its beginning is the run's folder.
+relative pattern begins in the ranks' folder; `$RUN_DIR/` at its beginning is the run's folder.
 """
 
 import collections.abc

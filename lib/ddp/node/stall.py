@@ -142,7 +142,7 @@ def behind(run_dir: str, job_id: str, hosts: list[str]) -> tuple[str, str]:
 
 
 class _Place(typing.NamedTuple):
-    """Where a rank's process was, before it was asked for its stack."""
+    """The place of a rank's process, before it was asked for its stack."""
 
     node: str
     words: str

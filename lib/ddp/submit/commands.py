@@ -1,8 +1,8 @@
 """Command lines that people type: the program behind `torchrun ...`, `accelerate launch ...`.
 
 Their flags become options of submit, settings that their own parser reads on the nodes, or are
-dropped with a remark. A command that starts ranks in a way of its own is refused, with the line to
-type instead.
+dropped with a remark. A command that starts ranks in its own way is refused, with the line to type
+instead.
 """
 
 import collections.abc
@@ -78,8 +78,8 @@ def unwrap(values: Values, arguments: tuple[str, ...]) -> Command:
     """Replace a typed launcher by the program that it starts.
 
     The command of an environment that is typed with its path makes the fact `active`.
-    Raises ParameterError: the command has an option that ddp sets itself, or starts ranks in a way
-    of its own.
+    Raises ParameterError: the command has an option that ddp sets itself, or starts ranks in its
+    own way.
     """
     return _unwrap(Command(values, arguments))
 
@@ -157,7 +157,7 @@ def _by_name(command: Command, words: list[str]) -> Command:
 
 
 def _line(words: list[str]) -> str:
-    """Return the line to type instead of a command that starts ranks in a way of its own."""
+    """Return the line to type instead of a command that starts ranks in its own way."""
     if words[0] in ("bash", "sh") and words[1:]:
         line = f"ddp submit --launcher node {one_line(shlex.join(words), 200)}"
         return f"to run it once on each node, with NNODES and NODE_RANK, write: {line}"
