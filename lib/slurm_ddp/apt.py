@@ -40,7 +40,7 @@ class AptError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """What apt would do."""
+    """The changes that apt would make."""
 
     installed: dict[str, str]  # versions by package: new, upgraded and downgraded ones
     removed: tuple[str, ...]
@@ -152,24 +152,24 @@ def repair() -> None:
 
 
 def held() -> set[str]:
-    """List the packages that apt does not touch by itself."""
+    """List the packages on hold."""
     return set(run("/usr/bin/apt-mark", "showhold").stdout.split())
 
 
 def ensure_held(names: collections.abc.Iterable[str]) -> None:
-    """Keep apt from touching these packages by itself."""
+    """Put these packages on hold."""
     if missing := sorted(set(names) - held()):
         run("/usr/bin/apt-mark", "hold", *missing)
 
 
 def ensure_not_held(names: collections.abc.Iterable[str]) -> None:
-    """Release these packages to apt."""
+    """Take these packages off hold."""
     if there := sorted(set(names) & held()):
         run("/usr/bin/apt-mark", "unhold", *there)
 
 
 def assigned(packages: collections.abc.Mapping[str, str]) -> list[str]:
-    """Write versions by package as apt-get's arguments, `name=version`."""
+    """Format versions by package as apt-get's arguments, `name=version`."""
     return [f"{name}={number}" for name, number in sorted(packages.items())]
 
 

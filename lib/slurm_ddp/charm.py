@@ -1,6 +1,6 @@
-"""What all charms share: statuses, a table of actions, and errors that name an option.
+"""Code that all charms share: statuses, a table of actions, and errors that name an option.
 
-No ops is imported: charm.py passes in what ops gives, and makes ops' status with
+This module does not import ops: charm.py passes in ops' objects, and makes ops' status with
 `ops.StatusBase.from_name`.
 """
 

@@ -84,7 +84,7 @@ def explained(
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A volume as its metadata engine has it."""
+    """A volume's settings in its metadata engine."""
 
     name: str
     uuid: str

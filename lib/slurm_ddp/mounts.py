@@ -238,11 +238,9 @@ def unreachable(
     timeout: float = 2,
     replies: collections.abc.Callable[[socket.socket], bool] = lambda _: True,
 ) -> str:
-    """Return the first address that takes a TCP connection that `replies` accepts.
+    """Return "" if an address takes a TCP connection that `replies` accepts, or the last problem.
 
     Each address gets `timeout` seconds.
-
-    Return the last problem, "" if one did.
     """
     problem = "no address"
     for host, port in addresses:

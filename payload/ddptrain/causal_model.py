@@ -87,7 +87,7 @@ class Described:
 
 @contextlib.contextmanager
 def _refusals(folder: pathlib.Path, what: str) -> typing.Iterator[None]:
-    """Turn what transformers raises into UserError: its first line."""
+    """Turn errors of transformers into UserError with their first line."""
     try:
         yield
     except errors.UserError:

@@ -23,7 +23,7 @@ SIZES: dict[str, tuple[int, int, int]] = {  # layers, heads, width
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What makes two models the same model."""
+    """The properties that make two models the same."""
 
     layers: int
     heads: int

@@ -1,1 +1,1 @@
-"""What can be asked for: each action is a function from its options to a result."""
+"""The actions: each is a function from its options to a result."""

@@ -24,7 +24,7 @@ _LOOK_S = 120.0
 
 
 def prune(settings: Settings, params: models.Prune, log: Log) -> Result:
-    """Show what nothing uses any more, and with `yes` remove it. Raises Problem."""
+    """Show unused runs and environments, and with `yes` remove them. Raises Problem."""
     workspace = settings.workspace
     before = listing.begin_of(params.older, "older")
     units = _units(workspace)

@@ -1,4 +1,4 @@
-"""remove: runs go with all that is in their folders, or their checkpoints alone."""
+"""remove: delete runs with all of their files, or only their checkpoints."""
 
 import dataclasses
 import pathlib
@@ -30,7 +30,7 @@ class Item:
     size_bytes: int = 0
 
     def describe(self) -> dict[str, object]:
-        """Return it for programs."""
+        """Return the item for programs."""
         return {"kind": self.kind, "name": self.name, "bytes": self.size_bytes}
 
 
@@ -120,7 +120,7 @@ def checkpoint(run: Run, path: pathlib.Path) -> Item:
 
 
 def measured(workspace: Workspace, items: list[Item]) -> list[Item]:
-    """Return the items with the room that they take."""
+    """Return the items with their sizes."""
     paths: list[pathlib.Path] = []
     for item in items:
         paths += item.paths

@@ -1,4 +1,4 @@
-"""What doctor knows of the cluster, and how its values are read."""
+"""Doctor's facts about the cluster, and parsers of their values."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ from ddp.workspace import folders
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What `gather` collected."""
+    """The facts that `gather` collected."""
 
     partition: partition_list.Partition
     asked: tuple[str, ...]  # the nodes to examine

@@ -26,7 +26,7 @@ class NodeCheck:
 
     @property
     def is_unfit(self) -> bool:
-        """Whether it failed so often that no job should meet it."""
+        """Whether it failed so often that no job should run there."""
         return len(self.failures) >= MOST_FAILURES
 
 

@@ -1,4 +1,4 @@
-"""What `doctor` runs on all nodes at once, as `python3 -I - JSON`; it answers with JSON in lines.
+"""The program that `doctor` runs on all nodes, `python3 -I - JSON`; it answers with lines of JSON.
 
 Only the standard library, and this process does nothing that may hang: a child touches the
 filesystem and is left behind if it gives no answer, commands have deadlines, and a peer is waited

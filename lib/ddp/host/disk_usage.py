@@ -1,4 +1,4 @@
-"""How much room files take on a disk, counted as du(1) counts it, and the same in words."""
+"""The disk space that files take, counted like du(1), also in words."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Usage:
-    """Adds up what files take; a file with several names counts once."""
+    """Adds up the space of files; a file with several names counts once."""
 
     def __init__(self) -> None:
         self.total_bytes = 0

@@ -1,1 +1,1 @@
-"""What runs in jobs, on the nodes: standard library only, any Python from 3.10 on."""
+"""The programs of jobs, on the nodes: standard library only, any Python from 3.10 on."""

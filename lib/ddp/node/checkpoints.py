@@ -38,7 +38,7 @@ def complete(run_dir: pathlib.Path) -> list[pathlib.Path]:
 
 
 def unfinished(run_dir: pathlib.Path) -> list[pathlib.Path]:
-    """List what killed attempts left of checkpoints that they were writing or removing."""
+    """List the remains of checkpoints that killed attempts were writing or removing."""
     found: list[pathlib.Path] = []
     for pattern in _PATTERNS:
         for path in run_dir.glob(pattern):

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 def check(words: collections.abc.Sequence[str]) -> None:
-    """Raise ValueError, with what to write, for a word that is no {latest:PATTERN}."""
+    """Raise ValueError, which says what to write, if a word is not a {latest:PATTERN}."""
     for word in words:
         if OPENING in _LATEST.sub("", word):
             raise ValueError(
@@ -34,7 +34,7 @@ def has_pattern(words: collections.abc.Iterable[str]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """The arguments with what their patterns stand for."""
+    """The arguments with their patterns replaced."""
 
     words: tuple[str, ...]
     missing: str = ""  # the first pattern that nothing matches; the arguments are then not given

@@ -38,7 +38,7 @@ Texts = collections.abc.Iterable[tuple[str, str]]
 
 
 class Text:
-    """What stands around a number in a line: `*` is any text, blanks are any number of blanks."""
+    """The text around a number in a line: `*` is any text, blanks are any number of blanks."""
 
     def __init__(self, text: str) -> None:
         """Raises ValueError, which says what is wrong with the text."""

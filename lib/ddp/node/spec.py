@@ -74,7 +74,7 @@ class Accelerate:
 
 @dataclasses.dataclass(frozen=True)
 class Mirror:
-    """Where finished checkpoints are copied to, and the environment with the program that does."""
+    """The target of finished checkpoints, and the environment of the program that copies them."""
 
     url: str  # of a bucket, and a prefix in it
     environment: Environment
@@ -148,7 +148,7 @@ def load(kind: type[Spec], path: str) -> Spec:
 
 
 def parse(kind: type[Spec], text: str) -> Spec:
-    """Parse what `dump` returned for a specification of this kind."""
+    """Parse a specification of this kind that `dump` serialized."""
     return build(kind, json.loads(text))
 
 

@@ -47,7 +47,7 @@ class Watch:
         on_stalled: collections.abc.Callable[[str], None],
         has_saved: collections.abc.Callable[[], bool] = bool,
     ) -> None:
-        """`has_saved` says of a program with `--again` whether it has what to continue from."""
+        """`has_saved` returns whether a program with `--again` can continue from a checkpoint."""
         self._run_dir = run_dir
         self._has_saved = has_saved
         self._on_stalled = on_stalled

@@ -92,7 +92,7 @@ class StopRequests:
         ranks.ask_to_stop(self._stop_by(name))
 
     def _stop_by(self, name: str) -> float | None:
-        """Return the end of the time limit if it is that which the signal warns of."""
+        """Return the end of the time limit if the signal warns of it."""
         if name == "TERM" or self._is_by_operator():
             return None
         if slurm_calls.is_preempted(self._job.slurm_id):

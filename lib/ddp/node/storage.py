@@ -59,7 +59,7 @@ def reason(e: OSError) -> str:
 
 
 class Witness:
-    """Holds a file open, which is lost with the filesystem's client as programs' files are.
+    """Holds a file open, which is lost with the filesystem's client like programs' files.
 
     A client that is started again within a second leaves no other sign. The file is opened for
     writing although nothing writes it: JuiceFS's client knows files that are only read even after

@@ -90,7 +90,7 @@ class Task:
             signal.signal(number, lambda _number, _frame: None)  # children would inherit SIG_IGN
 
     def _end(self, code: int) -> int:
-        """Take note that the agent has ended; return this task's exit code."""
+        """Note that the agent has ended; return this task's exit code."""
         self._agent = None
         if self._connections is not None:
             self._connections.close(is_done=code == 0)

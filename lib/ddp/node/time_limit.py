@@ -22,7 +22,7 @@ _OURS = ("control", "logs", "program", "profile", "metrics.jsonl")  # at the top
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """Where attempts that reached the limit without progress began."""
+    """The start of attempts that reached the limit without progress."""
 
     since: float  # the time
     step: int  # the first step that was logged; -1: none was

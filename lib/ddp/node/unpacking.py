@@ -263,7 +263,7 @@ class _Part:
             raise _unreadable(self._path, e) from e
 
     def is_damaged(self) -> bool:
-        """Return whether the bytes are other ones than those that were packed."""
+        """Return whether the bytes differ from the packed ones."""
         return self._digest.hexdigest() != self._wanted
 
 

@@ -1,4 +1,4 @@
-"""The cluster's baseline: what collectives reached, as `ddp bench` measured it."""
+"""The cluster's baseline: the bandwidth of collectives, as `ddp bench` measured it."""
 
 import itertools
 import math

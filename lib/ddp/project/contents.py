@@ -1,4 +1,4 @@
-"""Which files of a project a run takes along.
+"""The files of a project that a run takes along.
 
 In a git repository: tracked files with uncommitted edits, and new files. Files that git ignores are
 taken along, too, if they are in the same folders, such as data that a script makes there, up to a
@@ -84,7 +84,7 @@ def _new_files(top: pathlib.Path) -> collections.abc.Iterator[str]:
 
 
 def _files_beside(kept: list[str], ignored: list[str]) -> list[str]:
-    """List the ignored files in folders that have files which are kept."""
+    """List the ignored files in the folders of kept files."""
     folders = {name.rpartition("/")[0] for name in kept}
     return [
         name for name in ignored if not name.endswith("/") and name.rpartition("/")[0] in folders

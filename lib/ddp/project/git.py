@@ -1,4 +1,4 @@
-"""What git says about a folder: its repository, the files in it, and the commit."""
+"""git's view of a folder: its repository, the files in it, and the commit."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ _LOCAL_VARIABLES = (
 def find_top(folder: pathlib.Path) -> pathlib.Path | None:
     """Find the top of a folder's work tree.
 
-    None outside of a repository, in a folder that git ignores, and where git is not installed.
+    None outside of a repository, in a folder that git ignores, and without git.
     """
     for top in (folder, *folder.parents):
         if (top / ".git").exists():
@@ -46,7 +46,7 @@ def list_untracked(top: pathlib.Path) -> list[str]:
 
 
 def list_ignored(top: pathlib.Path) -> list[str]:
-    """List what git ignores; a folder that is ignored as a whole ends in "/"."""
+    """List the paths that git ignores; a folder that is ignored as a whole ends in "/"."""
     return _ls_files(top, "--others", "--ignored", "--exclude-standard", "--directory")
 
 

@@ -1,4 +1,4 @@
-"""What keeps a project from being sent along, as a problem of the option `workload`."""
+"""The reasons why a project cannot be copied, as problems of the option `workload`."""
 
 import pathlib
 
@@ -26,5 +26,5 @@ def describe(path: pathlib.Path | str, why: str, how: str) -> str:
 
 
 def send_less(root: pathlib.Path) -> str:
-    """Describe how to send less along."""
+    """Describe how to copy less."""
     return f"list what the job does not need in {root / IGNORE_FILE}, or give --no-snapshot"

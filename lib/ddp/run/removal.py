@@ -81,12 +81,12 @@ def _delete(path: pathlib.Path) -> None:
 
 
 def hidden(runs: pathlib.Path) -> list[pathlib.Path]:
-    """List what killed commands left hidden."""
+    """List the files and folders that killed commands left hidden."""
     return [runs / name for name in untrusted.names(runs) if name.startswith(_REMOVED)]
 
 
 def measure(paths: list[pathlib.Path]) -> list[int]:
-    """Return the bytes that each of some folders takes; a file with several names counts once."""
+    """Return the bytes of each folder; a file with several names counts once."""
     usage = disk_usage.Usage()
     return [usage.add(path) for path in paths]
 
@@ -97,7 +97,7 @@ def measure(paths: list[pathlib.Path]) -> list[int]:
 def list_saved(path: pathlib.Path) -> list[Saved]:
     """List the checkpoints in a run's folder, the oldest first: the payload's, or a program's.
 
-    What belongs to the copied project, such as a model to begin with, is none.
+    Files of the copied project, such as a model to start from, do not count.
     """
     own = [one for one in checkpoints.complete(path) if not one.is_symlink()]
     if own:
@@ -130,7 +130,7 @@ def _best_of_trainer(marker: pathlib.Path) -> str:
 
 
 def unlink_names(path: pathlib.Path, gone: collections.abc.Iterable[pathlib.Path]) -> None:
-    """Remove the links `latest` and `best` of a run that lead to checkpoints which go."""
+    """Remove a run's links `latest` and `best` if they point to checkpoints that are removed."""
     names = {one.name for one in gone}
     for name in (checkpoints.LATEST, checkpoints.BEST):
         link = path / name

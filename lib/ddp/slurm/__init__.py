@@ -1,1 +1,1 @@
-"""What submission and reports ask Slurm: partitions, batch jobs, and who may run where."""
+"""Questions to Slurm, for submission and reports: partitions, batch jobs, permissions."""

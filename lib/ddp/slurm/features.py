@@ -1,4 +1,4 @@
-"""The option --constraint of sbatch: what ddp evaluates itself, and what only Slurm can."""
+"""The option --constraint of sbatch, which ddp evaluates itself unless only Slurm can."""
 
 import collections.abc
 import dataclasses

@@ -1,4 +1,4 @@
-"""The cluster's partitions with their nodes, and what each node can give to a job."""
+"""The cluster's partitions with their nodes, and the resources that each node has for jobs."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""What accounts and users used of the cluster, as slurmdbd's hourly sums have it (sreport(1))."""
+"""The cluster's usage by accounts and users, from slurmdbd's hourly sums (sreport(1))."""
 
 import dataclasses
 import datetime

@@ -36,7 +36,7 @@ _RESERVED = ("JOB_COMPLETION_INDEX", "RUN_ATTEMPT_ID", "STOP_FILE", "RUN_DIR", "
 class Run:
     """A run: its command, resources and folders.
 
-    Raises ParameterError for what manifests cannot express.
+    Raises ParameterError for values that manifests cannot express.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Launchers of others, such as torchrun: what each of their flags means for a job of ddp."""
+"""Other launchers, such as torchrun: the meaning of their flags for a job of ddp."""
 
 import dataclasses
 import functools

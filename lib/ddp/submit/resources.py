@@ -632,7 +632,7 @@ def _times(wanted: str | None, partition: partition_list.Partition) -> tuple[str
 
 
 def _describe_needs(params: models.Training) -> str:
-    """Describe what only some of the usable nodes have."""
+    """Describe the requirements that only some of the usable nodes meet."""
     needs = {
         "GPUs": params.gpus,
         "cores": params.cpus_per_task,

@@ -139,7 +139,7 @@ class TrainingJob:
         )
 
     def _variables(self, start: copies.Start) -> dict[str, str]:
-        """Return the variables of the ranks: what tracks, the token's file, then the user's own."""
+        """Return the variables of the ranks: trackers', the token's file, then the user's own."""
         own = dict(self.params.variables)
         found = _tracking(self.settings, own)
         if self._has_token:

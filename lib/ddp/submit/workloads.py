@@ -108,7 +108,7 @@ class Workload(abc.ABC):
 
     @abc.abstractmethod
     def check(self, case: Case, run: RunName) -> None:
-        """Check the arguments, and what else the kind has. Raises ParameterError."""
+        """Check the arguments, and the kind's other options. Raises ParameterError."""
 
     @abc.abstractmethod
     def options_of(self, choice: payload_arguments.Choice) -> list[str]:
@@ -406,7 +406,7 @@ class UserProgram(Workload):
         """A user's program may always go on in its folder."""
 
     def check(self, case: Case, run: RunName) -> None:
-        """Check that the program compiles, and remark on what may fail. Raises ParameterError."""
+        """Check that the program compiles, and remark on likely failures. Raises ParameterError."""
         params = self.params
         notes = case.notes
         goes_on = run.is_again and not run.remark

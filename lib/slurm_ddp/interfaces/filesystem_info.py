@@ -234,7 +234,7 @@ class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore", alias_gener
 
     @classmethod
     def from_content(cls, content: collections.abc.Mapping[str, str]) -> "JuicefsSecret":
-        """Type the content; unknown keys are ignored.
+        """Parse the content; unknown keys are ignored.
 
         Raises:
             ValueError: a value cannot be put into a service's environment; the message names its
@@ -256,7 +256,7 @@ class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore", alias_gener
         }
 
     def values(self) -> tuple[str, ...]:
-        """List what must not be shown: every value except the user's name and certificates."""
+        """List the values that must not be shown: all but the user's name and certificates."""
         return tuple(value for key, value in self.content().items() if key not in _PUBLIC)
 
 

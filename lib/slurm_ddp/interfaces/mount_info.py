@@ -15,7 +15,7 @@ MOUNTED = "mounted"  # the key in the client's unit databag
 
 
 class MountRequest(pydantic.BaseModel, frozen=True, extra="ignore"):
-    """The wishes of the asking charm; unset fields are as upstream's defaults."""
+    """The mount that a charm asks for; unset fields have upstream's defaults."""
 
     mountpoint: str
     noexec: bool = False

@@ -168,7 +168,7 @@ def _trash(path: pathlib.Path) -> pathlib.Path:
 
 
 def remove_leftovers(run_dir: pathlib.Path) -> None:
-    """Remove what killed attempts left unfinished; one run has one attempt at a time."""
+    """Remove the unfinished files of killed attempts; one run has one attempt at a time."""
     for pattern in (f"epoch-*{stored.TMP}*", f"epoch-*{stored.TRASH}*"):
         for path in run_dir.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)

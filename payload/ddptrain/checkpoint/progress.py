@@ -1,4 +1,4 @@
-"""How far a training is: part of each checkpoint."""
+"""A training's progress: part of each checkpoint."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Conversations: whose each message is, what of it is text, and which of it is learned."""
+"""Conversations: each message's role and text, and whether it is learned."""
 
 import collections.abc
 import dataclasses

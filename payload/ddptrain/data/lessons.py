@@ -1,4 +1,4 @@
-"""What records teach, and what of them is left out, counted while they are read."""
+"""Counts of what records teach, and of data that is left out, made while they are read."""
 
 import collections
 import collections.abc
@@ -21,7 +21,7 @@ Json = dict[str, typing.Any]
 
 @dataclasses.dataclass
 class Lessons:
-    """Numbers of conversations, of messages, and of what neither of them is learned of."""
+    """Numbers of conversations, of messages, and of data that is not learned."""
 
     left_out: unread.Unread = dataclasses.field(default_factory=unread.Unread)
     conversations: int = 0

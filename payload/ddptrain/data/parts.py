@@ -1,7 +1,7 @@
-"""The parts of a dataset: what one worker does in one go, the same bytes wherever it is done.
+"""The parts of a dataset: one worker makes each in one go, with the same bytes on any host.
 
 A part becomes at most one training and one validation shard, whose names and contents depend on the
-part alone, and a note in `parts/` that says from what. A part whose note holds is not done again.
+part alone, and a note in `parts/` that names its inputs. A part with a valid note is kept.
 """
 
 import collections.abc
@@ -28,7 +28,7 @@ Items = collections.abc.Sequence[sources.Item]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one worker does in one go."""
+    """The work that one worker does in one go."""
 
     number: int
     items: tuple[sources.Item, ...]
@@ -47,7 +47,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All parts, and what turns each into the same bytes wherever it is done."""
+    """All parts, and the settings that make their bytes the same on any host."""
 
     parts: tuple[Part, ...]
     identity: tokenizers.Identity

@@ -379,7 +379,7 @@ def _check_output(output: pathlib.Path) -> None:
 
 
 def _remove_strays(output: pathlib.Path, wanted: set[pathlib.Path]) -> None:
-    """Remove shards and notes of an earlier plan with more parts, and what killed workers left."""
+    """Remove shards and notes of an earlier plan with more parts, and of killed workers."""
     for name in (parts.FOLDER, *shards.SPLITS):
         folder = output / name
         for path in folder.glob("*"):

@@ -30,7 +30,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a dataset is walked. It is part of a checkpoint: another plan is another order."""
+    """The order of a dataset's rows. It is part of a checkpoint: another plan is another order."""
 
     seed: int
     seq_len: int

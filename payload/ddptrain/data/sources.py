@@ -1,4 +1,4 @@
-"""Where text comes from: files and folders become items, in an order of the files alone."""
+"""The sources of text: files and folders become items, in an order of the files alone."""
 
 import collections.abc
 import dataclasses

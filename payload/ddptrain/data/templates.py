@@ -127,7 +127,7 @@ class Template:
     def _count_unread(
         self, chat: chats.Chat, tools: list[Json] | None, text: str, found: lessons.Lessons
     ) -> None:
-        """Count what makes no difference to the text: the template does not read it."""
+        """Count data that makes no difference to the text: the template does not read it."""
         if tools is None or self._is_same(chat.messages, None, text):
             found.leave("key", "tools", chat.tools)
         for number, message in enumerate(chat.messages):

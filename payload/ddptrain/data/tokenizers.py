@@ -64,7 +64,7 @@ Encoded = tuple[shards.Tokens, bool | npt.NDArray[np.bool_]]
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What makes two tokenizers the same; it is written into the dataset and into checkpoints."""
+    """The properties that make two tokenizers the same; datasets and checkpoints record them."""
 
     kind: str
     vocab: int  # number of ids, the end-of-text one included

@@ -37,7 +37,7 @@ class Unread(dict[str, list[int]]):
 
     @property
     def missed_bytes(self) -> int:
-        """Return the bytes of what might have been text."""
+        """Return the bytes of files that might have been text."""
         missed = 0
         for reason, (_, size_bytes) in self.items():
             if reason not in _NOT_MISSED and not reason.endswith(_BESIDE):

@@ -1,4 +1,4 @@
-"""What can go wrong with a function's job."""
+"""The errors of a function's job."""
 
 
 class FunctionError(Exception):

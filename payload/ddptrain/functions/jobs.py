@@ -1,4 +1,4 @@
-"""A function's job, as the one who submitted it sees it."""
+"""A function's job, as its submitter sees it."""
 
 import asyncio
 import collections.abc

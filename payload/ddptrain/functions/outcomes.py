@@ -1,4 +1,4 @@
-"""What each rank leaves: the function's result or its exception, in a file of the run's folder."""
+"""Each rank's outcome: the function's result or its exception, in a file of the run's folder."""
 
 import contextlib
 import dataclasses

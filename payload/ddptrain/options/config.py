@@ -2,8 +2,8 @@
 
 The file is the config.json that a run keeps: given back, it is the same training.
 
-A value comes from, first that has one: the flag, the file, the record of the run that goes on
-(recipe.py), the defaults of the device.
+A value comes from the first that has one: the flag, the file, the record of the run that goes on
+(recipe.py), or the defaults of the device.
 """
 
 # ruff: noqa: RUF009 - flags.setting returns a dataclasses.field

@@ -1,4 +1,4 @@
-"""summary.json: what came of a run."""
+"""summary.json: the results of a run."""
 
 import pathlib
 import typing

@@ -22,7 +22,7 @@ R = typing.TypeVar("R")
 
 
 class Executor(abc.ABC):
-    """What executors share. `folder` is submitit's, for its files; a run of ddp has its own."""
+    """The base of executors. `folder` is submitit's, for its files; a run of ddp has its own."""
 
     def __init__(self, folder: str | pathlib.Path = ".", **given: typing.Any) -> None:
         self.folder = pathlib.Path(folder).expanduser().absolute()

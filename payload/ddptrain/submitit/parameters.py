@@ -70,7 +70,7 @@ def label(given: Parameters) -> str:
 
 
 def _count_cores(found: named.Options, bare: Parameters) -> None:
-    """Multiply what submitit counts for a task or a GPU, as ddp counts for a node."""
+    """Multiply submitit's counts for a task or a GPU, because ddp counts for a node."""
     ranks = max(1, int(found["ranks_per_node"] or 1))
     found["ranks_per_node"] = ranks
     if "gpus_per_task" in bare:

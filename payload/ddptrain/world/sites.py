@@ -1,7 +1,7 @@
 """Sites: ranks that share a fast network. The links between sites are slow.
 
 Ranks of a site train as plain DDP among themselves. The first rank of each site leads it: leaders
-exchange with each other, and each passes on to its site what came of it.
+exchange with each other, and each passes the result on to its site.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
