@@ -60,7 +60,7 @@ class Lessons:
 
     @property
     def idle_text(self) -> str:
-        """How many conversations teach nothing and why, or nothing."""
+        """The number of conversations that teach nothing, with the reasons, or ""."""
         if not self.idle:
             return ""
         reasons = ", ".join(self.idle) if len(self.idle) == 1 else _listed(self.idle)
