@@ -417,7 +417,7 @@ def test_a_configuration_that_cannot_be_is_usage(process: Process):
 
 @pytest.mark.parametrize("words", ["--help", "submit --help", "--version"])
 def test_a_reader_that_has_enough_is_no_failure(words: str):
-    """As in `ddp --help | head -1`, when the reader is gone."""
+    """As in `ddp --help | head -1`, when the reader has exited."""
     reading, writing = os.pipe()
     os.close(reading)
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY / "lib"), "HOME": "/nonexistent"}

@@ -21,7 +21,7 @@ NAME = "slurmd-0"
 
 
 def remove() -> None:
-    """Remove the charm, and check that all its files are gone."""
+    """Remove the charm, and check that all its files were removed."""
     hooks.release()
     compute.release(owner="slurm-gpu/0")
     journals.remove_folder()

@@ -213,7 +213,7 @@ def _note_taken(kind: str, node: nodes.Node, taken: Maintenance | None) -> None:
     if taken is not None:
         is_maintained = (node.reason or "").startswith(_MAINTENANCE)
         if node.is_drained and orders.is_anothers(node, taken.reason) and not is_maintained:
-            # somebody else drained it since, and that is now the state to restore
+            # someone else drained it since, and that is now the state to restore
             _note_maintenance(dataclasses.replace(taken, states=found.states, reason=found.reason))
         return
     if (found.reason or "").startswith(_MAINTENANCE):  # its journal is lost
@@ -241,7 +241,7 @@ def jobs_on(node: nodes.Node | None) -> str | None:
 def restore() -> None:
     """Restore the state in which the node was taken, unless a job prevents it.
 
-    A drain or a state that somebody else set since then stays.
+    A drain or a state that someone else set since then stays.
     """
     taken = maintenance()
     if taken is None:
