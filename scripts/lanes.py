@@ -5,9 +5,9 @@
     python3 scripts/lanes.py functional -- -k gpu  one lane, with arguments for pytest
 
 Installs the lanes' packages first; tox makes their Python environments with uv, and runs as many
-lanes at a time as there are cores. The functional lanes mostly wait, so they run beside the others,
-which have a lower priority. A single lane prints its output at once, others when they end: skipped
-tests with their reasons are in it.
+lanes at a time as there are cores. The functional lanes mostly wait, so they run in parallel with
+the others, which have a lower priority. A single lane prints its output live, others when they end;
+it includes skipped tests with their reasons.
 """
 
 import contextlib

@@ -12,10 +12,10 @@ Each charm is staged first: its own folder, its Grafana dashboards, lib/slurm_dd
 for the charm that submits jobs payload/ and lib/ddp. Charmcraft's managed mode mounts nothing else,
 and the sandbox runs exactly such a folder.
 
-How it is packed chooses itself. On Ubuntu with LXD: the managed way, in a container of the charm's
-base. Elsewhere: in destructive mode, where Charmcraft builds on this machine. There it sees the
-base's os-release through a private mount namespace, and pip fetches wheels for the base's Python,
-so that what comes out runs on the base and not only here.
+The mode depends on the machine. On Ubuntu with LXD: managed mode, in a container of the charm's
+base. Elsewhere: destructive mode, in which Charmcraft builds on this machine. It sees the base's
+os-release through a private mount namespace, and pip fetches wheels for the base's Python, so that
+the charm runs on the base and not only here.
 """
 
 import argparse

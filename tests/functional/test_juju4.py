@@ -20,8 +20,7 @@ pytestmark = pytest.mark.timeout(
 BUNDLE = REPOSITORY / "bundle.yaml"
 SMALL = pathlib.Path(__file__).with_name("small.yaml")
 VENV, SCRIPT = "/mnt/shared/juju/venv", "/mnt/shared/juju/train.py"
-# It looks like the user's own environment: none of its jobs starts, so none of the cluster's is
-# made
+# It looks like the user's own environment. Its jobs never start, so the cluster's is not made
 MAKE_VENV = f"""
 mkdir -p {VENV}/bin {VENV}/lib/python3/site-packages/torch
 ln -sf /usr/bin/python3 {VENV}/bin/python3

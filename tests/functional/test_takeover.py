@@ -1,4 +1,4 @@
-"""An embedded volume outlives its application: Juju keeps the storage, and a new deployment takes the volume over.
+"""An embedded volume outlives its application: a new deployment takes over the kept storage.
 
 Each deployment is on a separate machine, as with a pool whose storage can move.
 """
