@@ -123,21 +123,24 @@ def check(settings: Settings, params: models.Doctor, log: Log) -> Results:
     began = time.monotonic()
     rows: list[tuple[str, ...]] = []
     done: set[str] = set()
+    judged: node_checks.Checks = {}
     note = "no idle node is due"
     while time.monotonic() - began < _ALL_S:
         pair = _next_pair(params, checks, done)
         if pair is None:
             break
         done.update(pair.names)
+        before = checks
         try:
-            checks = checker.check(pair, checks)
+            checks = checker.check(pair, before)
         except GaveWayError as e:
             note = f"stopped: {e}"
             break
         node_checks.write(workspace, checks)
+        judged |= {name: one for name, one in checks.items() if one != before.get(name)}
         rows += [_row(name, pair, checks) for name in pair.names]
         note = "done"
-    return _results(rows, note, {name: checks[name] for name in done if name in checks})
+    return _results(rows, note, judged)
 
 
 def _next_pair(params: models.Doctor, checks: node_checks.Checks, done: set[str]) -> _Pair | None:
@@ -273,7 +276,8 @@ def _row(name: str, pair: _Pair, checks: node_checks.Checks) -> tuple[str, ...]:
     return (name, other, times, known.failures[-1])
 
 
-def _results(rows: list[tuple[str, ...]], note: str, checks: node_checks.Checks) -> Results:
+def _results(rows: list[tuple[str, ...]], note: str, judged: node_checks.Checks) -> Results:
+    """Build the results; only what was judged now is unfit: a node may be repaired since."""
     table = tables.Table([("NODE", "WITH", "RESULT", "WHY"), *rows])
-    unfit = [f"{name}: {one.failures[-1]}" for name, one in sorted(checks.items()) if one.is_unfit]
+    unfit = [f"{name}: {one.failures[-1]}" for name, one in sorted(judged.items()) if one.is_unfit]
     return {"checked": table, "verdict": note, "unfit": "\n".join(unfit) or "none"}

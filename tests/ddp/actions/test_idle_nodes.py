@@ -172,6 +172,18 @@ def test_a_job_that_comes_stops_the_check_without_a_verdict(program: Program, me
     assert not (program.workspace / "baselines" / "node-checks.json").exists()
 
 
+def test_a_repaired_node_is_not_unfit_by_failures_of_before(program: Program, measuring: Cluster):
+    answering(measuring, healthy("slurmd-0"), bad("slurmd-1"))
+    rows(program)
+    answering(measuring, bad("slurmd-1"), healthy("slurmd-0"))
+    rows(program)
+    assert program.results["unfit"] != "none"
+    measuring.everyones = WAITS.format(reason="Resources")
+    rows(program)
+    assert program.results["verdict"].startswith("stopped: ")
+    assert program.results["unfit"] == "none", "nothing was found out about it"
+
+
 @pytest.mark.parametrize(
     ("config", "allowed", "qos"),
     [
