@@ -31,7 +31,7 @@ class Config(configuration.Choices):
     workspace: fields.Folder = "/mnt/shared"
     submit_user: typing.Annotated[str, _ACCOUNT] = "ubuntu"
     node_cache: fields.Folder = "/var/tmp"  # noqa: S108 - what is made below is checked on use
-    check_idle_nodes: bool = False
+    check_idle_nodes: bool = True
     hf_token: typing.Annotated[str, _SECRET] = ""
 
 
