@@ -31,7 +31,8 @@ _BURST = 64 << 10
 _TUNSETIFF = 0x400454CA  # linux/if_tun.h
 _IFF_TAP = 0x0002
 _IFF_NO_PI = 0x1000
-# What `ddp doctor` says to type for such a link: no slow start after a pause, buffers above rate times round trip
+# The advice of `ddp doctor` for such a link: no slow start after a pause, buffers above rate times
+# round trip
 _SYSCTLS = {
     "net.ipv4.tcp_slow_start_after_idle": "0",
     "net.ipv4.tcp_rmem": "4096 131072 33554432",

@@ -1,1 +1,1 @@
-"""The bundle on one machine: systemd hosts, the charms' own classes under ops.testing, and Juju's order of events."""
+"""The bundle on one machine: systemd hosts, charms' own classes under ops.testing, Juju's events."""

@@ -111,7 +111,7 @@ def load(
 def single(
     charm: pathlib.Path, app: str, options: Json, attach: tuple[str, ...], defaults: pathlib.Path
 ) -> Bundle:
-    """Describe the deployment of one charm with one unit, as `juju deploy ./CHARM [APP]` makes it."""
+    """Describe the deployment of one charm with one unit, as by `juju deploy ./CHARM [APP]`."""
     of_charm = next(
         (document["applications"].get(charm.stem) for document in _parse(defaults)), None
     )
@@ -269,7 +269,7 @@ def option_problem(
 
 
 def check_relation(ends: tuple[str, str], metadata: collections.abc.Mapping[str, Json]) -> bool:
-    """Return whether the ends of a relation must be on one machine. Raises `SandboxError` if they do not fit."""
+    """Return whether a relation's ends must be on one machine, or raise `SandboxError` for a misfit."""
     sides: list[Json] = []
     for end in ends:
         app, _, endpoint = end.partition(":")
@@ -307,7 +307,7 @@ def check_relation(ends: tuple[str, str], metadata: collections.abc.Mapping[str,
 
 
 def endpoints_of(metadata: Json) -> dict[str, Json]:
-    """Return {endpoint: {role, interface, scope, limit}} of a charm, with the `juju-info` that every charm provides."""
+    """Return a charm's {endpoint: {role, interface, scope, limit}}, with every charm's `juju-info`."""
     found: dict[str, Json] = {
         "juju-info": {
             "role": "provides",

@@ -1,4 +1,4 @@
-"""`make demo`: the bundle up, a model trained on two nodes, the result shown, and what to try next."""
+"""`make demo`: bring the bundle up, train a model on two nodes, show the result and next steps."""
 
 import collections.abc
 import contextlib

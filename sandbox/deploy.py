@@ -171,7 +171,7 @@ def _attach(engine: Engine, app: Application, name: str, path: pathlib.Path) -> 
 
 
 def _upgrade(engine: Engine, app: Application, staged: pathlib.Path, metadata: Json) -> None:
-    """Give the application the staged files if they differ from its own; its units then get upgrade-charm."""
+    """Give the application the staged files if they differ; its units then get upgrade-charm."""
     if _contents(staged) == _contents(pathlib.Path(app.source)):
         return
     app.revision += 1

@@ -69,10 +69,10 @@ class _Task:
 
 
 class Engine:
-    """Executes one model on its hosts. Use as a context manager: leaving it ends the agents, not the hosts."""
+    """Run one model on its hosts. A context manager: leaving it ends the agents, not the hosts."""
 
     def __init__(self, store: Store, progress: Progress, *, create: bool = False) -> None:
-        """Work on the model in `store`; with `create`, the first change makes it if it does not exist."""
+        """Work on the model in `store`; with `create`, the first change makes a missing model."""
         self.store = store
         self.progress = progress
         self.hosts = Hosts(store.name)
@@ -116,10 +116,10 @@ class Engine:
     def settle(
         self, until: collections.abc.Callable[[], bool] = lambda: False, *, listen_s: float = 0.0
     ) -> None:
-        """Work until no hook waits that may run, or `until` holds. What waits for another command's action is left.
+        """Work until no hook may run, or `until` holds; leave hooks that wait for another command.
 
-        Work for at least `listen_s` seconds on what units ask for with juju-exec, unless `until`
-        holds earlier.
+        Listen for at least `listen_s` seconds to units' requests by juju-exec, unless `until` holds
+        earlier.
         """
         deadline = time.monotonic() + listen_s
         self.hosts.up(lambda text: self.progress("sandbox", text))
@@ -146,7 +146,7 @@ class Engine:
                 raise
 
     def act(self, name: str, action: str, values: collections.abc.Mapping[str, str]) -> Json:
-        """Run an action of a unit and everything that follows from it; return {"id", "results", "failure"}."""
+        """Run a unit's action and everything that follows; return {"id", "results", "failure"}."""
         with self.change() as model:
             unit = model.unit(name)
             if unit.dying:
@@ -193,7 +193,8 @@ class Engine:
                 rules.rebooted(model, machine)
             self.progress(_who(machine), "is up again")
 
-    # --- what may run -----------------------------------------------------------------------------------------------
+    # --- what may run
+    # ------------------------------------------------------------------------------
 
     def _drop_orphans(self, model: Model) -> None:
         """Drop the actions of commands that ended before them."""
@@ -327,7 +328,7 @@ class Engine:
         return _Task(unit.name, event.label, locks, run)
 
     def _waits(self, model: Model) -> bool:
-        """Check whether this command waits for something that it does not run itself, and print what for."""
+        """Check whether this command waits for something that it does not run itself, and print it."""
         waits = any(identifier not in self._results for identifier in self._actions)
         for unit in model.units.values():
             if unit.name in self._running or (unit.executing and unit.executing.action):
@@ -355,7 +356,7 @@ class Engine:
             )
 
     def _introspect(self, model: Model) -> None:
-        """Let the agents of the units that this command works on, and of those that wait, tell of the lock."""
+        """Let the agents of this command's units, and of waiting ones, report the lock."""
         texts: dict[pathlib.Path, str] = {}
         now = time.monotonic()
         for unit in introspection.served(
@@ -384,7 +385,8 @@ class Engine:
             for task in list(self._running.values()):
                 self.progress(task.key, f"{task.what} ... {time.monotonic() - task.since:.0f} s")
 
-    # --- tasks, each in its own thread -------------------------------------------------------------------------------
+    # --- tasks, each in its own thread
+    # --------------------------------------------------------------
 
     def _execute(self, task: _Task) -> None:
         error: BaseException | None = None
@@ -503,7 +505,7 @@ class Engine:
 
 
 def _obstacle(model: Model, unit: Unit) -> tuple[Unit | None, Json | None]:
-    """Return the unit that `unit` waits for, itself or the one that holds the machine lock, and the action there."""
+    """Return the unit that blocks `unit`, itself or the machine lock's holder, and its action."""
     holders = [unit] if unit.executing else model.machine_units(unit.machine)
     for other in holders:
         if other.executing and (other is unit or not other.executing.parallel):

@@ -12,7 +12,7 @@ Json = dict[str, typing.Any]
 def describe(
     model: Model, unit: Unit, event: Event, *, source: str, cidr: str, resources: dict[str, str]
 ) -> Json:
-    """Return the request that the agent on the unit's host runs: the event and the unit's view of the model."""
+    """Return the request for the agent on the unit's host: the event and the unit's view."""
     app = model.applications[unit.app]
     endpoints = (
         {"juju-info": {}} | app.section("provides") | app.section("requires") | app.section("peers")

@@ -146,7 +146,7 @@ class Hosts:
         return sorted(path.parent.name for path in self.directory.glob("hosts/*/host.json"))
 
     def missing_sources(self) -> list[str]:
-        """Return the files and folders that are bound into hosts, and do not exist: the hosts cannot boot without."""
+        """Return bound files and folders that do not exist: the hosts cannot boot without them."""
         records = [
             json.loads(path.read_text()) for path in self.directory.glob("hosts/*/host.json")
         ]
@@ -163,14 +163,14 @@ class Hosts:
         self.empty_trash()
 
     def empty_trash(self) -> None:
-        """Delete the files of removed hosts in a process that outlives this command: a busy disk takes minutes."""
+        """Delete the files of removed hosts in a background process: a busy disk takes minutes."""
         trash = self.root / _TRASH
         if trash.exists():
             script = 'setsid nice rm -rf "$0" < /dev/null > /dev/null 2>&1 &'
             run("/bin/sh", "-c", script, str(trash))
 
     def destroy(self) -> None:
-        """Remove every host and the network: no mount, process, interface, iptables rule, cgroup or directory stays."""
+        """Remove every host and the network, with all mounts, processes, rules, cgroups and folders."""
         for path in sorted(path for path in self.directory.glob("hosts/*") if path.is_dir()):
             with (host := Host(self, path.name)).lock():
                 host.remove()
@@ -190,7 +190,7 @@ class Hosts:
                     directory.rmdir()
 
     def _lock(self) -> contextlib.AbstractContextManager[object]:
-        """Hold the subnets that models on this machine share, and the addresses that hosts of this model share."""
+        """Lock the subnets of this machine's models, and the addresses of this model's hosts."""
         self.directory.mkdir(parents=True, exist_ok=True)
         network.RUN.mkdir(exist_ok=True)
         return contextlib.closing(store.Lock(network.RUN / "models.lock", fcntl.LOCK_EX))
@@ -235,7 +235,7 @@ class Host:
         return contextlib.closing(store.Lock(self._lock_file, fcntl.LOCK_EX))
 
     def start(self, progress: Progress = lambda _: None) -> None:
-        """Boot the host if it does not run, and wait until systemd has started everything. Raises `SandboxError`."""
+        """Boot the host if necessary, and wait for systemd to start everything; or `SandboxError`."""
         with self.lock():
             if not self._machine.is_kept_running():
                 self._mount()
@@ -273,11 +273,11 @@ class Host:
     def popen(
         self, argv: collections.abc.Sequence[str], **options: typing.Any
     ) -> subprocess.Popen[typing.Any]:
-        """Start a command as root inside the host, in all its namespaces and a clean environment; no shell sees it.
+        """Start a command as root inside the host, in all its namespaces and a clean environment.
 
-        The command ends when the host does. To end it earlier, signal its process group
-        (`start_new_session=True`): the process returned is a shell that waits for it. A command
-        that a signal ended has the status 128 + signal.
+        No shell sees it. The command ends when the host does. To end it earlier, signal its process
+        group (`start_new_session=True`): the process returned is a shell that waits for it. A
+        command that a signal ended has the status 128 + signal.
 
         Raises:
             SandboxError: the host does not run.
@@ -287,7 +287,10 @@ class Host:
         )
 
     def _entrance(self) -> list[str]:
-        """Return the words before a command that runs inside. Raises `SandboxError` if the host does not run."""
+        """Return the words before a command inside.
+
+        Raises `SandboxError` if the host does not run.
+        """
         leader = self._machine.leader(self.root)
         if leader is None:
             raise SandboxError(f"{self.name} does not run")
@@ -330,7 +333,7 @@ class Host:
             self.directory.rename(trash / uuid.uuid4().hex)
         self._lock_file.unlink(missing_ok=True)
 
-    # --- starting -------------------------------------------------------------------------------------------------
+    # --- starting --------------------------------------------------------------------------------
 
     def _mount(self) -> None:
         if self.root.is_mount():
@@ -440,7 +443,7 @@ class Host:
         return options
 
     def _wait_booted(self, before: int | None, progress: Progress) -> None:
-        """Wait until the host has a first process other than `before`, and systemd has started everything."""
+        """Wait until the host's first process is not `before`, and systemd has started everything."""
         begin = shown = time.monotonic()
         state = "not running"
         while True:

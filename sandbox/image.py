@@ -115,7 +115,7 @@ def host_proxies() -> dict[str, str]:
     }
 
 
-# --- recipes: everything that decides the contents of an image --------------------------------------------------------
+# --- recipes: everything that decides the contents of an image ------------------------------------
 
 
 def _system_recipe() -> dict[str, object]:
@@ -132,7 +132,7 @@ def _system_recipe() -> dict[str, object]:
 
 
 def _requirements() -> list[pathlib.Path]:
-    """Return the pinned requirements of the guest's environment: the charms' and the sandbox's own."""
+    """Return the pinned requirements of the guest's environment, for the charms and the sandbox."""
     return [*sorted(_CHARMS.glob("*/requirements.txt")), _HERE / "guest" / "requirements.txt"]
 
 
@@ -195,7 +195,7 @@ def pip_conf() -> tuple[str, tuple[pathlib.Path, ...]]:
 
 
 def _folders(location: str) -> list[pathlib.Path]:
-    """Return the local folder behind a find-links entry or index URL, and its parent for a `simple` index of files."""
+    """Return the local folder of a find-links entry or index URL, and a `simple` index's parent."""
     url = urllib.parse.urlsplit(location)
     if url.scheme == "file":
         path = pathlib.Path(urllib.parse.unquote(url.path))
@@ -208,7 +208,8 @@ def _folders(location: str) -> list[pathlib.Path]:
     return [path] if path.exists() and path != pathlib.Path("/") else []
 
 
-# --- building ---------------------------------------------------------------------------------------------------------
+# --- building
+# --------------------------------------------------------------------------------------
 
 
 def prune(images: pathlib.Path, keep: set[str]) -> None:

@@ -70,7 +70,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def launch(self, options: collections.abc.Sequence[str]) -> None:
-        """Run systemd-nspawn with `options`; the machine boots in the background. Raises `CommandError`."""
+        """Run systemd-nspawn with `options`; it boots in the background. Raises `CommandError`."""
 
     @abc.abstractmethod
     def is_kept_running(self) -> bool:

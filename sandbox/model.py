@@ -403,7 +403,7 @@ def failed(unit: Unit, event: Event, problem: str, retry_at: float) -> None:
     unit.events = [current, *(other for other in unit.events if other is not current)]
 
 
-# --- what comes next ---------------------------------------------------------------------------------------------
+# --- what comes next ---------------------------------------------------------------------------
 
 
 def next_event(unit: Unit) -> Event | None:

@@ -58,7 +58,7 @@ class Network(pydantic.BaseModel, frozen=True):
                 _iptables(table, "-I", chain, rule)
 
     def remove(self) -> None:
-        """Remove the bridge and the rules. The kernel's settings stay until this machine restarts."""
+        """Remove the bridge and the rules. The kernel's settings stay until a restart."""
         for table, chain, rule in _rules(self):
             while _iptables(table, "-D", chain, rule, check=False):
                 pass

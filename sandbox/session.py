@@ -16,7 +16,7 @@ _DEPLOY_PAUSES_S = (0.5, *[5.0] * 24)
 
 
 def deploy(engine: Engine, bundle: bundles.Bundle, *, once: bool = False) -> None:
-    """Bring the model to the bundle, and wait until every unit is active; with `once`, until all hooks have run.
+    """Bring the model to the bundle, and wait for active units; with `once`, only for all hooks.
 
     Raises:
         SandboxError: units do not become active; it names them.

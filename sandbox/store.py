@@ -1,4 +1,4 @@
-"""A model as data: one JSON file per model, replaced after every event, so an interrupted command resumes."""
+"""A model as data: a JSON file, replaced after every event, so an interrupted command resumes."""
 
 import collections.abc
 import contextlib
@@ -39,7 +39,7 @@ class Status(_Record):
 
 
 class Event(_Record):
-    """One event for one unit. Which fields are set depends on `kind`, Juju's own name of the hook."""
+    """One event for one unit. The set fields depend on `kind`, Juju's own name of the hook."""
 
     kind: str
     sequence: int
@@ -255,7 +255,7 @@ class Model(_Record):
         ]
 
     def neighbours(self, relation: Relation, unit: Unit) -> list[Unit]:
-        """Return the units that `unit` meets in `relation`; with container scope, on its own machine."""
+        """Return the units that `unit` meets in `relation`; in container scope, on its machine."""
         remote = relation.remote_of(unit.app)
         found = [
             self.units[name]
@@ -405,7 +405,7 @@ class Lock:
     """An advisory lock on a file, of this process as of others, until `close`."""
 
     def __init__(self, path: pathlib.Path, mode: int) -> None:
-        """Take the lock with flock(2). Raises `BlockingIOError` with LOCK_NB if another holds it."""
+        """Take the lock with flock(2). Raises `BlockingIOError` with LOCK_NB if it is taken."""
         self.path = path
         self._file = path.open("w")
         try:

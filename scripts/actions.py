@@ -1,4 +1,4 @@
-"""Write the copies of the options of lib/ddp: the actions in charms/ddp-trainer/charmcraft.yaml, docs/reference/ddp.md.
+"""Copy lib/ddp's options to charms/ddp-trainer/charmcraft.yaml and docs/reference/ddp.md.
 
 `tox -e reference` runs it.
 """

@@ -1,13 +1,13 @@
-"""Check, before a bundle is deployed, that Charmhub has a revision of each application for its channel and base.
+"""Check that Charmhub has a revision of each of a bundle's applications for its channel and base.
 
     channels.py BUNDLE [OVERLAY...]
 
-Reads `juju info CHARM --format json`, whose `channels` maps tracks to risks to revisions with their
-bases (Juju 3.6 and 4, cmd/juju/charmhub/data.go). A risk without a revision takes the one of the
-next more stable risk, which the table of `juju info` marks with an arrow (infowriter.go). A client
-with --track (3.6) may leave out all tracks but one: a track that `tracks` lists, or that the bundle
-asks for, is requested by name. With `--channel TRACK/RISK` such a client lists that risk alone
-(info.go), so the more stable ones are requested, too.
+Run it before a deployment. Reads `juju info CHARM --format json`, whose `channels` maps tracks to
+risks to revisions with their bases (Juju 3.6 and 4, cmd/juju/charmhub/data.go). A risk without a
+revision takes the revision of the next more stable risk, which the table of `juju info` marks with
+an arrow (infowriter.go). A client with --track (3.6) may leave out all tracks but one: a track that
+`tracks` lists, or that the bundle asks for, is requested by name. With `--channel TRACK/RISK` such
+a client lists that risk alone (info.go), so the more stable ones are requested, too.
 """
 
 import concurrent.futures
@@ -67,7 +67,7 @@ def applications(paths: list[pathlib.Path]) -> list[Application]:
 
 
 def _merge(paths: list[pathlib.Path]) -> dict[str, dict[str, Any]]:
-    """Merge the applications of a bundle with overlays; each gets the default base if it has none."""
+    """Merge the applications of a bundle with overlays, and add missing bases."""
     merged: dict[str, dict[str, Any]] = {}
     default_base = ""
     for path in paths:

@@ -27,7 +27,7 @@ def main() -> int:
 
 
 def is_kept(charm: str, layers: list[str]) -> bool:
-    """Print what import-linter finds in a charm, and return whether the charm keeps to its layers."""
+    """Print import-linter's findings in a charm, and return whether it keeps to its layers."""
     named = {name for layer in layers for name in layer.split(" | ")}
     sources = ROOT / "charms" / charm / "src"
     modules = {path.stem: path for path in sources.iterdir() if _is_module(path)}

@@ -1,7 +1,7 @@
-"""The Grafana dashboards of the charms, from scripts/dashboards.yaml; each charm gets its own when it is staged.
+"""Build the charms' Grafana dashboards from scripts/dashboards.yaml; staging adds them to each charm.
 
-Built with Grafana's own library (grafana-foundation-sdk). The variables are those that COS gives
-every dashboard: data sources prometheusds and lokids, and Juju's topology.
+Built with Grafana's own library (grafana-foundation-sdk). The variables are the same as in every
+dashboard of COS: data sources prometheusds and lokids, and Juju's topology.
 """
 
 import json

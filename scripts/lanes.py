@@ -164,7 +164,7 @@ def prepare(names: list[str]) -> int:
 
 
 def missing_checkouts() -> str:
-    """Return how to get the checkouts that the lane `upstream` lacks, in one line; empty if it lacks none."""
+    """Return how to get the checkouts missing for the lane `upstream`, in one line, or ""."""
     facts = (ROOT / "tests" / "bundle" / "upstream.yaml").read_text()
     named = re.findall(
         r"^  (\S+):\n    repository: (\S+)\n.*\n    commit: (\w{12})", facts, re.MULTILINE

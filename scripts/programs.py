@@ -1,4 +1,4 @@
-"""Write docs/reference/programs.md from tests/programs/rows.yaml and results.yaml; `tox -e reference` runs it."""
+"""Write docs/reference/programs.md from tests/programs; `tox -e reference` runs it."""
 
 import pathlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Write docs/reference/charms/<charm>.md from each charm's charmcraft.yaml; `tox -e reference` runs it."""
+"""Write docs/reference/charms/ from each charm's charmcraft.yaml; `tox -e reference` runs it."""
 
 import collections.abc
 import pathlib

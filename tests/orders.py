@@ -208,7 +208,10 @@ def _about(path: pathlib.Path) -> tuple[int, ...]:
 
 
 class Unit:
-    """One unit: what Juju keeps of it, and the machine under it. A subclass says what may happen to them."""
+    """One unit: what Juju keeps of it, and the machine under it.
+
+    A subclass says what may happen to them.
+    """
 
     relations: typing.ClassVar[dict[str, testing.RelationBase]] = {}  # as they begin, by endpoint
     actions: typing.ClassVar[dict[str, dict[str, typing.Any]]] = {}  # parameters, by name
@@ -365,7 +368,10 @@ class Unit:
 
 
 def check(patch: typing.Any, make: collections.abc.Callable[[], Unit]) -> None:
-    """Run the orders. `make` returns the unit on its machine as both begin, `patch` is pytest's monkeypatch."""
+    """Run the orders.
+
+    `make` returns the unit on its machine as both begin, `patch` is pytest's monkeypatch.
+    """
     with tempfile.TemporaryDirectory(prefix="charm-") as folder:
         hasten(patch, pathlib.Path(folder))
         _check(make)

@@ -60,7 +60,7 @@ def run(scratch: pathlib.Path) -> list[row.Row | row.NotHere]:
 
 
 def _stall(saves: list[dict[str, typing.Any]]) -> row.Row:
-    """Compare the first save's stall with its limit; the second may wait until the first is on disk."""
+    """Compare the first save's stall with its limit; the second may wait for the first's write."""
     first, second = saves
     apart_s = second["time"] - first["time"]
     waits = f"the next, {apart_s:.1f} s later, {second['stall_s']:.2f} s"

@@ -1,4 +1,7 @@
-"""The Terraform modules against charmcraft.yaml and bundle.yaml, parsed. The workflow CI runs `tofu test`."""
+"""The Terraform modules against charmcraft.yaml and bundle.yaml, parsed.
+
+The workflow CI runs `tofu test`.
+"""
 
 import json
 import pathlib

@@ -114,7 +114,10 @@ def leave_script(
 
 
 def leave_sweep(trainer: Trainer, cluster: Cluster) -> dict[str, Job]:
-    """Submit a sweep of five: two ended well, one failed, one runs, one waits. Return their jobs."""
+    """Submit a sweep of five: two ended well, one failed, one runs, one waits.
+
+    Return their jobs.
+    """
     cluster.states = [("PENDING", 0)]
     trainer.run("submit-sweep", grid="lr=1,2,3,4,5", args="--steps 16", name="s")
     array = cluster.job(40)

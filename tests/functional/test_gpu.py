@@ -86,7 +86,10 @@ def one_card(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterato
 
 @pytest.mark.loses_cards
 def test_a_driver_that_appears_on_a_bare_machine(cluster: Cluster):
-    """The machine as upstream leaves it: no driver when it was installed, so no Gres. Then a driver, and a reboot."""
+    """The machine as upstream leaves it: no driver when it was installed, so no Gres.
+
+    Then a driver, and a reboot.
+    """
     cluster.ok("gpus", HOST, "0")
     traces = "/var/lib/slurm-gpu/cards.json /etc/systemd/system/slurmd.service.d/20-gpu.conf"
     cluster.on(HOST, "sh", "-c", f"rm {traces} && systemctl daemon-reload")
@@ -378,7 +381,10 @@ def service_log(cluster: Cluster) -> str:
 
 @pytest.mark.long
 def test_a_node_with_a_broken_card_stays_held_when_upstream_sets_it_idle(cluster: Cluster):
-    """What upstream's slurmd does after it restarted its daemon: `state=idle`. A waiting job must not start on the card."""
+    """What upstream's slurmd does after it restarted its daemon: `state=idle`.
+
+    A waiting job must not start on the card.
+    """
     nvidia_smi(cluster, SICK)
     notice(cluster)
     check_health(cluster)

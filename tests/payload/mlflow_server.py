@@ -1,4 +1,7 @@
-"""Trainings against MLflow's own server, which is killed and comes back. The lane `tracking` runs it (tox.ini)."""
+"""Trainings against MLflow's own server, which is killed and comes back.
+
+The lane `tracking` runs it (tox.ini).
+"""
 
 # pyright: basic, reportMissingImports=false
 import concurrent.futures

@@ -1,4 +1,7 @@
-"""Fine-tuning a model that lies in a folder. The model is made here: tiny, random, in the format of transformers."""
+"""Fine-tuning a model that lies in a folder.
+
+The model is made here: tiny, random, in the format of transformers.
+"""
 
 # pyright: basic, reportPrivateImportUsage=false
 import dataclasses

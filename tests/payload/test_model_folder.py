@@ -1,4 +1,7 @@
-"""A model's folder is judged before anything is made of it. The models are made here, tiny and random."""
+"""A model's folder is judged before anything is made of it.
+
+The models are made here, tiny and random.
+"""
 
 # pyright: basic, reportPrivateImportUsage=false
 import json

@@ -61,7 +61,7 @@ class DdpTrainerCharm(ops.CharmBase):
         exporter.follow(self, serve)
 
     def _on_juju_info_relation_broken(self, event: ops.RelationBrokenEvent) -> None:
-        """Leave with the principal's relation: stop and remove may not be dispatched (Juju 4.0.15)."""
+        """Leave when the principal's relation ends: Juju 4.0.15 may skip stop and remove."""
         if is_principal(event.relation.app.name):
             self._on_removed(event)
 
@@ -80,7 +80,7 @@ class DdpTrainerCharm(ops.CharmBase):
                 )
 
     def _on_removed(self, event: ops.EventBase) -> None:
-        """Remove all from this machine; report nothing to Juju, which may have deleted the unit already."""
+        """Remove everything from this machine; report nothing, since Juju may have deleted the unit."""
         self._on_stop(event)
         program.remove()
         idle_check.ensure_none(self.unit.name)
@@ -128,7 +128,10 @@ class DdpTrainerCharm(ops.CharmBase):
             event.add_status(ops.StatusBase.from_name(self._status.level, text))
 
     def _desired(self) -> tuple[host.Config, str]:
-        """Return the options and the Hugging Face token. Raises StatusError that names a wrong option."""
+        """Return the options and the Hugging Face token.
+
+        Raises StatusError with the wrong option.
+        """
         token = ""
         try:
             config = fields.parse(host.Config, self.config)

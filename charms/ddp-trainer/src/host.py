@@ -36,7 +36,7 @@ class Config(configuration.Choices):
 
 
 def account(name: str) -> pwd.struct_passwd:
-    """Look up the account of the trainer's jobs. Raises ParameterError if it does not exist or is root."""
+    """Look up the jobs' account. Raises ParameterError if it does not exist or is root."""
     try:
         found = pwd.getpwnam(name)
     except KeyError:
@@ -54,7 +54,7 @@ def settings(config: Config, unit: str) -> dict[str, str | bool]:
 
 
 def ensure(config: Config, unit: str, charm_dir: pathlib.Path, token: str) -> str:
-    """Install packages and the program, and make the workspace's folders; return an error of one line, or nothing."""
+    """Install packages and the program, and make the workspace's folders; return an error, or ""."""
     try:
         apt.ensure_packages(PACKAGES)
         program.install(charm_dir)

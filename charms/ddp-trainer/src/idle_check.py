@@ -1,7 +1,8 @@
-"""The check of idle nodes, from a timer on the leader's login host; this file is also the timer's program.
+"""The check of idle nodes by a timer on the leader's login host; the timer runs this file.
 
-The program `ddp` checks them as the submit user, and never delays a job. Here, as root, the nodes that failed twice
-are drained; slurm-gpu on the node holds it from then on, until an administrator resumes it.
+The program `ddp` checks them as the submit user, and never delays a job. This file, as root, drains
+nodes that failed twice; slurm-gpu on the node holds it from then on, until an administrator resumes
+it.
 """
 
 import collections.abc

@@ -1,4 +1,4 @@
-"""The program ddp on this host: installed for everybody, configured, and asked on behalf of the submit user."""
+"""The program ddp on this host: installed for everyone, configured, and run as the submit user."""
 
 import collections.abc
 import contextlib
@@ -65,9 +65,9 @@ class Answer:
 
 
 def install(charm_dir: pathlib.Path) -> bool:
-    """Install this charm's program with its dependencies for all accounts, owned by root; return whether it changed.
+    """Install this charm's program and its dependencies for all accounts; return whether it changed.
 
-    Raises OSError.
+    root owns the files. Raises OSError.
     """
     ours = _own_files(charm_dir)
     needed = distributions()

@@ -10,7 +10,10 @@ MAX_CHARACTERS = 4096
 
 
 def parse(content: collections.abc.Mapping[str, str] | None, app: str) -> str:
-    """Read the token in a secret's content, None if it is out of reach. Raises ParameterError, without the token."""
+    """Read the token of a secret, None if out of reach.
+
+    Raises ParameterError, without the token.
+    """
     if content is None:
         raise ParameterError(
             OPTION, f"juju grant-secret NAME {app}: the secret does not exist or is not granted"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Offers a JuiceFS volume, which lies in a metadata engine and a bucket of the user's, or on a unit of this charm."""
+"""Offer a JuiceFS volume, in the user's own metadata engine and bucket or on a unit of this charm."""
 
 import contextlib
 import logging
@@ -86,7 +86,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         self._status = Status(Level.MAINTENANCE, "stopped, so that the storage can go")
 
     def _on_removed(self, _: ops.EventBase) -> None:
-        """Remove all of the application from this machine but the volume's data and backups, on the unit's removal."""
+        """Remove the application from this machine, except the volume's data and backups."""
         try:
             embedded.store.remove(self.app.name)
         except CommandError as e:

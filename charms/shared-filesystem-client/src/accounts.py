@@ -27,7 +27,10 @@ def check(text: str) -> None:
 
 
 def ensure(app: str, text: str) -> None:
-    """Separate accounts in these networks, now and from each boot on, or nowhere. Raises `CommandError`."""
+    """Separate accounts in these networks, now and from each boot, or nowhere.
+
+    Raises `CommandError`.
+    """
     if not text:
         remove(app)
         return

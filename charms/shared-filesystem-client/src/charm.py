@@ -67,7 +67,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         exporter.follow(self, metrics.ensure)
 
     def _on_removed(self, _: ops.EventBase) -> None:
-        """Remove all from this machine; report nothing to Juju, which may have deleted the unit already (4.0.15)."""
+        """Remove everything from this machine; report nothing: Juju 4.0.15 may have deleted the unit."""
         self._unmount()
         readiness.withdraw(self.unit.name)
         exporter.ensure_none(self.unit.name)
@@ -113,7 +113,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             event.add_status(ops.StatusBase.from_name(self._status.level, text))
 
     def _desired(self, fetch_program: plans.Fetch | None) -> mount_plan.Plan:
-        """Draw up the mount that should be here; without `fetch_program` for the program that is installed."""
+        """Plan the mount; without `fetch_program`, for the installed program."""
         relation = self.model.get_relation("filesystem")
         if relation is None:
             text = (

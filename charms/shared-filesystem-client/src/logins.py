@@ -1,4 +1,4 @@
-"""What happens when a user logs in: a home on the filesystem is made, and on a compute node ssh joins a job."""
+"""Users' logins: make a home on the filesystem; on a compute node, ssh joins a job."""
 
 import pathlib
 import re
@@ -36,7 +36,7 @@ _STAYS_THERE = "@include common-session-noninteractive\n"
 
 
 def check(config: mount_plan.Config) -> None:
-    """Raise `ValueError`, which names the option, for a folder that cannot be, and where ssh could join no job."""
+    """Raise `ValueError`, which names the option, for an invalid folder or if ssh could join no job."""
     with naming(HOMES):
         if not re.fullmatch(
             r"([A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*)?", config.homes
@@ -140,7 +140,7 @@ def _mark(app: str) -> str:
 
 
 def _contains_jobs() -> bool:
-    """Report whether each job has a step that ssh can join; True where Slurm is not here or does not tell."""
+    """Report whether each job has a step that ssh can join; True if Slurm is missing or silent."""
     if not systemd.exists(_SLURMD):
         return True
     try:

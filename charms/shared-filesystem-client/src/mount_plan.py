@@ -62,7 +62,7 @@ class Spec(Config, frozen=True):
 
     @property
     def holding(self) -> str:
-        """Name the mount options that the charm's options stand for, so that they may be given as well."""
+        """Return the mount options that equal the charm's options, so that users may give them too."""
         return f"{'ro' if self.read_only else 'rw'} {'noexec' if self.noexec else 'exec'}"
 
     @property
@@ -139,7 +139,7 @@ def render(template: str, **values: object) -> str:
 
 
 def quoted(argument: str) -> str:
-    """Quote an argument as ExecStart= takes it, with no specifier and no variable (systemd.service(5))."""
+    """Quote an argument for ExecStart= so that nothing in it expands (systemd.service(5))."""
     escaped = (
         argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     )
@@ -147,7 +147,10 @@ def quoted(argument: str) -> str:
 
 
 def environment_file(variables: dict[str, str]) -> str:
-    """Write variables as an EnvironmentFile (systemd.exec(5)). Raises `ValueError`, which names a wrong variable."""
+    """Format an EnvironmentFile (systemd.exec(5)).
+
+    Raises `ValueError` for a value with a line break.
+    """
     lines: list[str] = []
     for name, value in sorted(variables.items()):
         if any(character in value for character in "\0\r\n"):

@@ -34,10 +34,7 @@ class Unit:
     reconcile: collections.abc.Callable[[], registration.Progress | None]
 
     def node(self) -> str | None:
-        """Return the name of this machine's node.
-
-        Raises `ActionError`: the unit is not on a compute node.
-        """
+        """Return the name of this machine's node. Raises `ActionError` if there is none."""
         if not self.is_compute:
             raise ActionError(
                 "this unit has no node's GPUs: run it on a unit that is integrated with slurmd"
@@ -112,7 +109,7 @@ def _set_mig(unit: Unit, wanted: _SetMig, log: Log) -> Results:
 
 
 def _on_cards(unit: Unit, run: collections.abc.Callable[[str | None], Results]) -> Results:
-    """Run it, and register the node again, however it ended."""
+    """Run the action, then register the node again, even after an error."""
     node = unit.node()
     try:
         results = run(node)

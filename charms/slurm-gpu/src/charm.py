@@ -62,8 +62,8 @@ class SlurmGpuCharm(ops.CharmBase):
     def _on_removed(self, event: ops.EventBase) -> None:
         """Hand the machine back to Slurm.
 
-        Juju was seen to delete a unit right behind `relation-broken` with its principal, so
-        everything is done there; `stop` and `remove` do it again if they come.
+        Juju has been seen to delete a unit right after `relation-broken` with its principal, so
+        everything happens there; `stop` and `remove` repeat it if they come.
         """
         if isinstance(event, ops.RelationBrokenEvent) and not is_principal(event.relation.app.name):
             self._note_end(event)
@@ -189,7 +189,7 @@ class SlurmGpuCharm(ops.CharmBase):
 
     @property
     def machine(self) -> machines.Machine:
-        """This machine as it was when first looked at."""
+        """This machine as first seen in this hook."""
         if self._machine is None:
             answer, before = endpoints.exchanged(self.model, self.unit)
             self._machine = machines.look(self.load_config(settings.Config), answer, before)

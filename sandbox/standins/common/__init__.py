@@ -1,1 +1,1 @@
-"""The common part of the stand-ins for upstream's Slurm charms: statuses, deferral, databags, files, commands."""
+"""The common part of the stand-ins for Slurm charms: statuses, deferral, databags, files."""

@@ -43,12 +43,12 @@ class Standin(ops.CharmBase):
         raise NotImplementedError
 
     def note_departing(self, event: ops.RelationDepartedEvent) -> None:
-        """Remember that it is this unit that leaves: relation-broken alone cannot tell that from a removed relation."""
+        """Remember that this unit leaves: relation-broken alone cannot tell it from a removed relation."""
         if event.departing_unit == self.unit:
             self._stored.departing = True
 
     def refuse(self, refused: conf.OptionsRefused) -> None:
-        """Block on options that failed validation. The caller observes no event at all then, as upstream."""
+        """Block on invalid options. The caller then observes no event, as upstream."""
         logger.error("%s", refused)
         names = ", ".join(refused.reasons)
         self.unit.status = ops.BlockedStatus(
@@ -56,7 +56,7 @@ class Standin(ops.CharmBase):
         )
 
     def stop_for(self, refused: conf.OptionsRefused, event: ops.EventBase | None = None) -> "Stop":
-        """Make the exception for a handler whose options failed validation; a given event comes again."""
+        """Make the exception for a handler with invalid options; a given event comes again."""
         logger.error("%s", refused)
         if event is not None:
             event.defer()
@@ -104,7 +104,7 @@ def wait_unless(
     message: str,
     status: type[ops.StatusBase] = ops.WaitingStatus,
 ) -> None:
-    """Defer the event and wait, or get another `status`, if the condition does not hold. Raises `Stop`."""
+    """Defer the event and wait, or take another `status`, unless the condition holds; or `Stop`."""
     if not holds:
         event.defer()
         raise Stop(status(message))

@@ -1,4 +1,4 @@
-"""Slurm's configuration files, read and written with slurmutils as upstream does: comments are lost."""
+"""Slurm's configuration files, through slurmutils as upstream does: comments are lost."""
 
 import collections.abc
 import contextlib
@@ -13,7 +13,7 @@ M = typing.TypeVar("M", bound=slurmutils.Model)
 
 
 def _validate(instance: object, schema: dict[str, typing.Any]) -> None:
-    """Validate as jsonschema does, but leave out that it validates the schema, too: that is 0.6 s for a slurm.conf."""
+    """Validate as jsonschema does, but without validating the schema, which takes 0.6 s."""
     error = _jsonschema.exceptions.best_match(
         _jsonschema.Draft202012Validator(schema).iter_errors(instance)
     )
@@ -52,7 +52,7 @@ class ConfigFile(typing.Generic[M]):
         self.editor.dump(model, self.path, mode=self.mode, user=self.owner, group=self.owner)
 
     def edit(self) -> contextlib.AbstractContextManager[M]:
-        """Return the settings for changing; the end of the block writes them. A missing file counts as empty."""
+        """Yield the settings for changes; the block's end writes them. A missing file is empty."""
         return self.editor.edit(self.path, mode=self.mode, user=self.owner, group=self.owner)
 
     def beside(self, suffix: str) -> "ConfigFile[M]":

@@ -1,4 +1,4 @@
-"""The common part of the charms of Slurm's daemons: installation, keys, the controller's databag, the status."""
+"""The common part of the daemons' charms: installation, keys, the controller's databag, status."""
 
 import dataclasses
 import json
@@ -29,7 +29,10 @@ class Daemon(charm.Standin):
         raise NotImplementedError
 
     def install(self, event: ops.InstallEvent, *ports: int) -> None:
-        """Install the daemon and open its ports. If that fails, defer the event and block. Raises `Stop`."""
+        """Install the daemon and open its ports; on failure defer the event and block.
+
+        Raises `Stop`.
+        """
         self.unit.status = ops.MaintenanceStatus(f"installing {self.daemon.name}")
         try:
             self.daemon.install()
@@ -55,11 +58,14 @@ class Daemon(charm.Standin):
         self.read_key_again(event)
 
     def read_key_again(self, event: ops.SecretChangedEvent) -> None:  # noqa: ARG002 - others defer it
-        """Restart the daemon, which reads its key at no reload. An error of systemd's is a hook error."""
+        """Restart the daemon, since no reload reads its key. A systemd error is a hook error."""
         service.systemctl("restart", self.daemon.name)
 
     def reload(self, event: ops.EventBase) -> None:
-        """Reload the daemon, under which jobs run on. If that fails, defer the event and block. Raises `Stop`."""
+        """Reload the daemon, which keeps jobs running; on failure defer and block.
+
+        Raises `Stop`.
+        """
         try:
             self.daemon.reload()
         except service.SlurmError as e:

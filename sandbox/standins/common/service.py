@@ -1,4 +1,4 @@
-"""One of Slurm's daemons under systemd: its package, its options in /etc/default, its keys in /etc/slurm.
+"""One of Slurm's daemons under systemd: package, options in /etc/default, keys in /etc/slurm.
 
 An error of systemctl is a `CommandError`, one of `scontrol` a `SlurmError`. Upstream's handlers
 catch only the second, so the first is a hook error, except out of `Service.reconfigure`.
@@ -66,7 +66,7 @@ class Service:
     raises_limits: bool = False
 
     def install(self) -> None:
-        """Install the packages; the daemon neither runs nor starts at boot until it has a configuration."""
+        """Install the packages; the daemon does not run or start at boot without a configuration."""
         # Debian starts daemons on install, and without a controller one would block until systemd
         # gives up.
         systemctl("mask", "--runtime", "--no-reload", self.name)
@@ -120,10 +120,10 @@ class Service:
         except CommandError as e:
             raise SlurmError(f"{self.name} was not restarted: {e}") from e
 
-    # --- its options in /etc/default ----------------------------------------------------------------------------------
+    # --- its options in /etc/default -------------------------------------------------------------
 
     def options(self) -> Options:
-        """Return NAME_OPTIONS in order: a word with `-` takes the next one as its value unless that has `-` too."""
+        """Return NAME_OPTIONS in order: a word with `-` takes the next one, unless that has `-` too."""
         words = shlex.split(
             dotenv.get_key(DEFAULTS / self.name, f"{self.name.upper()}_OPTIONS") or ""
         )
@@ -134,7 +134,7 @@ class Service:
         return found
 
     def set_options(self, options: Options) -> None:
-        """Write NAME_OPTIONS, joined as a shell would quote them and without quotes around the whole."""
+        """Write NAME_OPTIONS, quoted as by a shell, without quotes around the whole."""
         words: list[str] = []
         for name, value in options.items():
             if value is not False:
@@ -143,10 +143,10 @@ class Service:
         dotenv.set_key(DEFAULTS / self.name, variable, shlex.join(words), quote_mode="never")
 
     def set_controllers(self, controllers: list[str]) -> None:
-        """Make the daemon fetch its configuration from these controllers (host:port), if there are any."""
+        """Make the daemon fetch its configuration from these controllers (host:port), if any."""
         self.set_options(self.options() | {"--conf-server": ",".join(controllers) or False})
 
-    # --- its keys in /etc/slurm ---------------------------------------------------------------------------------------
+    # --- its keys in /etc/slurm -----------------------------------------------------------------
 
     @property
     def auth_key_path(self) -> pathlib.Path:

@@ -1,4 +1,4 @@
-"""Databags and secrets between upstream's Slurm charms: application data, JSON per key, every key present."""
+"""Databags and secrets between upstream's Slurm charms: application data, every key, in JSON."""
 
 import dataclasses
 import typing
@@ -15,7 +15,7 @@ SLURMRESTD_PORT = 6820
 
 @dataclasses.dataclass(frozen=True)
 class ControllerData:
-    """Data of slurmctld: controllers for sackd and slurmd, the JWT key for slurmdbd, slurmconfig for slurmrestd.
+    """slurmctld's data: controllers for sackd and slurmd, slurmdbd's JWT key, slurmrestd's config.
 
     Attributes:
         auth_key, auth_key_id, jwt_key: empty in the databag; they are in the secrets.

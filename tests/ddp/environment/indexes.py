@@ -27,7 +27,10 @@ def make_wheel(
     requires: str = "",
     files: collections.abc.Mapping[str, str] | None = None,
 ) -> pathlib.Path:
-    """Put a wheel into an index's folder. Torch's has the modules that an environment is checked for."""
+    """Put a wheel into an index's folder.
+
+    Torch's has the modules that an environment is checked for.
+    """
     modules = {
         f"{name}/__init__.py": TORCH.format(
             version=version if "+" in version else f"{version}+cu130"

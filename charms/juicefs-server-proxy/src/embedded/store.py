@@ -88,7 +88,7 @@ def usage(directory: pathlib.Path) -> Usage:
 
 
 def describe(directory: pathlib.Path) -> dict[str, str]:
-    """Describe the storage: how full it is, and whether acknowledged writes survive a power loss."""
+    """Describe the storage: its usage, and whether acknowledged writes survive a power loss."""
     found = usage(directory)
     return {
         "storage-used-gib": f"{found.used / 2**30:.2f}",
@@ -174,12 +174,15 @@ def is_running(settings: Settings) -> bool:
 
 
 def is_enabled(app: str) -> bool:
-    """Report whether this machine serves the volume: until `stop` or `remove`, also while its servers are down."""
+    """Report whether this machine serves the volume, even if its servers are down at the moment."""
     return systemd.is_enabled(unit_names(app)[0])
 
 
 def start_metadata(app: str) -> float:
-    """Start the metadata server if it is down; return for how many seconds it has been up. Raises `StoreError`."""
+    """Start the metadata server if it is down; return its uptime in seconds.
+
+    Raises `StoreError`.
+    """
     metadata, _ = unit_names(app)
     if not systemd.is_active(metadata):
         _start(metadata, systemd.enable_now)
@@ -195,7 +198,7 @@ def connected() -> tuple[str, ...]:
 
 
 def is_durable(directory: pathlib.Path) -> bool:
-    """Report whether acknowledged writes survive a power loss; some filesystems cannot promise that."""
+    """Report whether acknowledged writes survive a power loss; some filesystems cannot do that."""
     data = directory / "objects" / "data"
     if not _is_synchronous(data):
         return False
@@ -204,7 +207,7 @@ def is_durable(directory: pathlib.Path) -> bool:
 
 
 def check_parents(storage: pathlib.Path) -> None:
-    """Raise `StoreError` unless root alone can write to the storage and all above it: sshd requires it of a chroot."""
+    """Raise `StoreError` unless only root can write to the storage and its parents, as sshd requires."""
     for directory in (storage, *storage.parents):
         stat = directory.stat()
         if stat.st_uid != 0 or stat.st_mode & 0o022:
@@ -212,7 +215,7 @@ def check_parents(storage: pathlib.Path) -> None:
 
 
 def stop(app: str) -> None:
-    """Stop both servers until `ensure`, so that the storage can be detached; no later hook may come."""
+    """Stop both servers until `ensure`, so that the storage can be detached, perhaps for good."""
     for unit in unit_names(app):
         run("/usr/bin/systemctl", "disable", "--now", unit, timeout=120, check=False)
 
@@ -311,9 +314,9 @@ def _ensure_directories(storage: pathlib.Path, *, synchronous: bool) -> bool:
 
 
 def _give_contents(path: pathlib.Path, uid: int, gid: int) -> None:
-    """Give what lies in a folder to an account: on the machine that the storage came from, it had another number.
+    """Give a folder's content to an account, which had another number on the storage's old machine.
 
-    The folder itself comes last, so that a break in between is made good.
+    The folder itself comes last, so that an interruption is repaired.
     """
     owner = f"{uid}:{gid}"
     run(
@@ -366,7 +369,7 @@ def _is_synchronous(directory: pathlib.Path) -> bool:
 
 
 def _is_taken(address: str, port: int) -> bool:
-    """Report whether a program listens there, without connecting: sshd counts connections that end without a login."""
+    """Report whether a program listens there, without connecting: sshd counts connections."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -15,7 +15,10 @@ _MOST_NAMED = 5
 
 
 class RemovalRefusedError(Exception):
-    """The unit's storage must not go yet. It fails the hook: nothing else keeps Juju from taking the storage away."""
+    """The storage must not go yet.
+
+    Failing the hook is the only way to keep Juju from taking it away.
+    """
 
     def __init__(self, app: str, problem: str, remedy: str) -> None:
         anyway = f"to remove the volume under its clients: juju config {app} allow-removal=true"

@@ -1,1 +1,1 @@
-"""What other units and applications publish and are given. Besides charm.py, only these modules import ops."""
+"""The data of other units and applications. Besides charm.py, only these modules import ops."""

@@ -28,12 +28,12 @@ class Pinned(pydantic.BaseModel, frozen=True):
 
     @property
     def may_move(self) -> bool:
-        """Report whether no client can have written to the volume yet: then it may still become another one."""
+        """Report whether no client can have written to the volume yet, so that it can be replaced."""
         return self.offered is None
 
 
 class Ledger:
-    """Reads for every unit, writes for the leader. Raises `StatusError` before the peer relation is there."""
+    """Reads for every unit, writes for the leader. Raises `StatusError` without a peer relation."""
 
     def __init__(self, charm: ops.CharmBase) -> None:
         relation = charm.model.get_relation(PEERS)

@@ -41,7 +41,10 @@ class Offer:
 
 
 def read_engine(kind: str, data: Databag, reveal: Reveal) -> Offer | None:
-    """Read a database's offer, if there is one. Raises `ValueError`, without credentials, if it cannot be used."""
+    """Read a database's offer, if there is one.
+
+    Raises `ValueError` if unusable, without credentials.
+    """
     content = _content(data, ("secret-user", "secret-tls"), reveal)
     endpoint, database = data.get("endpoints", "").split(",")[0].strip(), data.get("database", "")
     if not endpoint or not content.get("username") or not content.get("password") or not database:
@@ -63,7 +66,10 @@ def read_engine(kind: str, data: Databag, reveal: Reveal) -> Offer | None:
 
 
 def read_store(data: Databag, reveal: Reveal) -> Offer | None:
-    """Read an object store's offer, if there is one. Raises `ValueError`, without credentials, if it cannot be used."""
+    """Read an object store's offer, if any.
+
+    Raises `ValueError` if unusable, without credentials.
+    """
     content = _content(data, ("secret-extra",), reveal)
     bucket, region = data.get("bucket", ""), data.get("region", "")
     if not bucket or not content.get("access-key") or not content.get("secret-key"):
@@ -97,7 +103,7 @@ def _content(data: Databag, pointers: tuple[str, ...], reveal: Reveal) -> dict[s
 
 
 def _chain(text: str) -> str:
-    """Join certificates in PEM: of a JSON list, or by themselves; each in PEM, or in base64 of PEM or DER."""
+    """Join PEM certificates: a JSON list, or plain text; each in PEM, or in base64 of PEM or DER."""
     try:
         parsed = json.loads(text)
     except ValueError:

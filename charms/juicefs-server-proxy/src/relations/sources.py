@@ -31,7 +31,10 @@ Read = collections.abc.Callable[[services.Databag, services.Reveal], services.Of
 
 
 class Config(pydantic.BaseModel, frozen=True, arbitrary_types_allowed=True):
-    """The options. Without an engine and a bucket, by option or relation, the volume is embedded: a unit serves it."""
+    """The options.
+
+    Without an engine and a bucket, by option or relation, a unit serves the volume.
+    """
 
     volume_name: str
     storage_type: str
@@ -58,7 +61,10 @@ class Config(pydantic.BaseModel, frozen=True, arbitrary_types_allowed=True):
 
 
 class Sources:
-    """Reads options and relations. Every function raises `StatusError` where something is missing or wrong."""
+    """Read options and relations.
+
+    All functions raise `StatusError` if something is missing or wrong.
+    """
 
     def __init__(self, charm: ops.CharmBase) -> None:
         self._app = charm.app
@@ -83,7 +89,7 @@ class Sources:
         return None
 
     def external(self, ledger: Ledger) -> tuple[Volume, fs.JuicefsSecret] | None:
-        """Read the volume that options and relations name, and its credentials; None for an embedded one."""
+        """Read the external volume of options and relations with its credentials; None if embedded."""
         with config_errors():
             wanted = self._external()
         pinned, mode = ledger.pinned, "external" if wanted else "embedded"
@@ -195,7 +201,7 @@ class Sources:
     def _read_store(
         self, relation: ops.Relation | None, offers: list[services.Offer]
     ) -> tuple[str, str, str]:
-        """Read the store's kind, bucket and region from a relation, whose offer is added, or from the options."""
+        """Read the store's kind, bucket and region from a relation, whose offer is added, or options."""
         config = self.config
         if relation is not None:
             offer = self._offer(relation, services.read_store)
@@ -252,7 +258,7 @@ class Sources:
 
 
 def _merged(content: dict[str, str], offers: list[services.Offer]) -> dict[str, str]:
-    """Merge the user's credentials with those that services offer; refuse two for one thing by name."""
+    """Merge the user's credentials with the services'; refuse duplicates by name."""
     merged = dict(content)
     for key, value in (pair for offer in offers for pair in offer.credentials.items()):
         if key == "tls-ca":  # authorities add up

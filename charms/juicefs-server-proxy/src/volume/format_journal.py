@@ -20,7 +20,7 @@ def keep_credentials(app: str, content: fs.JuicefsSecret) -> None:
 
 
 def credentials(app: str) -> fs.JuicefsSecret | None:
-    """Read the credentials that an embedded volume was about to get; None if there are none, or no whole ones."""
+    """Read the credentials planned for an embedded volume; None if missing or incomplete."""
     try:
         return fs.JuicefsSecret.from_content(
             json.loads((STATE_DIR / app / _CREDENTIALS).read_text())

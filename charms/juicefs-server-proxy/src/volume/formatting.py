@@ -35,9 +35,9 @@ class Known:
 
 
 def ensure_formatted(volume: Target, known: Known) -> juicefs.Setting:
-    """Return the volume's setting; if none is known, format it first when the engine reports that it holds none.
+    """Return the volume's setting; format the volume first if none is known and the engine is empty.
 
-    Raises `VolumeError` where another volume is there, or none, and `juicefs.JuicefsError`.
+    Raises `VolumeError` if another volume or none is there, and `juicefs.JuicefsError`.
     """
     wanted, setting, uuid = volume.volume, volume.inspect(), known.uuid
     if setting is None and uuid is not None:
@@ -157,7 +157,7 @@ def ensure_options(volume: Target, setting: juicefs.Setting) -> None:
 
 
 def ensure_sticky_root(volume: Target) -> None:
-    """Keep accounts from replacing others' folders in the root; it shows as well that the volume's data is there.
+    """Keep accounts from replacing others' folders in the root; proves that the data is there, too.
 
     Raises `juicefs.JuicefsError`.
     """
@@ -166,7 +166,7 @@ def ensure_sticky_root(volume: Target) -> None:
 
 
 def opens(volume: Target) -> bool:
-    """Report whether juicefs opens the volume, its data included. Raises `juicefs.UnreachableError`."""
+    """Report whether juicefs opens the volume with its data. Raises `juicefs.UnreachableError`."""
     try:
         ensure_sticky_root(volume)
     except juicefs.UnreachableError:
@@ -177,7 +177,7 @@ def opens(volume: Target) -> bool:
 
 
 def ensure_private_trash(volume: Target) -> None:
-    """Keep accounts from reading deleted files of others, and log that. If it fails, the next hook tries again."""
+    """Keep accounts from reading others' deleted files; log it. The next hook retries a failure."""
     name = volume.volume.name
     try:
         if juicefs.ensure_private_trash(volume.program, volume.access):
@@ -192,7 +192,7 @@ def ensure_private_trash(volume: Target) -> None:
 def published(
     volume: Target, setting: juicefs.Setting, secret: tuple[str | None, int | None]
 ) -> fs.Juicefs:
-    """Describe the volume to those who mount it; `secret` is the id and revision of the credentials."""
+    """Describe the volume for its clients; `secret` is the id and revision of the credentials."""
     wanted, (secret_id, auth_rev) = volume.volume, secret
     address = dataclasses.asdict(wanted.engine)
     return fs.Juicefs(

@@ -1,4 +1,4 @@
-"""Long commands on a volume and their reports, which root alone may read; backups, and restoring them; quotas."""
+"""Long commands on a volume, with reports that only root can read; backup, restore, quotas."""
 
 import collections.abc
 import concurrent.futures
@@ -106,7 +106,7 @@ def _back_up(unit: Unit, wanted: _Long, log: Log) -> Results:
 def back_up(
     target: Target, setting: juicefs.Setting, *, timeout_s: float, log: Log
 ) -> pathlib.Path:
-    """Write all metadata of the volume, without credentials, into a file; return it. Raises `ActionError`."""
+    """Back up the volume's metadata, without credentials; return the file. Raises `ActionError`."""
     path = private(target.directory / "backups") / f"{target.volume.name}-{_stamp()}.json.gz"
     # Another may begin this second
     partial = path.with_name(f".{path.name.removesuffix('.gz')}.{os.getpid()}.gz")
@@ -240,7 +240,7 @@ def private(folder: pathlib.Path) -> pathlib.Path:
 def _run_long(
     target: Target, command: str, *arguments: str, timeout_s: float, log: Log
 ) -> pathlib.Path:
-    """Run a command that may take long; return the file with its output. Raises `ActionError` if it fails."""
+    """Run a command that may take long; return the file of its output. Raises `ActionError`."""
     folder = private(target.directory / "reports")
     report = folder / f"{command}-{_stamp()}-{os.getpid()}.log"  # another may begin this second
     log(f"{command} of volume {target.volume.name} started")

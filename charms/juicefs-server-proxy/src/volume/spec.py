@@ -90,9 +90,9 @@ def read_format(
 def read_credentials(
     content: collections.abc.Mapping[str, str], user: str | None = None
 ) -> tuple[fs.JuicefsSecret, str]:
-    """Read the credentials of engine and store, and the key for encryption, from the content of the user's secret.
+    """Read the credentials of engine and store, and the encryption key, from the user's secret.
 
-    Raises `ValueError` if the content is not possible; the message names the key and never quotes a
+    Raises `ValueError` if the content is invalid; the message names the key and never quotes a
     value.
     """
     possible = (*fs.JuicefsSecret.names(), "encrypt-key")
@@ -114,7 +114,10 @@ def read_credentials(
 
 
 def read_bucket(storage: str, bucket: str) -> str:
-    """Write the bucket as juicefs takes it. Raises `ValueError` unless it has its scheme, and no keys in it."""
+    """Return the bucket in juicefs' form.
+
+    Raises `ValueError` without its scheme, or with keys in it.
+    """
     example, pattern = _BUCKETS[storage]
     parts = urllib.parse.urlsplit(bucket)
     if "@" in parts.netloc:

@@ -1,4 +1,4 @@
-"""A volume with what works on it: the application's copy of juicefs, and the credentials that it runs with."""
+"""A volume and the tools for it: the application's copy of juicefs, and its credentials."""
 
 import collections.abc
 import dataclasses
@@ -45,7 +45,10 @@ class Target:
     def change(
         self, command: str, *arguments: str, env: collections.abc.Mapping[str, str] | None = None
     ) -> None:
-        """Run a command that changes the volume. Raises `juicefs.JuicefsError`, which names the command."""
+        """Run a command that changes the volume.
+
+        Raises `juicefs.JuicefsError` with the command's name.
+        """
         try:
             self.invoke(command, *arguments, env=env, timeout=120)
         except CommandError as e:

@@ -42,7 +42,7 @@ def ensure_client(spec: mount_plan.Spec) -> str:
 def plan(
     spec: mount_plan.Spec, volume: fs.Cephfs, key: str, client: str = KERNEL
 ) -> mount_plan.Plan:
-    """Draw up the mount of a directory of a Ceph filesystem by `client`, which is installed already."""
+    """Plan the mount of a directory of a Ceph filesystem by `client`, which is already installed."""
     for what, value in {
         "user": volume.user,
         "fsid": volume.fsid,
@@ -91,7 +91,7 @@ def plan(
 def _fuse(
     spec: mount_plan.Spec, volume: fs.Cephfs, key: str, servers: mount_plan.Servers, messenger: int
 ) -> mount_plan.Plan:
-    """Draw up the service of ceph-fuse, with a configuration that no other Ceph program on the machine reads."""
+    """Plan the service of ceph-fuse, with a configuration that no other Ceph program here reads."""
     path = kernel.below(volume.path, spec.subdirectory)
     if re.search(r"[\s,\\]", path) or not path.isprintable():
         raise mount_plan.MountError(
@@ -122,7 +122,7 @@ def _fuse(
 
 
 def _monitors(volume: fs.Cephfs) -> tuple[mount_plan.Servers, int]:
-    """Resolve the monitors of the newest protocol that any is known to speak; return them and that protocol."""
+    """Resolve the monitors of the newest protocol that any speaks; return them and that protocol."""
     messenger = max(monitor.messenger for monitor in volume.monitors())
     found: list[tuple[str, int]] = []
     for monitor in volume.monitors():

@@ -14,7 +14,7 @@ def service(
     command: list[str],
     **values: typing.Any,
 ) -> str:
-    """Write the unit of a client that begins once one of `servers` answers; `values` are the template's others."""
+    """Write a client's unit, which starts once one of `servers` answers; `values` fill the template."""
     quoted = mount_plan.quoted
     return mount_plan.render(
         "fuse.service.j2",
@@ -29,7 +29,7 @@ def service(
 
 
 def check(name: str) -> None:
-    """Raise `mount_plan.MountError` unless root may mount filesystems of programs (FUSE) on this machine."""
+    """Raise `mount_plan.MountError` unless root may mount programs' filesystems (FUSE) here."""
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as e:

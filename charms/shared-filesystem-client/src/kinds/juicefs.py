@@ -175,7 +175,7 @@ def _caches(spec: mount_plan.Spec) -> tuple[pathlib.Path, ...]:
 
 
 def _cache_mib(config: mount_plan.Config, caches: tuple[pathlib.Path, ...]) -> int:
-    """Compute how much all folders together may hold, in MiB. JuiceFS gives each folder the same part of it."""
+    """Compute the capacity of all folders together, in MiB. JuiceFS gives each an equal part."""
     if config.cache_size != _AUTO:
         return _mib(config.cache_size)
     # Folders on each disk

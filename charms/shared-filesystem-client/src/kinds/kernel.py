@@ -61,7 +61,10 @@ def below(path: str, subdirectory: str) -> str:
 
 
 def check(kind: Kind) -> None:
-    """Raise `mount_plan.MountError` unless this machine's kernel lets us mount such a filesystem; load its module."""
+    """Load the filesystem's module.
+
+    Raises `mount_plan.MountError` if this kernel cannot mount it.
+    """
     where = container()
     # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these
     # are not): root must be the root of the initial namespace (user_namespaces(7))

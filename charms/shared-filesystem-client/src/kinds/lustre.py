@@ -1,4 +1,4 @@
-"""Draws up the mount of a Lustre filesystem, one mount unit of systemd's, and configures LNet for it."""
+"""Plan the mount of a Lustre filesystem, one mount unit of systemd's, and configure LNet for it."""
 
 import collections.abc
 import contextlib
@@ -21,7 +21,7 @@ _NID = re.compile(r"(?P<host>[^@\s:]+)@(?P<kind>tcp|o2ib|kfi|gni)(?P<number>\d{0
 
 
 def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
-    """Draw up the mount of a filesystem; install the client and configure LNet, except in a container."""
+    """Plan the mount of a filesystem; install the client and configure LNet, except in a container."""
     nodes = servers(filesystem.nids)
     identifiers = tuple(identifier for node in nodes for identifier in node)
     path = kernel.below("/", spec.subdirectory)
@@ -96,7 +96,7 @@ def check(config: mount_plan.Config) -> None:
 def ensure_networks(
     config: mount_plan.Config, identifiers: collections.abc.Sequence[str], *, mounted: bool
 ) -> None:
-    """Configure LNet for the networks of the option, or else of the servers, each on the interface that leads there."""
+    """Configure LNet for the option's networks, or for the servers', each on the right interface."""
     wanted = config.lnet_networks or derive_networks(identifiers)
     if not wanted:
         return
@@ -120,7 +120,7 @@ def ensure_networks(
 
 
 def derive_networks(identifiers: collections.abc.Sequence[str]) -> str:
-    """Name LNet's networks with the interfaces that lead to the servers; "" if its default, tcp, is right."""
+    """Return LNet's networks with the interfaces to the servers; "" if its default, tcp, is right."""
     found: dict[str, str] = {}
     for identifier in identifiers:
         address, _, network = identifier.partition("@")
@@ -130,7 +130,7 @@ def derive_networks(identifiers: collections.abc.Sequence[str]) -> str:
 
 
 def remove() -> None:
-    """Remove the client's archive and LNet's networks. The packages stay: other mounts may use them."""
+    """Remove the client's archive and LNet's networks. Packages stay: other mounts may use them."""
     lustre_client.remove()
     files.ensure_absent(MODPROBE)
 

@@ -1,4 +1,4 @@
-"""Installs a Lustre client, whose modules fit one kernel, from the archives of lustre_archives.toml."""
+"""Install a Lustre client with modules for the running kernel, by lustre_archives.toml."""
 
 import collections.abc
 import dataclasses
@@ -34,7 +34,7 @@ ARCHIVES = {name: Archive(**row) for name, row in tomllib.loads(_TABLE.read_text
 
 
 def check(repository: str) -> None:
-    """Raise `ValueError`, which names the option, unless the table has this archive, or none is asked for."""
+    """Raise `ValueError`, which names the option, unless it is empty or in the table of archives."""
     if repository and repository not in ARCHIVES:
         raise ValueError(
             f"lustre-repository: {repository[:40]!r} is none of {', '.join(ARCHIVES)}; "

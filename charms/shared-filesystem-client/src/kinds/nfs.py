@@ -56,7 +56,7 @@ def _version(options: presets.Options) -> presets.Options:
 
 
 def _protocol(options: presets.Options, *, is_ipv6: bool) -> presets.Options:
-    """Return the options with one `proto`, of the address's family, which a plain `tcp` or `rdma` excludes (nfs(5))."""
+    """Return the options with one `proto` for the address: a plain `tcp` is IPv4 only (nfs(5))."""
     flags = [name for name in ("tcp", "rdma") if name in options and options.pop(name) == ""]
     proto = options.get("proto", flags[-1] if flags else "tcp")
     return options | {"proto": f"{proto}6" if is_ipv6 and not proto.endswith("6") else proto}

@@ -1,4 +1,4 @@
-"""The options of each kind of filesystem: what holds by default, the profiles, and which ones the user may give."""
+"""The options of each kind of filesystem: defaults, profiles, and the options that users may give."""
 
 import pathlib
 import re
@@ -51,7 +51,7 @@ NFS, CEPHFS, CEPH_FUSE, LUSTRE, JUICEFS = map(
 
 
 def merge(kind: Kind, *, profile: str, given: str, holding: str = "") -> Options:
-    """Merge the defaults, over them the profile's options, over them those that the user gave; raises as `parse`."""
+    """Merge the defaults, the profile's options and the user's, the last ones winning; or `OptionError`."""
     options = {
         option: row[0] for option, row in (kind.defaults | kind.profiles.get(profile, {})).items()
     }
@@ -62,9 +62,10 @@ def merge(kind: Kind, *, profile: str, given: str, holding: str = "") -> Options
 
 
 def parse(kind: Kind, given: str, *, holding: str = "") -> Options:
-    """Parse the user's options, separated by commas, without those that hold anyway (`holding`: further names).
+    """Parse the user's options, separated by commas, without those that always hold.
 
-    Raises `OptionError` if one is unknown, refused or wrong.
+    `holding`: further names that always hold. Raises `OptionError` if one is unknown, refused or
+    wrong.
     """
     options: Options = {}
     holds = {*kind.holding, *holding.split()}

@@ -1,1 +1,1 @@
-"""One mount on this machine: its settings, its plan, systemd's units, the verdict on it, the actions."""
+"""One mount on this machine: its settings, its plan, systemd's units, its verdict, the actions."""

@@ -1,4 +1,4 @@
-"""The actions. Each ends by its deadline, shows its progress, and leaves the mount as it found it."""
+"""The actions. Each ends by its deadline, shows its progress, and leaves the mount unchanged."""
 
 import os
 import pathlib

@@ -66,7 +66,7 @@ def _mounted(plan: mount_plan.Plan) -> str:
 
 
 def exposed(plan: mount_plan.Plan, found: mounts.Result) -> str:
-    """Warn if others can replace folders in the filesystem's root, with the remedy; return "" if they cannot."""
+    """Return a warning with its remedy if others can replace folders in the root, or ""."""
     if found.open_mode is None:
         return ""
     remedy = plan.remedy or f"chmod +t {plan.spec.mountpoint}, as root where that may write"

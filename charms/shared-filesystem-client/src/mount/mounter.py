@@ -1,4 +1,4 @@
-"""One mount on this machine: made by one systemd unit, verified, and removed. Nothing here waits for a filesystem."""
+"""Make, verify and remove one mount by a systemd unit, without ever waiting for a filesystem."""
 
 import collections.abc
 import contextlib
@@ -96,7 +96,7 @@ def pending(plan: mount_plan.Plan) -> bool:
 
 
 def reason(plan: mount_plan.Plan) -> str:
-    """Explain why the unit does not mount, in the program's own words: one line, without secrets."""
+    """Explain why the unit does not mount, in the program's words: one line, without secrets."""
     # After the helper's output comes systemd's, that a mount failed
     if plan.unit.endswith(".mount"):
         # What failed, and hints
@@ -148,7 +148,7 @@ def remove(app: str, *, unit: str) -> None:
 
 
 def _write(plan: mount_plan.Plan) -> states.State:
-    """Write all that the mount needs; return its state, with when a running mount became out of date by that."""
+    """Write all files of the mount; return its state, with the time when a running mount got outdated."""
     state = states.load(plan.spec.app)
     if state is not None and (state.mountpoint, state.unit) != (plan.spec.mountpoint, plan.unit):
         _take_down(state)
@@ -202,7 +202,7 @@ def _write_files(plan: mount_plan.Plan) -> bool:
 
 
 def _prepare(plan: mount_plan.Plan) -> bool:
-    """Make the mountpoint a folder that not even root can fill while nothing is mounted; report whether it was made."""
+    """Make a mountpoint that not even root can fill while nothing is mounted; return if it is new."""
     mountpoint, path = plan.spec.mountpoint, pathlib.Path(plan.spec.mountpoint)
     if mounts.at(mountpoint):
         return False
@@ -229,7 +229,7 @@ def _prepare(plan: mount_plan.Plan) -> bool:
 def _repair(
     plan: mount_plan.Plan, state: states.State, found: mounts.Result, silence: str
 ) -> mounts.Result:
-    """Start the mount, or restart it if that can repair it and hurts no process; return a probe of it afterwards."""
+    """Start the mount, or restart it if that helps and hurts no process; return a probe of it."""
     mountpoint = plan.spec.mountpoint
     here = mounts.at(mountpoint)
     if silence and found.state in (mounts.State.HUNG, mounts.State.SLOW):
@@ -279,7 +279,7 @@ def _settle(plan: mount_plan.Plan) -> None:
 
 
 def _reload(plan: mount_plan.Plan) -> bool:
-    """Make the supervisor start the new program under the mount; return whether it did, which a busy one does not."""
+    """Make the supervisor start the new program; return whether it did (a busy one does not)."""
     if not systemd.is_active(plan.unit) or not probe(plan):
         return False
     run("/usr/bin/systemctl", "reload", plan.unit, timeout=30, check=False)

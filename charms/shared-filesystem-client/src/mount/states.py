@@ -1,4 +1,4 @@
-"""What each application mounts and left on this machine: enough to remove it, and for the keeper to look after it."""
+"""Each application's mount and files on this machine, for its removal and for the keeper."""
 
 import dataclasses
 import typing
@@ -36,7 +36,7 @@ def load_all() -> dict[str, State]:
 
 
 def metrics_port(app: str, wanted: int) -> int:
-    """Choose the port for an application's metrics: the wanted one, or else the first that no other application has."""
+    """Choose the port for an application's metrics: the wanted one, or the first free one."""
     ports = {name: state.port for name, state in load_all().items()}
     free = (
         port for port in range(_METRICS_PORT, _METRICS_PORT + 1000) if port not in ports.values()

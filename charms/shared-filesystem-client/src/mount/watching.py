@@ -63,7 +63,7 @@ def stop(app: str) -> None:
 
 
 def wake_once_right(app: str, unit: str, command: list[str]) -> None:
-    """Make the keeper run `unit`'s command once, as soon as it sees the mount work; an empty command cancels that."""
+    """Make the keeper run `unit`'s command once when the mount works; an empty command cancels that."""
     path = mount_plan.STATE / app / keeper.WAKE.format(unit.replace("/", "-"))
     if command:
         files.ensure_file(path, json.dumps(command) + "\n", mode=0o600)
@@ -77,7 +77,7 @@ def health(app: str) -> keeper.Health:
 
 
 def recent(plan: mount_plan.Plan, state: states.State) -> keeper.Health:
-    """Read the keeper's findings with the plan's servers, if they are recent, so that a hook need not wait again."""
+    """Read recent findings of the keeper with the plan's servers, to spare a hook the wait."""
     found = health(plan.spec.app)
     return found if _is_recent(found) and state.servers == plan.servers else keeper.Health()
 

@@ -75,7 +75,7 @@ class Remedy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """The charm's settings for the keeper, and its files on this machine, for removal; `watch.json`."""
+    """The charm's settings for the keeper, and its files on this machine to remove; `watch.json`."""
 
     app: str
     mountpoint: str
@@ -131,7 +131,7 @@ class Health:
 
     @property
     def works(self) -> bool:
-        """Report whether the mount is right, or has been slow for a short time while its servers answer."""
+        """Report whether the mount is right, or only slow for a short time while its servers answer."""
         is_slow = self.slow and not self.down and self.checked - self.slow < SLOW_S
         return self.state == State.RIGHT.value or bool(is_slow)
 
@@ -165,7 +165,7 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def turn(folder: pathlib.Path, *, patience: float = 0.0) -> collections.abc.Generator[bool]:
-    """Let one at a time look and act; yield whether it is our turn now, after `patience` seconds at most."""
+    """Let one process act at a time; yield whether it is our turn after at most `patience` seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as file:
         end = time.monotonic() + patience
@@ -401,7 +401,7 @@ def remedy(
 
 
 def _remedy_for_hung(*, fuse: bool, in_use: bool, hung_s: float) -> Remedy:
-    """Decide about a mount that hangs although its servers answer: users of a kernel's mount go on waiting."""
+    """Choose a remedy for a hung mount whose servers answer: a kernel mount's users keep waiting."""
     if fuse:
         return Remedy.ABORT if hung_s >= HUNG_FUSE_S else Remedy.NOTHING
     if hung_s >= HUNG_KERNEL_S and not in_use:
@@ -438,7 +438,10 @@ def abort(watch: Watch) -> None:
 
 
 def detach_top(watch: Watch) -> None:
-    """Detach the topmost mount. Raises `mounts.MountError` if it is not ours, or the kernel refuses."""
+    """Detach the topmost mount.
+
+    Raises `mounts.MountError` if not ours, or refused by the kernel.
+    """
     top = mounts.at(watch.mountpoint)[-1]
     if not watch.is_known(top):
         raise mounts.MountError(
@@ -448,7 +451,7 @@ def detach_top(watch: Watch) -> None:
 
 
 def is_outdated(unit: str, boot: str, changed_us: int, *, timeout: float = _SYSTEMCTL_S) -> bool:
-    """Report whether a unit was started before its settings changed, by the monotonic clock of that boot."""
+    """Report whether a unit started before its settings changed, by that boot's monotonic clock."""
     if not changed_us or boot != readiness.boot_id():
         return False
     # A service knows when its process started, a mount unit when it was made
@@ -460,7 +463,7 @@ def is_outdated(unit: str, boot: str, changed_us: int, *, timeout: float = _SYST
 
 
 def is_fuse(fstypes: collections.abc.Iterable[str]) -> bool:
-    """Report whether such a filesystem has a program here that is to blame for its silence while all servers answer."""
+    """Report whether a program here serves the filesystem and is to blame if all servers answer."""
     # Of CephFS only the monitors can be asked: a client that waits for its metadata server must not
     # be killed
     return any(fstype.startswith("fuse") and fstype != "fuse.ceph-fuse" for fstype in fstypes)
@@ -472,7 +475,7 @@ def unreachable(
     *,
     timeout: float = _SERVER_S,
 ) -> str:
-    """Name a server that does not answer, and why, if no server of its group does; ask the first group in `speaks`."""
+    """Return a silent server and why, if a whole group is silent; greet the first in `speaks`."""
     for number, group in enumerate(servers):
         replies = functools.partial(_replies, "" if number else speaks)
         if group and (problem := mounts.unreachable(group, timeout=timeout, replies=replies)):
@@ -498,7 +501,7 @@ def _replies(protocol: str, connection: socket.socket) -> bool:
 
 
 def report_ready(watch: Watch, health: Health) -> None:
-    """Write to the readiness file of each unit whether its mount works in this boot; only what changes is written."""
+    """Write to each unit's readiness file, if it changes, whether its mount works in this boot."""
     for unit in watch.units:
         agent = AGENTS / f"unit-{unit.replace('/', '-')}"
         if AGENTS.is_dir() and not agent.is_dir():  # removed, without a last hook

@@ -1,8 +1,8 @@
-"""The controller role: merge what compute units publish into gres.conf, for slurmctld to hand out.
+"""The controller role: merge the compute units' data into gres.conf, for slurmctld to hand out.
 
-An event reads the databag of the unit that woke it, and others only as long as it finds changes
-there. So its cost does not grow with the number of nodes, and a burst of a thousand changes is one
-file and one reconfigure.
+An event reads the databag of the unit that triggered it, and others only as long as it finds
+changes there. So its cost does not grow with the number of nodes, and a burst of a thousand changes
+is one file and one reconfigure.
 """
 
 import base64
@@ -42,7 +42,7 @@ Read = collections.abc.Callable[[str], slurm_gres.NodeGres | None]
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The controller now, for the status and the answer."""
+    """The controller's state, for the status and the answer."""
 
     configured: bool  # slurmctld's charm has set it up
     running: bool = False  # slurmctld, here or on another machine
@@ -137,9 +137,9 @@ def status(now: View | None, *, related: bool) -> Status:
 
 
 def rotating(units: collections.abc.Collection[str]) -> str | None:
-    """Return the unit to read first when no unit woke this hook.
+    """Return the unit to read first in a hook that no unit triggered.
 
-    With few units all are read, with many a window that moves.
+    With few units all are read, with many a moving window.
     """
     if len(units) <= _ALL_AT_ONCE:
         return None
@@ -183,7 +183,7 @@ def answer(
 
 
 def counts(conf: gres_conf.GresConf) -> tuple[int, int]:
-    """Count the nodes with lines of GPUs, and the devices that these describe."""
+    """Count the nodes with GPU lines, and the devices in these lines."""
     num_nodes = num_devices = 0
     for entry in conf.entries.values():
         gpu_lines = [line for line in entry.lines if "Name=gpu" in line.split()]
@@ -213,7 +213,7 @@ def _changes(
     entries: collections.abc.Mapping[str, gres_conf.Entry],
     read: Read,
 ) -> collections.abc.Iterator[tuple[str, gres_conf.Entry]]:
-    """Yield the entries that changed: the waking unit's, and others' as long as some are found."""
+    """Yield the changed entries: the triggering unit's, and others' as long as some are found."""
     ordered = sorted(units, key=gres_conf.unit_key)
     at = ordered.index(first) if first in ordered else 0
     most = _LOOKAHEAD if first is not None else len(units)
@@ -256,7 +256,7 @@ def _left(
 
 
 def _used_lines(entry: gres_conf.Entry) -> tuple[str, ...] | None:
-    """Return the entry's lines if its node has the GPUs, () if it has none, None without a node."""
+    """Return the lines of a node that has the GPUs, () if it lacks them, None without a node."""
     try:
         node = nodes.show(entry.node)
     except nodes.NodeError:
@@ -301,7 +301,7 @@ def _entry(unit: str, read: Read) -> gres_conf.Entry | None:
 
 
 def _reload(conf: gres_conf.GresConf) -> str | None:
-    """Make slurmctld read the file if its block changed; return why that did not work."""
+    """Make slurmctld read the file if its block changed; return why that failed."""
     if _is_live(conf):
         return None
     try:

@@ -31,7 +31,7 @@ _MODULES = (
 
 
 def is_installed(plan: Plan) -> bool:
-    """Whether exactly these packages are here."""
+    """Whether exactly these packages are installed."""
     return apt.installed(*plan.packages) == plan.packages
 
 
@@ -49,10 +49,10 @@ def install(plan: Plan) -> None:
 
 
 def ensure_utils(facts: Facts) -> None:
-    """Install nvidia-smi of exactly the driver's version if a driver's packages came without it.
+    """Install nvidia-smi of exactly the driver's version if the driver came without it.
 
-    Upstream does that. Raises `AptError` if the archives lack that version, `DriverError` if apt
-    would remove anything.
+    Upstream installs such drivers. Raises `AptError` if the archives lack that version,
+    `DriverError` if apt would remove anything.
     """
     prefix = "libnvidia-compute-"
     libraries = apt.installed(f"{prefix}*-server")

@@ -66,7 +66,7 @@ class Spec(pydantic.BaseModel, frozen=True):
 
     @property
     def keeps(self) -> bool:
-        """Whether the driver stays as it was installed."""
+        """Whether the installed driver stays."""
         return self.driver == "keep"
 
 
@@ -131,13 +131,13 @@ def offered() -> list[str]:
 
 
 def kernel_modules(wanted: Spec, found: collections.abc.Collection[str]) -> list[str]:
-    """Return the suffixes of the drivers of this branch that are offered, the better one first."""
+    """Return the suffixes of this branch's available drivers, the better one first."""
     suffixes = {"open": ["-open"], "proprietary": [""], "auto": ["-open", ""]}[wanted.kernel_module]
     return [suffix for suffix in suffixes if f"{wanted.driver}-server{suffix}" in found]
 
 
 def resolve(facts: Facts, wanted: Spec) -> Plan:
-    """Return the set of packages that apt would install now, after reading the archives again."""
+    """Refresh the package index, and return the set of packages that apt would install."""
     if not facts.release.startswith("ubuntu "):
         here = facts.release or "an unknown system"
         raise DriverError(

@@ -91,12 +91,12 @@ class Facts:
 
     @property
     def gpus(self) -> str:
-        """How many cards have: "2 NVIDIA GPUs have"."""
+        """Say how many cards have: "2 NVIDIA GPUs have"."""
         return f"{len(self.cards)} NVIDIA GPU{' has' if len(self.cards) == 1 else 's have'}"
 
     @property
     def version(self) -> str:
-        """The version of the driver that is here, loaded or not; empty without one."""
+        """The version of the installed or loaded driver; empty without one."""
         return self.loaded or self.library or (self.module.version if self.module else "")
 
     @property
@@ -106,7 +106,7 @@ class Facts:
 
 
 def diagnose(facts: Facts) -> str | None:
-    """Return the worst of PROBLEMS; None when the driver works as far as can be determined."""
+    """Return the worst of PROBLEMS; None if the driver works as far as we can tell."""
     if facts.unfinished:
         return "unfinished"
     if facts.loaded is not None:
@@ -231,7 +231,7 @@ def _library() -> str | None:
 
 
 def _ask(*argv: str | pathlib.Path) -> str:
-    """Run a command; return its output, empty if it fails or hangs."""
+    """Run a command; return its output, or "" if it fails or hangs."""
     try:
         return run(*argv, timeout=_TIMEOUT_S, check=False).stdout.strip()
     except CommandError:

@@ -49,7 +49,7 @@ class GresError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A node's GPUs as Slurm takes them."""
+    """A node's GPUs in Slurm's form."""
 
     gres: str  # "gpu:h100:8"
     # All gres.conf records in device order, for AutoDetect=off and without NodeName
@@ -61,7 +61,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class _Device:
-    """What one line hands out: a card, or a MIG instance of one."""
+    """The device of one line: a card, or a MIG instance of one."""
 
     gpu: int  # the index of its card
     kind: str  # its Type
@@ -122,7 +122,7 @@ def _line(device: _Device, cores: str) -> str:
 
 
 def node_lines(node: str, lines: collections.abc.Iterable[str]) -> list[str]:
-    """Return the records of one node as gres.conf takes them, instead of any detection."""
+    """Return the records of one node for gres.conf, which replace any detection."""
     return [f"NodeName={node} AutoDetect=off {line}" for line in lines]
 
 
@@ -222,7 +222,7 @@ def _cores(
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
 ) -> tuple[list[str] | None, list[str], bool]:
-    """Return the Cores of each GPU, or None and why, and whether they cut a socket."""
+    """Return each GPU's Cores, or None and why, and whether they cut a socket."""
     if topology is None or any(not gpu.cpus for gpu in gpus):
         return None, [], False
     shape = [len(socket) for socket in topology]

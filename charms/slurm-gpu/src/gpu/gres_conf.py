@@ -36,7 +36,7 @@ class GresConfError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What one compute unit published last."""
+    """The data that one compute unit published last."""
 
     unit: str
     node: str
@@ -69,7 +69,7 @@ class GresConf:
 
     @property
     def autodetect(self) -> str:
-        """The detection of nodes without lines, as the rest of the file sets it: "nvidia" or "off"."""
+        """The detection for nodes without lines, from the rest of the file: "nvidia" or "off"."""
         values = [
             match["value"].lower() for match in _AUTODETECT.finditer(f"{self.before}\n{self.after}")
         ]
@@ -109,7 +109,7 @@ class GresConf:
     def _rows(self) -> list[str]:
         """The block's lines.
 
-        A node that two units claim gets none: either may be the wrong machine.
+        A node that two units claim gets no lines: either may be the wrong machine.
         """
         rows: list[str] = []
         for entry in sorted(self.entries.values(), key=lambda entry: unit_key(entry.unit)):
@@ -139,7 +139,7 @@ def read(path: pathlib.Path | None = None) -> GresConf:
 def parse(text: str) -> GresConf:
     """Return the file with this text.
 
-    Of an edited block only the entries count that are as they were written.
+    In an edited block, only unchanged entries count.
     """
     begins, ends = list(_BEGIN.finditer(text)), list(_END.finditer(text))
     if not begins and not ends:

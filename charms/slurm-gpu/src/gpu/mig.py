@@ -144,7 +144,7 @@ def load() -> dict[str, tuple[str, ...]]:
 
 
 def apply_all() -> None:
-    """Make every layout of the file. One that cannot be made keeps no other from it."""
+    """Make every layout of the file. One failure does not stop the others."""
     wanted = load()
     if not wanted:
         return

@@ -44,9 +44,9 @@ _ACCOUNTS = {
 
 
 def create(address: str) -> None:
-    """Install and start the cluster on this IPv4 address; make `cephfs`, and `fs-client`, who may set quotas there.
+    """Install and start the cluster on this IPv4 address, with `cephfs` and the user `fs-client`.
 
-    Raises `CommandError`.
+    The user may set quotas there. Raises `CommandError`.
     """
     apt.ensure_packages(_PACKAGES)
     if (_ETC / "ceph.conf").exists():

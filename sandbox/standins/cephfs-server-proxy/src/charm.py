@@ -1,4 +1,4 @@
-"""Plays charmed-hpc's cephfs-server-proxy: publishes a CephFS that is configured, with its key in a secret."""
+"""Play charmed-hpc's cephfs-server-proxy: publish a configured CephFS, with its key in a secret."""
 
 import urllib.parse
 

@@ -1,4 +1,4 @@
-"""Plays ldap-integrator: publishes a directory that is configured, with the reader's password in a secret."""
+"""Play ldap-integrator: publish a configured directory, with the reader's password in a secret."""
 
 import json
 

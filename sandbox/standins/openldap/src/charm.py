@@ -27,7 +27,8 @@ Restart=on-failure
 WantedBy=multi-user.target
 """
 _SCHEMAS = ("core", "cosine", "rfc2307bis", "inetorgperson")
-# draft-howard-rfc2307bis-02, as far as accounts need it: groups have `member`. slapd itself has uidNumber and gidNumber
+# draft-howard-rfc2307bis-02, as far as accounts need it: groups have `member`. slapd itself has
+# uidNumber and gidNumber
 _RFC2307BIS = """\
 attributetype ( 1.3.6.1.1.1.1.3 NAME 'homeDirectory' EQUALITY caseExactIA5Match
   SYNTAX 1.3.6.1.4.1.1466.115.121.1.26 SINGLE-VALUE )

@@ -1,4 +1,4 @@
-"""Plays Canonical's opentelemetry-collector 2 with Debian's Prometheus, as far as the endpoint cos-agent goes."""
+"""Play the endpoint cos-agent of Canonical's opentelemetry-collector 2 with Debian's Prometheus."""
 
 import base64
 import collections.abc

@@ -186,7 +186,7 @@ class SlurmctldCharm(daemons.Daemon):
 
     @charm.refreshes_on_leader
     def _on_slurmd_departed(self, event: ops.RelationDepartedEvent) -> None:
-        """Delete the node of a unit that leaves: of a removed unit, and of each one of a removed relation."""
+        """Delete the node of a unit that leaves, alone or with its relation."""
         if event.departing_unit is None:
             return
         self._load(event)
@@ -246,7 +246,7 @@ class SlurmctldCharm(daemons.Daemon):
 
     @charm.refreshes
     def _on_rotate_auth_key(self, event: ops.ActionEvent) -> None:
-        """Add a key and publish it; the old one stays known, as nothing here sends secret-remove."""
+        """Add a key and publish it; the old one stays known, since secret-remove is never sent."""
         if not self.unit.is_leader():
             event.fail("only the leader rotates the auth key")
             return
@@ -273,7 +273,7 @@ class SlurmctldCharm(daemons.Daemon):
         return slurm_controller.parse(str(self.config["slurm-conf-parameters"]))
 
     def _load(self, event: ops.EventBase | None = None) -> slurmutils.SlurmConfig:
-        """Return the option's settings. Raises `Stop`, and defers the event, if they are refused."""
+        """Return the option's settings; if they are refused, defer the event and raise `Stop`."""
         try:
             return self._overrides()
         except conf.OptionsRefused as e:
@@ -296,7 +296,7 @@ class SlurmctldCharm(daemons.Daemon):
                 )
 
     def _signal_restart(self) -> None:
-        """Make the other controllers restart: `scontrol reconfigure` reads no SlurmctldHost again."""
+        """Make the other controllers restart: `scontrol reconfigure` does not reread SlurmctldHost."""
         if self.unit.is_leader() and (peer := self.model.get_relation(_PEER)):
             peer.data[self.app]["restart_signal"] = json.dumps(str(uuid.uuid4()))
 
@@ -319,12 +319,12 @@ class SlurmctldCharm(daemons.Daemon):
         return self.model.get_secret(label=label).get_info().id
 
     def _cluster_name(self) -> str:
-        """Return the name that the cluster has had since the peer relation was made; empty before."""
+        """Return the cluster's name, fixed when the peer relation was made; "" before."""
         peer = self.model.get_relation(_PEER)
         return json.loads(peer.data[self.app].get("cluster_name", '""')) if peer else ""
 
     def _has_state(self) -> bool:
-        """Check whether slurmctld finds its state: only a leader without `mount` keeps it on its own disk."""
+        """Check whether slurmctld finds its state: only a leader without `mount` has it on its disk."""
         return (
             self.unit.is_leader() and not self.model.relations["mount"]
         ) or slurm_controller.SHARED.is_mount()

@@ -24,7 +24,7 @@ _CLUSTER_NAMES = tuple(folder / "checkpoint" / "clustername" for folder in (serv
 
 
 def parse(text: str) -> slurmutils.SlurmConfig:
-    """Return the option slurm-conf-parameters. Raises `conf.OptionsRefused` if slurmutils refuses it."""
+    """Return the option slurm-conf-parameters, or raise `conf.OptionsRefused` as slurmutils does."""
     try:
         overrides = slurmutils.SlurmConfig.from_str(text)
     except (slurmutils.ModelError, ValueError) as e:
@@ -82,7 +82,7 @@ def write_options(overrides: slurmutils.SlurmConfig) -> None:
 
 
 def set_partition(partition: slurmutils.Partition, default_partition: str) -> None:
-    """Write slurm.conf.<partition> and include it; its node set are the nodes that have its name as a feature."""
+    """Write slurm.conf.<partition> and include it; its nodes are those with its name as a feature."""
     name = str(partition.partition_name)
     if name == default_partition:
         partition.default = True
@@ -138,7 +138,7 @@ def _exclude(name: str) -> None:
 
 
 def share_settings(*, is_leader: bool) -> None:
-    """Link /etc/slurm to the filesystem that all mount; the leader copies it there first, the old folder is kept."""
+    """Link /etc/slurm to the shared filesystem; the leader first copies it there and keeps the old."""
     target = SHARED / "etc" / "slurm"
     if service.ETC.is_symlink():
         return
@@ -150,7 +150,7 @@ def share_settings(*, is_leader: bool) -> None:
 
 
 def share_state() -> None:
-    """Move StateSaveLocation to the filesystem that all controllers mount; slurmctld must be started afterwards."""
+    """Move StateSaveLocation to the controllers' shared filesystem; start slurmctld afterwards."""
     with slurm_conf().edit() as config:
         source = pathlib.Path(str(config.state_save_location))
         target = SHARED / source.name
@@ -167,7 +167,7 @@ def all_settings() -> dict[str, dict[str, object]]:
 
 
 def controller_status(host: str) -> str:
-    """Return the report of `scontrol ping` on the controller on `host`, such as `primary - UP`; empty on failure."""
+    """Return the report of `scontrol ping` on `host`, such as `primary - UP`; "" on failure."""
     try:
         pings = json.loads(service.scontrol("ping", "--json"))["pings"]
     except (service.SlurmError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""The compute node: its description in SLURMD_OPTIONS, and what upstream's charm makes Slurm do with it."""
+"""The compute node: its description in SLURMD_OPTIONS, and the charm's orders to Slurm for it."""
 
 import collections.abc
 import dataclasses
@@ -94,7 +94,7 @@ def gpus() -> list[str]:
 
 
 def node() -> slurmutils.Node:
-    """Return `--conf`. Raises slurmutils.ModelError where another wrote what slurmutils does not know."""
+    """Return `--conf`. Raises slurmutils.ModelError if it has something unknown to slurmutils."""
     return slurmutils.Node.from_str(str(SERVICE.options().get("--conf", "")))
 
 
@@ -109,7 +109,7 @@ def name() -> str:
 
 
 def exists() -> bool:
-    """Return whether Slurm knows the node; a controller that does not answer does not know it either."""
+    """Return whether Slurm knows the node; False too if the controller does not answer."""
     try:
         service.scontrol("show", "node", name())
     except service.SlurmError:

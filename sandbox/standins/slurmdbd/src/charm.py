@@ -61,7 +61,7 @@ class SlurmdbdCharm(daemons.Daemon):
         self._reconfigure()
 
     def _on_database_joined(self, event: ops.RelationCreatedEvent) -> None:
-        """Ask for the database, with its credentials in a secret, as the data platform's library does."""
+        """Ask for the database, with credentials in a secret, as the data platform's library does."""
         if self.unit.is_leader():
             secrets = ["username", "password", "tls", "tls-ca", "uris"]
             event.relation.data[self.app].update(
@@ -132,7 +132,7 @@ class SlurmdbdCharm(daemons.Daemon):
 
 
 def _slurmdbd_conf() -> conf.ConfigFile[slurmutils.SlurmdbdConfig]:
-    """Return slurmdbd.conf, which only slurmdbd's account reads: it holds the database's password."""
+    """Return slurmdbd.conf with the database's password, readable only by slurmdbd's account."""
     return conf.ConfigFile(
         slurmutils.SlurmdbdConfigEditor(), service.ETC / "slurmdbd.conf", "slurm", mode=0o600
     )
