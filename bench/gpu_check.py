@@ -1,4 +1,4 @@
-"""One check for a machine with a GPU: the bench's rows `gpu` and `larger`, and slurm-gpu's NVML reader.
+"""Check a machine with a GPU: the bench's rows `gpu` and `larger`, and slurm-gpu's NVML reader.
 
     python3 bench/gpu_check.py > gpu.json
 

@@ -1,1 +1,1 @@
-"""The bundle on one machine: systemd hosts, charms' own classes under ops.testing, Juju's events."""
+"""The bundle on one machine: systemd hosts, charm classes under ops.testing, Juju's events."""

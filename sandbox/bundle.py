@@ -208,7 +208,7 @@ def _merge_application(
 
 
 def check(bundle: Bundle, metadata: collections.abc.Mapping[str, Json]) -> None:
-    """Check options, units and relations against the charms' metadata (application -> charmcraft.yaml).
+    """Check options, units and relations against metadata (application -> charmcraft.yaml).
 
     Raises:
         SandboxError: the first mistake, and what exists instead.
@@ -269,7 +269,7 @@ def option_problem(
 
 
 def check_relation(ends: tuple[str, str], metadata: collections.abc.Mapping[str, Json]) -> bool:
-    """Return whether a relation's ends must be on one machine, or raise `SandboxError` for a misfit."""
+    """Return whether a relation's ends must be on one machine; `SandboxError` if they misfit."""
     sides: list[Json] = []
     for end in ends:
         app, _, endpoint = end.partition(":")
@@ -307,7 +307,7 @@ def check_relation(ends: tuple[str, str], metadata: collections.abc.Mapping[str,
 
 
 def endpoints_of(metadata: Json) -> dict[str, Json]:
-    """Return a charm's {endpoint: {role, interface, scope, limit}}, with every charm's `juju-info`."""
+    """Return a charm's {endpoint: {role, interface, scope, limit}}, including `juju-info`."""
     found: dict[str, Json] = {
         "juju-info": {
             "role": "provides",

@@ -328,7 +328,7 @@ class Engine:
         return _Task(unit.name, event.label, locks, run)
 
     def _waits(self, model: Model) -> bool:
-        """Check whether this command waits for something that it does not run itself, and print it."""
+        """Check whether this command waits for something that it does not run; print it."""
         waits = any(identifier not in self._results for identifier in self._actions)
         for unit in model.units.values():
             if unit.name in self._running or (unit.executing and unit.executing.action):

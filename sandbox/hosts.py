@@ -170,7 +170,7 @@ class Hosts:
             run("/bin/sh", "-c", script, str(trash))
 
     def destroy(self) -> None:
-        """Remove every host and the network, with all mounts, processes, rules, cgroups and folders."""
+        """Remove all hosts and the network, with mounts, processes, rules, cgroups and folders."""
         for path in sorted(path for path in self.directory.glob("hosts/*") if path.is_dir()):
             with (host := Host(self, path.name)).lock():
                 host.remove()
@@ -235,7 +235,7 @@ class Host:
         return contextlib.closing(store.Lock(self._lock_file, fcntl.LOCK_EX))
 
     def start(self, progress: Progress = lambda _: None) -> None:
-        """Boot the host if necessary, and wait for systemd to start everything; or `SandboxError`."""
+        """Boot the host if necessary, and wait until systemd is done; or `SandboxError`."""
         with self.lock():
             if not self._machine.is_kept_running():
                 self._mount()
@@ -443,7 +443,7 @@ class Host:
         return options
 
     def _wait_booted(self, before: int | None, progress: Progress) -> None:
-        """Wait until the host's first process is not `before`, and systemd has started everything."""
+        """Wait until the host's first process is not `before`, and systemd is done."""
         begin = shown = time.monotonic()
         state = "not running"
         while True:

@@ -1,4 +1,4 @@
-"""Build the charms' Grafana dashboards from scripts/dashboards.yaml; staging adds them to each charm.
+"""Build the charms' Grafana dashboards from scripts/dashboards.yaml, when a charm is staged.
 
 Built with Grafana's own library (grafana-foundation-sdk). The variables are the same as in every
 dashboard of COS: data sources prometheusds and lokids, and Juju's topology.

@@ -91,7 +91,7 @@ def charm_names() -> list[str]:
     return sorted(path.parent.name for path in (ROOT / "charms").glob("*/charmcraft.yaml"))
 
 
-# --- staging ---------------------------------------------------------------------------------------------------------
+# --- staging -------------------------------------------------------------------------------------
 
 
 def stage(charm: str, dest: pathlib.Path) -> None:
@@ -174,7 +174,7 @@ def _fingerprint(folder: pathlib.Path, base: Base, mode: Mode) -> str:
     return digest.hexdigest()
 
 
-# --- choosing the mode -----------------------------------------------------------------------------------------------
+# --- choosing the mode ---------------------------------------------------------------------------
 
 
 def choose_mode(base: Base) -> Mode:
@@ -217,7 +217,7 @@ def _succeeds(*command: str) -> bool:
         return False
 
 
-# --- running Charmcraft ----------------------------------------------------------------------------------------------
+# --- running Charmcraft --------------------------------------------------------------------------
 
 
 def _charmcraft() -> str:

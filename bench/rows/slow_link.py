@@ -1,4 +1,4 @@
-"""A GPT trained over a slow link: DDP, bf16 gradients, and sites that exchange every 10 or 50 steps.
+"""A GPT over a slow link: DDP, bf16 gradients, and sites that exchange every 10 or 50 steps.
 
 A link changes no loss, so losses are measured once for each way of training, over the loopback
 interface, and rates in a few steps over each link. Two ranks, one in each network namespace, with

@@ -190,7 +190,7 @@ def test_without_ddp_the_error_says_what_to_do(
         submit(local(scaled), 1)
 
 
-# -- the files ---------------------------------------------------------------------------------------------------------
+# -- the files ------------------------------------------------------------------------------------
 
 
 def test_files_are_private_and_another_accounts_is_not_loaded(tmp_path: pathlib.Path):

@@ -52,7 +52,7 @@ def make(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> Make:
     return of
 
 
-# --- metadata, and the table ------------------------------------------------------------------------------------------
+# --- metadata, and the table ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -184,7 +184,7 @@ def test_two_controllers_share_settings_and_state(
     assert "restart slurmctld" in host.since()
 
 
-# --- scenarios --------------------------------------------------------------------------------------------------------
+# --- scenarios -----------------------------------------------------------------------------------
 
 CASES = {
     name + (f"-{number}" if number else ""): {
@@ -349,7 +349,7 @@ def test_a_key_of_auth_slurm_has_2048_bytes_and_its_file_belongs_to_the_daemon(h
         daemon.set_auth_key("", "1")
 
 
-# --- slurmctld --------------------------------------------------------------------------------------------------------
+# --- slurmctld -----------------------------------------------------------------------------------
 
 
 def test_rotate_auth_key_adds_a_key_restarts_and_publishes_it(make: Make, host: FakeHost):
@@ -419,7 +419,7 @@ def test_slurmrestd_waits_for_slurmdbd_but_gets_the_settings_at_any_restart(make
     assert {"slurm.conf.accounting", "slurm.conf.profiling", "slurm.conf.overrides"} < set(settings)
 
 
-# --- slurmd, slurmdbd, slurmrestd -------------------------------------------------------------------------------------
+# --- slurmd, slurmdbd, slurmrestd ----------------------------------------------------------------
 
 
 def test_memory_and_cores_are_left_to_others(host: FakeHost, monkeypatch: pytest.MonkeyPatch):
@@ -483,7 +483,7 @@ def test_slurmrestd_runs_as_an_account_of_its_own_on_port_6820(
     assert {port.port for port in out.opened_ports} == {6820}
 
 
-# --- mysql ------------------------------------------------------------------------------------------------------------
+# --- mysql ---------------------------------------------------------------------------------------
 
 
 def test_mysql_makes_a_database_once_and_publishes_where_it_is(

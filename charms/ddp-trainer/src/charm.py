@@ -80,7 +80,7 @@ class DdpTrainerCharm(ops.CharmBase):
                 )
 
     def _on_removed(self, event: ops.EventBase) -> None:
-        """Remove everything from this machine; report nothing, since Juju may have deleted the unit."""
+        """Remove everything from this machine; report nothing: Juju may have deleted the unit."""
         self._on_stop(event)
         program.remove()
         idle_check.ensure_none(self.unit.name)

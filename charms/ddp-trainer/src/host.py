@@ -54,7 +54,7 @@ def settings(config: Config, unit: str) -> dict[str, str | bool]:
 
 
 def ensure(config: Config, unit: str, charm_dir: pathlib.Path, token: str) -> str:
-    """Install packages and the program, and make the workspace's folders; return an error, or ""."""
+    """Install packages and the program, make the workspace's folders; return an error, or ""."""
     try:
         apt.ensure_packages(PACKAGES)
         program.install(charm_dir)

@@ -65,7 +65,7 @@ class Answer:
 
 
 def install(charm_dir: pathlib.Path) -> bool:
-    """Install this charm's program and its dependencies for all accounts; return whether it changed.
+    """Install this charm's program and its dependencies for everyone; return whether it changed.
 
     root owns the files. Raises OSError.
     """

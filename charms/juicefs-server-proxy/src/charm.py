@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Offer a JuiceFS volume, in the user's own metadata engine and bucket or on a unit of this charm."""
+"""Offer a JuiceFS volume, in the user's own engine and bucket or on a unit of this charm."""
 
 import contextlib
 import logging

@@ -67,7 +67,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         exporter.follow(self, metrics.ensure)
 
     def _on_removed(self, _: ops.EventBase) -> None:
-        """Remove everything from this machine; report nothing: Juju 4.0.15 may have deleted the unit."""
+        """Remove everything from this machine; report nothing: Juju may have deleted the unit."""
         self._unmount()
         readiness.withdraw(self.unit.name)
         exporter.ensure_none(self.unit.name)

@@ -25,7 +25,8 @@ Session:
 \toptional\tpam_mkhomedir.so umask=0077
 """
 _ACCOUNT, _SESSION = "@include common-account\n", "@include common-session\n"
-# pam_slurm_adopt comes last in its stack. Juju's account and administrators log in without a job, as root always does
+# pam_slurm_adopt comes last in its stack. Juju's account and administrators log in without a job,
+# as root always does
 _JOINS_JOB = """\
 account sufficient pam_succeed_if.so quiet user = ubuntu
 account sufficient pam_succeed_if.so quiet user ingroup sudo
@@ -36,7 +37,7 @@ _STAYS_THERE = "@include common-session-noninteractive\n"
 
 
 def check(config: mount_plan.Config) -> None:
-    """Raise `ValueError`, which names the option, for an invalid folder or if ssh could join no job."""
+    """Raise `ValueError` with the option for an invalid folder, or if ssh could join no job."""
     with naming(HOMES):
         if not re.fullmatch(
             r"([A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*)?", config.homes
@@ -65,7 +66,7 @@ def remove(app: str) -> None:
     _remove_homes(app)
 
 
-# -- homes -------------------------------------------------------------------------------------------------------------
+# -- homes ----------------------------------------------------------------------------------------
 
 
 def _ensure_homes(app: str, folder: pathlib.Path) -> str:
@@ -104,7 +105,7 @@ def _settings(app: str) -> pathlib.Path:
     return _SSSD / f"50-slurm-ddp-homes-{app}.conf"
 
 
-# -- ssh on compute nodes ----------------------------------------------------------------------------------------------
+# -- ssh on compute nodes -------------------------------------------------------------------------
 
 
 def _ensure_adoption(app: str, node: str) -> None:

@@ -62,7 +62,7 @@ class Spec(Config, frozen=True):
 
     @property
     def holding(self) -> str:
-        """Return the mount options that equal the charm's options, so that users may give them too."""
+        """Return the mount options that the charm's options set, which users may give too."""
         return f"{'ro' if self.read_only else 'rw'} {'noexec' if self.noexec else 'exec'}"
 
     @property

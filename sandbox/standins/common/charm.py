@@ -31,7 +31,7 @@ class Standin(ops.CharmBase):
 
     @property
     def is_of_main(self) -> bool:
-        """Whether upstream's main is played, for Ubuntu 26.04; otherwise its track 25.11, for 24.04.
+        """Whether upstream's main for Ubuntu 26.04 is played, or its track 25.11 for 24.04.
 
         The sandbox writes the application's base to the charm's folder.
         """
@@ -43,7 +43,7 @@ class Standin(ops.CharmBase):
         raise NotImplementedError
 
     def note_departing(self, event: ops.RelationDepartedEvent) -> None:
-        """Remember that this unit leaves: relation-broken alone cannot tell it from a removed relation."""
+        """Remember that this unit leaves, and not the relation: relation-broken cannot tell."""
         if event.departing_unit == self.unit:
             self._stored.departing = True
 

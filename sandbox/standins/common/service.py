@@ -66,7 +66,7 @@ class Service:
     raises_limits: bool = False
 
     def install(self) -> None:
-        """Install the packages; the daemon does not run or start at boot without a configuration."""
+        """Install the packages; the daemon neither runs nor starts at boot unconfigured."""
         # Debian starts daemons on install, and without a controller one would block until systemd
         # gives up.
         systemctl("mask", "--runtime", "--no-reload", self.name)
@@ -123,7 +123,7 @@ class Service:
     # --- its options in /etc/default -------------------------------------------------------------
 
     def options(self) -> Options:
-        """Return NAME_OPTIONS in order: a word with `-` takes the next one, unless that has `-` too."""
+        """Return NAME_OPTIONS in order: a word with `-` takes the next one without `-`."""
         words = shlex.split(
             dotenv.get_key(DEFAULTS / self.name, f"{self.name.upper()}_OPTIONS") or ""
         )

@@ -89,7 +89,7 @@ def test_a_node_in_maintenance_takes_its_own_reservations_jobs_only(
     assert "not examined: " in ready.fails("doctor", **how)
 
 
-# -- nodes and other jobs ----------------------------------------------------------------------------------------------
+# -- nodes and other jobs -------------------------------------------------------------------------
 
 
 def test_nodes_by_name_reach_the_script(ready: Trainer, cluster: Cluster):
@@ -121,7 +121,7 @@ def test_a_job_can_wait_for_others(ready: Trainer, cluster: Cluster, text: str):
     assert "--dependency" not in judged, "Slurm tells no start of a job that waits for others"
 
 
-# -- the time limit ----------------------------------------------------------------------------------------------------
+# -- the time limit -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_impossible_measurements_are_refused(
     assert ready.fails("benchmark-collectives", **params).startswith(line)
 
 
-# -- plan -------------------------------------------------------------------------------------------------------------
+# -- plan -----------------------------------------------------------------------------------------
 
 POINTS = [{"bytes": 1 << 20, "busbw": 1.0}, {"bytes": 4 << 20, "busbw": 4.0}]
 

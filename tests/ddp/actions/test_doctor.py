@@ -311,7 +311,7 @@ def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: 
     assert "MIG" in error
 
 
-# -- the program on the nodes -----------------------------------------------------------------------------------------
+# -- the program on the nodes ---------------------------------------------------------------------
 
 
 def run_probe(
@@ -404,7 +404,7 @@ def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
     assert probe.reach(["no.such.host.invalid", 80])
 
 
-# -- the action -------------------------------------------------------------------------------------------------------
+# -- the action -----------------------------------------------------------------------------------
 
 
 def test_a_run_can_start_without_any_environment(trainer: Trainer, cluster: Cluster):

@@ -128,7 +128,7 @@ def test_a_sweep_goes_whole_and_only_once_all_its_runs_are_old(program: Program)
     assert left(program) == []
 
 
-# -- environments ------------------------------------------------------------------------------------------------------
+# -- environments ---------------------------------------------------------------------------------
 
 
 def store_old(program: Program, digit: str, **about: str) -> str:

@@ -141,7 +141,7 @@ def test_what_a_killed_command_hid_is_in_no_list_and_the_next_one_deletes_it(pro
     assert left(program) == ["dawn"]
 
 
-# -- checkpoints -------------------------------------------------------------------------------------------------------
+# -- checkpoints ----------------------------------------------------------------------------------
 
 
 def test_checkpoints_go_alone_with_what_was_left_unfinished(program: Program):

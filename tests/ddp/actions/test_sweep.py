@@ -223,7 +223,7 @@ def test_the_last_run_left_of_a_sweep_is_cancelled_by_its_id(ready: Trainer, clu
     assert ready.fails("cancel-run", run="40") == "run: job 40 has ended already: CANCELLED"
 
 
-# -- one element of an array, named by the array's id ------------------------------------------------------------------
+# -- one element of an array, named by the array's id ---------------------------------------------
 
 
 def test_an_element_is_shown_read_and_cancelled(ready: Trainer, cluster: Cluster):

@@ -148,7 +148,7 @@ def test_how_it_ends():
     assert rules == {75: "Ignore", "disrupted": "Ignore"}
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
+# --- names ---------------------------------------------------------------------------------------
 
 
 @hypothesis.given(
@@ -229,7 +229,7 @@ def test_impossible_manifests_are_refused(field: str, value: object, problem: st
         run(**{field: value})
 
 
-# --- the command of a pod --------------------------------------------------------------------------------------------
+# --- the command of a pod ------------------------------------------------------------------------
 
 TORCHRUN = """
 import os, pathlib, signal, sys, time

@@ -273,7 +273,7 @@ def test_a_failure_is_one_red_line(answers: None, monkeypatch: pytest.MonkeyPatc
     assert made.plain().count("\n") == 2, "the terminal folds it; what is copied is one line"
 
 
-# --- progress --------------------------------------------------------------------------------------------------------
+# --- progress ------------------------------------------------------------------------------------
 
 
 def test_progress_is_one_line_that_changes(monkeypatch: pytest.MonkeyPatch):

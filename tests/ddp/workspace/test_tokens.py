@@ -95,7 +95,7 @@ def test_a_folder_of_another_account_or_a_link_is_not_used(
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
 
 
-# -- in the job --------------------------------------------------------------------------------------------------------
+# -- in the job -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", [ENDS % "done", ENDS % "failed" + "; exit 1", "exit 137"])

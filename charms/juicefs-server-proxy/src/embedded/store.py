@@ -207,7 +207,7 @@ def is_durable(directory: pathlib.Path) -> bool:
 
 
 def check_parents(storage: pathlib.Path) -> None:
-    """Raise `StoreError` unless only root can write to the storage and its parents, as sshd requires."""
+    """Raise `StoreError` unless only root can write to storage and parents, as sshd requires."""
     for directory in (storage, *storage.parents):
         stat = directory.stat()
         if stat.st_uid != 0 or stat.st_mode & 0o022:

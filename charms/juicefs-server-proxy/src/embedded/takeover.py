@@ -78,7 +78,7 @@ def ensure(
 
 
 def _check_data(storage: pathlib.Path, setting: juicefs.Setting) -> None:
-    """Raise `StoreError` unless data and metadata have the same UUID, which JuiceFS keeps with both."""
+    """Raise `StoreError` unless data and metadata have the same UUID, kept by JuiceFS in both."""
     found = files.read(storage / "objects" / "data" / setting.name / "juicefs_uuid")
     if found != setting.uuid:
         raise embedded.store.StoreError(

@@ -40,7 +40,7 @@ class Application:
         self._ledger.pin(uuid=uuid)
 
     def reconcile(self) -> Status:
-        """Serve the volume if it is this unit's, offer it as leader, and return the unit's status."""
+        """Serve the volume if it is ours, offer it as leader, and return the unit's status."""
         settings = self._serve()
         if self.leads:
             self._offer(settings)
@@ -97,7 +97,7 @@ class Application:
             secret.revoke(relation)
 
     def _serve(self) -> embedded.store.Settings | None:
-        """Settle the volume's settings as leader, install juicefs, and serve the volume if it is ours."""
+        """Settle the volume's settings as leader, install juicefs, serve our own volume."""
         app, ledger, sources = self._charm.app.name, self._ledger, self._sources
         if self.leads:
             sources.request()
@@ -124,7 +124,7 @@ class Application:
         return settings
 
     def _offer(self, settings: embedded.store.Settings | None) -> None:
-        """Format the volume if there is none, apply its options, and offer it to all related applications."""
+        """Format the volume if necessary, apply its options, offer it to related applications."""
         ledger, target, adopt = self._ledger, self.target(), self._sources.config.adopt
         known = ledger.known(
             target.access.url, target.volume.name, adopt=adopt, before=self._left_here(settings)
@@ -150,7 +150,7 @@ class Application:
             ledger.pin(offered="yes")
 
     def _left_here(self, settings: embedded.store.Settings | None) -> str | None:
-        """Return the UUID of a volume that an application of this name left in the unit's storage."""
+        """Return the UUID of a volume that a namesake application left in the unit's storage."""
         owner = embedded.takeover.owner(settings.directory) if settings is not None else None
         return (
             owner.uuid if owner is not None and owner.application == self._charm.app.name else None
@@ -159,7 +159,7 @@ class Application:
     def _prove(
         self, settings: embedded.store.Settings | None, target: Target, setting: juicefs.Setting
     ) -> None:
-        """Check that clients can open the volume; if this unit stores it, give it the present keys."""
+        """Check that clients can open the volume; if this unit stores it, renew its keys."""
         if settings is not None:
             embedded.takeover.ensure(target, setting, settings.directory, self._show_progress)
         formatting.ensure_sticky_root(target)

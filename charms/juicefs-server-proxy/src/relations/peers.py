@@ -28,7 +28,7 @@ class Pinned(pydantic.BaseModel, frozen=True):
 
     @property
     def may_move(self) -> bool:
-        """Report whether no client can have written to the volume yet, so that it can be replaced."""
+        """Report whether the volume can be replaced: no client can have written to it yet."""
         return self.offered is None
 
 
@@ -60,7 +60,7 @@ class Ledger:
         self._relation.save(pinned, self._app)
 
     def settle(self, *, embedded: bool) -> bool:
-        """Pin whether the volume is embedded, then in this unit's storage; return whether that is new."""
+        """Pin whether the volume is embedded, then in our storage; return whether that is new."""
         mode = "embedded" if embedded else "external"
         if self.pinned.mode == mode:
             return False
@@ -130,7 +130,7 @@ class Ledger:
         return self._relation.data[units[server]].get(key)
 
     def silent_s(self, relations: collections.abc.Iterable[int]) -> dict[int, float]:
-        """Compute for how many seconds each of these relations, by its id, has been passed here at every call."""
+        """Return for how many seconds each of these relations, by id, was in every call."""
         now, databag = time.time(), self._relation.data[self._unit]
         before = json.loads(databag.get(_SILENT, "{}"))
         since: dict[str, float] = {

@@ -103,7 +103,7 @@ def _content(data: Databag, pointers: tuple[str, ...], reveal: Reveal) -> dict[s
 
 
 def _chain(text: str) -> str:
-    """Join PEM certificates: a JSON list, or plain text; each in PEM, or in base64 of PEM or DER."""
+    """Join PEM certificates: a JSON list or plain text, each in PEM or in base64 of PEM or DER."""
     try:
         parsed = json.loads(text)
     except ValueError:

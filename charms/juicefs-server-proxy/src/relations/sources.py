@@ -89,7 +89,7 @@ class Sources:
         return None
 
     def external(self, ledger: Ledger) -> tuple[Volume, fs.JuicefsSecret] | None:
-        """Read the external volume of options and relations with its credentials; None if embedded."""
+        """Read the external volume of options and relations with credentials; None if embedded."""
         with config_errors():
             wanted = self._external()
         pinned, mode = ledger.pinned, "external" if wanted else "embedded"
@@ -188,7 +188,7 @@ class Sources:
     def _read_engine(
         self, relation: ops.Relation | None, offers: list[services.Offer]
     ) -> tuple[juicefs_access.Engine, str | None]:
-        """Read the engine and its user from a relation, whose offer is added, or from the option."""
+        """Read engine and user from a relation, whose offer is added, or from the option."""
         if relation is None:
             with naming("metadata-url"):
                 return juicefs_access.parse(self.config.metadata_url)
@@ -201,7 +201,7 @@ class Sources:
     def _read_store(
         self, relation: ops.Relation | None, offers: list[services.Offer]
     ) -> tuple[str, str, str]:
-        """Read the store's kind, bucket and region from a relation, whose offer is added, or options."""
+        """Read the store's kind, bucket and region from a relation (adds its offer) or options."""
         config = self.config
         if relation is not None:
             offer = self._offer(relation, services.read_store)

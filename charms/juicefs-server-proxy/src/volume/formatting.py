@@ -35,7 +35,7 @@ class Known:
 
 
 def ensure_formatted(volume: Target, known: Known) -> juicefs.Setting:
-    """Return the volume's setting; format the volume first if none is known and the engine is empty.
+    """Return the volume's setting; first format a volume if none is known and the engine is empty.
 
     Raises `VolumeError` if another volume or none is there, and `juicefs.JuicefsError`.
     """

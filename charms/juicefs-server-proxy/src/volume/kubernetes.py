@@ -26,7 +26,7 @@ class _Parameters(Parameters, frozen=True):
 
 
 def _export(unit: Unit, wanted: _Parameters, _log: Log) -> Results:
-    """Write Secrets, StorageClass, PersistentVolume and -Claim into a file; show all but the secrets.
+    """Write Secrets, StorageClass, PersistentVolume and -Claim to a file; show all but secrets.
 
     The driver's mount pods run the same version of juicefs. JuiceFS takes no limit from `size`.
     """

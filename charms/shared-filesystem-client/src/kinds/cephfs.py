@@ -42,7 +42,7 @@ def ensure_client(spec: mount_plan.Spec) -> str:
 def plan(
     spec: mount_plan.Spec, volume: fs.Cephfs, key: str, client: str = KERNEL
 ) -> mount_plan.Plan:
-    """Plan the mount of a directory of a Ceph filesystem by `client`, which is already installed."""
+    """Plan the mount of a Ceph filesystem's directory by `client`, which is installed."""
     for what, value in {
         "user": volume.user,
         "fsid": volume.fsid,
@@ -122,7 +122,7 @@ def _fuse(
 
 
 def _monitors(volume: fs.Cephfs) -> tuple[mount_plan.Servers, int]:
-    """Resolve the monitors of the newest protocol that any speaks; return them and that protocol."""
+    """Resolve the monitors of the newest protocol that any speaks; return both."""
     messenger = max(monitor.messenger for monitor in volume.monitors())
     found: list[tuple[str, int]] = []
     for monitor in volume.monitors():

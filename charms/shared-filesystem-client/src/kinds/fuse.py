@@ -14,7 +14,7 @@ def service(
     command: list[str],
     **values: typing.Any,
 ) -> str:
-    """Write a client's unit, which starts once one of `servers` answers; `values` fill the template."""
+    """Write a client's unit, which starts once a server answers; `values` fill the template."""
     quoted = mount_plan.quoted
     return mount_plan.render(
         "fuse.service.j2",

@@ -21,7 +21,7 @@ _NID = re.compile(r"(?P<host>[^@\s:]+)@(?P<kind>tcp|o2ib|kfi|gni)(?P<number>\d{0
 
 
 def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
-    """Plan the mount of a filesystem; install the client and configure LNet, except in a container."""
+    """Plan a mount; install the client and configure LNet, except in a container."""
     nodes = servers(filesystem.nids)
     identifiers = tuple(identifier for node in nodes for identifier in node)
     path = kernel.below("/", spec.subdirectory)
@@ -96,7 +96,7 @@ def check(config: mount_plan.Config) -> None:
 def ensure_networks(
     config: mount_plan.Config, identifiers: collections.abc.Sequence[str], *, mounted: bool
 ) -> None:
-    """Configure LNet for the option's networks, or for the servers', each on the right interface."""
+    """Configure LNet for the option's or the servers' networks, each on the right interface."""
     wanted = config.lnet_networks or derive_networks(identifiers)
     if not wanted:
         return
@@ -120,7 +120,7 @@ def ensure_networks(
 
 
 def derive_networks(identifiers: collections.abc.Sequence[str]) -> str:
-    """Return LNet's networks with the interfaces to the servers; "" if its default, tcp, is right."""
+    """Return LNet's networks with interfaces to the servers; "" if its default tcp is right."""
     found: dict[str, str] = {}
     for identifier in identifiers:
         address, _, network = identifier.partition("@")

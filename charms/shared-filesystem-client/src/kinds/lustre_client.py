@@ -34,7 +34,7 @@ ARCHIVES = {name: Archive(**row) for name, row in tomllib.loads(_TABLE.read_text
 
 
 def check(repository: str) -> None:
-    """Raise `ValueError`, which names the option, unless it is empty or in the table of archives."""
+    """Raise `ValueError`, which names the option, unless it is empty or a known archive."""
     if repository and repository not in ARCHIVES:
         raise ValueError(
             f"lustre-repository: {repository[:40]!r} is none of {', '.join(ARCHIVES)}; "

@@ -1,4 +1,4 @@
-"""The options of each kind of filesystem: defaults, profiles, and the options that users may give."""
+"""The options of each kind of filesystem: defaults, profiles, and the options for users."""
 
 import pathlib
 import re
@@ -51,7 +51,7 @@ NFS, CEPHFS, CEPH_FUSE, LUSTRE, JUICEFS = map(
 
 
 def merge(kind: Kind, *, profile: str, given: str, holding: str = "") -> Options:
-    """Merge the defaults, the profile's options and the user's, the last ones winning; or `OptionError`."""
+    """Merge defaults, profile and user's options, the last ones winning; raises as `parse`."""
     options = {
         option: row[0] for option, row in (kind.defaults | kind.profiles.get(profile, {})).items()
     }

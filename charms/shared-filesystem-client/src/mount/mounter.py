@@ -148,7 +148,7 @@ def remove(app: str, *, unit: str) -> None:
 
 
 def _write(plan: mount_plan.Plan) -> states.State:
-    """Write all files of the mount; return its state, with the time when a running mount got outdated."""
+    """Write the mount's files; return its state, with the time when a running one got outdated."""
     state = states.load(plan.spec.app)
     if state is not None and (state.mountpoint, state.unit) != (plan.spec.mountpoint, plan.unit):
         _take_down(state)
@@ -202,7 +202,7 @@ def _write_files(plan: mount_plan.Plan) -> bool:
 
 
 def _prepare(plan: mount_plan.Plan) -> bool:
-    """Make a mountpoint that not even root can fill while nothing is mounted; return if it is new."""
+    """Make a mountpoint that not even root can fill while unmounted; return whether it is new."""
     mountpoint, path = plan.spec.mountpoint, pathlib.Path(plan.spec.mountpoint)
     if mounts.at(mountpoint):
         return False

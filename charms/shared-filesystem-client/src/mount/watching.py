@@ -63,7 +63,7 @@ def stop(app: str) -> None:
 
 
 def wake_once_right(app: str, unit: str, command: list[str]) -> None:
-    """Make the keeper run `unit`'s command once when the mount works; an empty command cancels that."""
+    """Make the keeper run `unit`'s command once the mount works; an empty one cancels that."""
     path = mount_plan.STATE / app / keeper.WAKE.format(unit.replace("/", "-"))
     if command:
         files.ensure_file(path, json.dumps(command) + "\n", mode=0o600)

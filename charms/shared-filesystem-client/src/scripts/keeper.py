@@ -75,7 +75,7 @@ class Remedy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """The charm's settings for the keeper, and its files on this machine to remove; `watch.json`."""
+    """The charm's settings for the keeper, and its files to remove; `watch.json`."""
 
     app: str
     mountpoint: str
@@ -131,7 +131,7 @@ class Health:
 
     @property
     def works(self) -> bool:
-        """Report whether the mount is right, or only slow for a short time while its servers answer."""
+        """Report whether the mount is right, or briefly slow while its servers answer."""
         is_slow = self.slow and not self.down and self.checked - self.slow < SLOW_S
         return self.state == State.RIGHT.value or bool(is_slow)
 
@@ -165,7 +165,7 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def turn(folder: pathlib.Path, *, patience: float = 0.0) -> collections.abc.Generator[bool]:
-    """Let one process act at a time; yield whether it is our turn after at most `patience` seconds."""
+    """Let one process act at a time; yield whether it is our turn within `patience` seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as file:
         end = time.monotonic() + patience
@@ -401,7 +401,7 @@ def remedy(
 
 
 def _remedy_for_hung(*, fuse: bool, in_use: bool, hung_s: float) -> Remedy:
-    """Choose a remedy for a hung mount whose servers answer: a kernel mount's users keep waiting."""
+    """Choose a remedy for a hung mount whose servers answer: users of the kernel's keep waiting."""
     if fuse:
         return Remedy.ABORT if hung_s >= HUNG_FUSE_S else Remedy.NOTHING
     if hung_s >= HUNG_KERNEL_S and not in_use:

@@ -255,7 +255,7 @@ class SlurmctldCharm(daemons.Daemon):
         self._reconfigure()
         self.model.get_secret(label=wire.AUTH_LABEL).set_content(content)
 
-    # --- shared by the handlers ----------------------------------------------------------------------
+    # --- shared by the handlers -----------------------------------------------------------------
 
     def check(self) -> ops.StatusBase:
         """Return the reason why the controller does not work, or the report of `scontrol ping`."""
@@ -296,7 +296,7 @@ class SlurmctldCharm(daemons.Daemon):
                 )
 
     def _signal_restart(self) -> None:
-        """Make the other controllers restart: `scontrol reconfigure` does not reread SlurmctldHost."""
+        """Restart the other controllers: `scontrol reconfigure` does not reread SlurmctldHost."""
         if self.unit.is_leader() and (peer := self.model.get_relation(_PEER)):
             peer.data[self.app]["restart_signal"] = json.dumps(str(uuid.uuid4()))
 
@@ -324,7 +324,7 @@ class SlurmctldCharm(daemons.Daemon):
         return json.loads(peer.data[self.app].get("cluster_name", '""')) if peer else ""
 
     def _has_state(self) -> bool:
-        """Check whether slurmctld finds its state: only a leader without `mount` has it on its disk."""
+        """Check whether slurmctld finds its state: a leader without `mount` has it on its disk."""
         return (
             self.unit.is_leader() and not self.model.relations["mount"]
         ) or slurm_controller.SHARED.is_mount()

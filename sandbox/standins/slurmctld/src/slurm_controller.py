@@ -24,7 +24,7 @@ _CLUSTER_NAMES = tuple(folder / "checkpoint" / "clustername" for folder in (serv
 
 
 def parse(text: str) -> slurmutils.SlurmConfig:
-    """Return the option slurm-conf-parameters, or raise `conf.OptionsRefused` as slurmutils does."""
+    """Return the option slurm-conf-parameters, or raise `conf.OptionsRefused`."""
     try:
         overrides = slurmutils.SlurmConfig.from_str(text)
     except (slurmutils.ModelError, ValueError) as e:
@@ -82,7 +82,7 @@ def write_options(overrides: slurmutils.SlurmConfig) -> None:
 
 
 def set_partition(partition: slurmutils.Partition, default_partition: str) -> None:
-    """Write slurm.conf.<partition> and include it; its nodes are those with its name as a feature."""
+    """Write slurm.conf.<partition> and include it; its nodes have its name as a feature."""
     name = str(partition.partition_name)
     if name == default_partition:
         partition.default = True
@@ -138,7 +138,7 @@ def _exclude(name: str) -> None:
 
 
 def share_settings(*, is_leader: bool) -> None:
-    """Link /etc/slurm to the shared filesystem; the leader first copies it there and keeps the old."""
+    """Link /etc/slurm to the shared filesystem; the leader copies it there, keeping the old."""
     target = SHARED / "etc" / "slurm"
     if service.ETC.is_symlink():
         return

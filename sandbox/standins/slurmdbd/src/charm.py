@@ -61,7 +61,7 @@ class SlurmdbdCharm(daemons.Daemon):
         self._reconfigure()
 
     def _on_database_joined(self, event: ops.RelationCreatedEvent) -> None:
-        """Ask for the database, with credentials in a secret, as the data platform's library does."""
+        """Ask for the database, with credentials in a secret, like the data platform's library."""
         if self.unit.is_leader():
             secrets = ["username", "password", "tls", "tls-ca", "uris"]
             event.relation.data[self.app].update(
