@@ -7,7 +7,8 @@ import subprocess
 import sys
 import typing
 
-# Captured from 24.11.5: the machine of slurmd-1 is called juju-2586ad-4, and no other machine resolves either name.
+# Captured from 24.11.5: slurmd-1's machine is called juju-2586ad-4, and no other machine resolves
+# either.
 NODE = (
     "NodeName={name} Arch=x86_64 CoresPerSocket=1 CPUAlloc=1 CPUEfctv=2 CPUTot=2 CPULoad=1.13 AvailableFeatures=slurmd "
     "ActiveFeatures=slurmd Gres=(null) NodeAddr={address} NodeHostName=juju-2586ad-4 Version=24.11.5 "

@@ -1,4 +1,4 @@
-"""A double of slurm_ddp.exporter's service: what each unit's exporter on this machine was started with."""
+"""A double of slurm_ddp.exporter's service: the settings of each unit's exporter here."""
 
 import collections.abc
 import dataclasses

@@ -13,7 +13,7 @@ from ddp import cli
 
 
 def typed(*words: str) -> "tuple[int, str, str]":
-    """Run the program in this process; return the exit status, standard output and standard error."""
+    """Run the program in this process; return exit status, standard output and standard error."""
     ended: list[int] = []
 
     def leave(code: int) -> typing.NoReturn:

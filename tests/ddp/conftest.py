@@ -75,7 +75,7 @@ def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
 def settings(
     workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> Settings:
-    """Make the settings of a user's command, with a small payload, and with claims in a folder of the test's."""
+    """Return a user's settings, with a small payload and claims in the test's folder."""
     payload = small_payload(tmp_path / "payload")
     monkeypatch.setattr(locks, "CACHE", tmp_path / "private")
     monkeypatch.setattr("ddp.slurm.cluster._listing", None)
@@ -87,7 +87,7 @@ def settings(
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Commands]:
-    """Answer Slurm's commands by the expected texts; the test fails when one was never asked for."""
+    """Answer Slurm's commands with the expected texts; fail the test if one is never requested."""
     double = Commands()
     for module in (jobs, nodes):
         monkeypatch.setattr(module, "run", double)

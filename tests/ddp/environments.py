@@ -6,7 +6,7 @@ import pathlib
 def make(
     place: pathlib.Path, kind: str = "venv", torch: str | None = "2.6.0", agent: str = ""
 ) -> pathlib.Path:
-    """Make an environment whose interpreter is `agent`, a shell's text; `system` takes in another one's packages."""
+    """Make an environment with `agent`, a shell script, as interpreter; `system` adds packages."""
     files = {
         "bin/python3": f"#!/bin/bash\n{agent}\n",
         "conda-meta/x" if kind == "conda" else "pyvenv.cfg": "",

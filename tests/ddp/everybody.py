@@ -1,4 +1,4 @@
-"""The program as the charm installs it for everybody, below a folder that other accounts reach too."""
+"""The program as the charm installs it for everyone, in a folder that all accounts can reach."""
 
 import collections.abc
 import contextlib

@@ -1,4 +1,4 @@
-"""The program as the charm asks for it, without the charm: requests in, results out, and the files that jobs leave."""
+"""The program called as by the charm: requests in, results out, and the files that jobs leave."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Values that a shell, Slurm, jinja2, a terminal, JSON, YAML or a path would misread, and the options that take text."""
+"""Values that a shell, Slurm, jinja2, a terminal, JSON, YAML or a path misreads; text options."""
 
 import json
 import pathlib

@@ -46,7 +46,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def process() -> collections.abc.Iterator[Process]:
-    """Run the program as its users do, as an ordinary account, with standard output and error apart."""
+    """Run the program under an ordinary account, with separate standard output and error."""
     with everybody.installed("ddp-program") as top:
 
         def run(*words: str, **how: typing.Any) -> "subprocess.CompletedProcess[str]":

@@ -1,4 +1,4 @@
-"""Every `ddp` line of the documents and each verb's examples parse as a shell and the command line's own parser do."""
+"""All `ddp` lines of documents and verbs' examples parse in a shell and in the command line."""
 
 import pathlib
 import re

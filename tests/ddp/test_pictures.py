@@ -1,4 +1,4 @@
-"""What `make pictures` cuts out of the demo's output, and the dashboards that it draws from Prometheus' answers."""
+"""The excerpts that `make pictures` takes from a demo's output, and its dashboards' drawings."""
 
 import json
 import pathlib

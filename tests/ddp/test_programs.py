@@ -1,4 +1,4 @@
-"""The programs that another Python runs, on a node or here: files of the package, run here for real."""
+"""The programs that another Python runs, on a node or here: files of the package, really run."""
 
 import json
 import pathlib
@@ -32,7 +32,7 @@ cuda = types.SimpleNamespace(is_available=lambda: False)
 
 
 class Node(Cluster):
-    """A cluster of one node, which is this machine: what srun would start there is started, with nothing of ours."""
+    """A cluster of this machine as its one node: runs srun's commands in a clean state."""
 
     def __init__(self, user: str) -> None:
         super().__init__(user)

@@ -1,4 +1,4 @@
-"""Submissions that Slurm answers in odd ways, refuses, or accepts and lets wait; and a run that is submitted again."""
+"""Odd answers, refusals and delays of Slurm at a submission; and a run submitted again."""
 
 import collections.abc
 import datetime
@@ -297,7 +297,7 @@ def test_a_limit_is_reported_and_one_that_nothing_ends_is_refused(
 
 
 class DyingMount:
-    """Fails the change of this number below a folder, and all that follow it, as a mount that has lost its client."""
+    """Fail a folder's n-th change and all later ones, like a mount that lost its client."""
 
     def __init__(self, patch: pytest.MonkeyPatch, top: pathlib.Path, number: int) -> None:
         self.top, self.number, self.changes = top, number, itertools.count()

@@ -109,7 +109,7 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
 
 @pytest.fixture(scope="session")
 def installations(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Return a folder for the environments that tests share, each made by the first test that needs it."""
+    """Return a folder of shared environments; the first test that needs one makes it."""
     return tmp_path_factory.mktemp("installations")
 
 

@@ -1,4 +1,4 @@
-"""Chromium without a window, driven by the DevTools protocol over two pipes (--remote-debugging-pipe)."""
+"""Headless Chromium, driven by the DevTools protocol over two pipes (--remote-debugging-pipe)."""
 
 import collections.abc
 import contextlib

@@ -42,7 +42,8 @@ relations:
   - [{app}:juju-info, sackd:juju-info]
   - [{app}:juju-info, slurmd:juju-info]
 """
-# Holds its folder open, so that the mount is in use all the time; tells of a file once it is synced and renamed
+# Keeps its folder open, so that the mount is always in use; reports a file once it is synced and
+# renamed
 WRITER = """
 mkdir -p {mp}/$(hostname) && cd {mp}/$(hostname) || exit 1
 i=0

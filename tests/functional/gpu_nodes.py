@@ -10,9 +10,9 @@ NODE, HOST = "slurmd-0", "slurmd/0"
 
 
 def show(cluster: Cluster, node: str = NODE) -> dict[str, str]:
-    """Return the controller's record: all fields, Gres without socket hints, and Reason without its author.
+    """Return the controller's record: all fields, Gres without sockets, Reason without its author.
 
-    Waits for a controller that is just being started.
+    Waits for a controller that is starting.
     """
 
     def record() -> str:
@@ -39,9 +39,9 @@ def states(found: dict[str, str]) -> tuple[str, set[str]]:
 
 
 def is_fit(cluster: Cluster, gres: str, node: str = NODE, within: float = PATIENCE_S) -> bool:
-    """Whether the node has this Gres and takes jobs; waits for Slurm's own moments between states, for no charm.
+    """Whether the node has this Gres and takes jobs; waits through Slurm's own transitions only.
 
-    A node that was resumed answers within slurmctld's next ping, and until then it is marked NOT_RESPONDING.
+    A resumed node answers within slurmctld's next ping; until then it is marked NOT_RESPONDING.
     """
     deadline = time.monotonic() + within
     while True:
@@ -74,7 +74,7 @@ def step(cluster: Cluster, *words: str) -> str:
 
 
 def until_held(cluster: Cluster, loss: str) -> None:
-    """Let five minutes pass, again and again, until slurmd runs and the node is drained for this loss."""
+    """Let five minutes pass repeatedly until slurmd runs and the node is drained for this loss."""
 
     def is_held() -> None:
         assert notice(cluster) == f"blocked: bring back what is missing, or run accept-gpus: {loss}"
@@ -109,7 +109,7 @@ def restart_slurmd(cluster: Cluster) -> None:
 
 
 def until_registered_again(cluster: Cluster, before: dict[str, str]) -> dict[str, str]:
-    """Wait until the node's slurmd has registered after a new start; return the controller's record of the node."""
+    """Wait until the node's slurmd has registered after a new start; return the node's record."""
 
     def registered() -> dict[str, str]:
         found = show(cluster)
@@ -134,7 +134,7 @@ def notice(cluster: Cluster, unit: str = "") -> str:
 
 
 def until(cluster: Cluster, words: str, unit: str = "") -> str:
-    """Let five minutes pass, again and again, until the unit's status begins so, which a moment of Slurm's may delay."""
+    """Let five minutes pass repeatedly until the unit's status begins so; Slurm may delay it."""
 
     def noticed() -> str:
         output = notice(cluster, unit)
@@ -150,7 +150,7 @@ def submit(cluster: Cluster, script: str, *options: str) -> str:
 
 
 def jobs(cluster: Cluster) -> dict[str, str]:
-    """Return the state of each job that Slurm remembers, with a mark for those that were started more than once."""
+    """Return the state of each job that Slurm remembers, with a mark if it started repeatedly."""
     text = cluster.on("slurmctld/0", "scontrol", "show", "jobs", "-o")
     rows = re.findall(r"^JobId=(\d+) .*? JobState=(\w+) .*? Restarts=(\d+) ", text, re.MULTILINE)
     return {job: state if again == "0" else f"{state} again" for job, state, again in rows}

@@ -131,7 +131,7 @@ class PlainSlurm:
         return done.stdout
 
     def tries(self, script: str, *, timeout: float = 600) -> Done:
-        """Run a shell script as the account, in its home, with the variables of a login and pip's."""
+        """Run a shell script as the account, in its home, with its login's and pip's variables."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         path = f"{HOME}/.local/bin:{BIN}:/usr/local/bin:/usr/bin:/bin"
         env = kept | self.pip | {"HOME": str(HOME), "USER": USER, "LOGNAME": USER, "PATH": path}
@@ -147,7 +147,8 @@ class PlainSlurm:
             env=env,
             input="",
         )
-        # The lines of a run begin with its task: torch may write such a one when its store ends before an agent does.
+        # A run's lines begin with their task: torch may write such a line if its store ends before
+        # an agent.
         assert not re.search(r"^Traceback", done.stderr, re.MULTILINE), done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 

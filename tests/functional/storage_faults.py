@@ -12,7 +12,8 @@ PROXY = "juicefs-server-proxy"
 HOSTS = ("sackd/0", "slurmd/0", "slurmd/1")
 STATE = f"/var/lib/slurm-ddp/{APP}"
 ENGINE = f"juicefs-metadata-{PROXY}.service"
-# From JuiceFS 1.2 on a supervisor is the unit's own process, and its newest child answers the kernel
+# From JuiceFS 1.2 on, the unit's own process is a supervisor, and its newest child answers the
+# kernel
 CLIENT = f"systemctl show -P MainPID juicefs-{APP}.service"
 SERVER = "pgrep -nf '[j]uicefs --no-agent mount'"  # not the shell that asks
 PATIENCE_S = 240  # the keeper needs at most half a minute on an idle machine
@@ -51,13 +52,13 @@ def until(
 
 
 def until_right(cluster: Cluster, *hosts: str, since: float = 0.0) -> None:
-    """Wait until the mounts of the hosts are right, by a look that the keepers took after `since`."""
+    """Wait until the hosts' mounts are right, by a keeper's look after `since`."""
     for host in hosts or HOSTS:
         until(cluster, host, lambda found: found["state"] == "right" and found["checked"] > since)
 
 
 def writable_again(process: str, old: str) -> str:
-    """Return a script that waits until another process than `old` is what `process` finds, and its mount takes a file."""
+    """Return a script that waits until `process` is not `old`, and its mount takes a file."""
     on_it = f"findmnt -rno FSTYPE {MP} | grep -qx fuse.juicefs"  # not the folder below, where root can write too
     found = f'new=$({process}) && [ "$new" != 0 ] && [ "$new" != {old} ]'
     return f"until {found} && {on_it} && echo x 2>/dev/null >{MP}/.after-kill; do sleep 0.1; done"

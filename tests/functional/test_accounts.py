@@ -130,7 +130,7 @@ def listening(one: Person, unit: str) -> collections.abc.Generator[tuple[str, st
 
 
 def test_no_account_reads_files_that_another_deleted(cluster: Cluster, alice: Person, bob: Person):
-    """A file that all may read, in a folder that only its owner enters; on each host, and however long it is kept."""
+    """A file that all may read, in a folder that only its owner enters, on each host."""
     alice.does("ddp list")
     private = f"{alice.folder}/private"
 

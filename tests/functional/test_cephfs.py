@@ -29,7 +29,7 @@ USER = "client.fs-client"
 
 
 def deploy(one: Cluster, folder: pathlib.Path) -> Answer:
-    """Deploy Ceph, fill in a copy of the overlay with what Ceph's commands print, and deploy the bundle with it."""
+    """Deploy Ceph, fill in the overlay from Ceph's commands, and deploy the bundle with it."""
     (folder / "ceph.yaml").write_text("applications: {ceph: {charm: ceph, num_units: 1}}\n")
     if (answer := one.ctl("deploy", str(folder / "ceph.yaml"), timeout=1200)).code != 0:
         return answer

@@ -1,4 +1,4 @@
-"""An image of Debian's packages, imported by a user and started by crun: "A container" of docs/howto/environments.md."""
+"""An image of Debian's packages, imported and run by crun: docs/howto/environments.md."""
 
 import collections.abc
 import re
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.trains, pytest.mark.long, pytest.mark.timeout(1500)]
 ARCHIVE, FOREIGN = "/var/tmp/torch.tar", "/var/tmp/foreign.tar"
 ROOT = "mmdebstrap --quiet --variant=minbase --include=python3-minimal,libpython3-stdlib"
 INSTALL = "apt-get -q update >/dev/null && apt-get -qy --no-install-recommends install"
-# A layer of Debian, and one with the jobs' environment; a second image says that it is for another machine
+# A layer of Debian, and one with the jobs' environment; a second image is for another architecture
 BUILD = f"""
 set -e
 cd /var/tmp && mkdir -p layer/opt/env
@@ -59,7 +59,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def alice(cluster: Cluster) -> collections.abc.Iterator[Person]:
-    """A user with the files of two images, on a cluster whose operator set up crun as the page says."""
+    """A user with the files of two images, on a cluster with crun set up as on the page."""
     cluster.action("install-environment", timeout=1500)
     page = (REPOSITORY / "docs/howto/environments.md").read_text()
     conf = page.partition("```text\n")[2].partition("```")[0]

@@ -1,4 +1,4 @@
-"""What happens to a running job when the cluster fails under it: the filesystem's client dies, a node loses power."""
+"""A running job when the cluster fails: the filesystem's client dies, a node loses power."""
 
 import collections.abc
 import functools
@@ -33,7 +33,7 @@ def batch_host(cluster: Cluster, job: Json) -> str:
 
 
 def assert_whole(cluster: Cluster, job: Json) -> None:
-    """Check that no line was lost: of each attempt all steps are there, from the one that was saved to the end."""
+    """Check that no line was lost: each attempt has all steps, from the saved one to the end."""
     steps: dict[str, list[int]] = {}
     for step, attempt in steps_done(cluster, job):
         steps.setdefault(attempt, []).append(step)
@@ -138,7 +138,7 @@ def check_losses_are_the_same(
     nodes: int,
     on: str = "",
 ) -> None:
-    """Check that a built-in training outlives a fault on its first node, or `on` another one, and computes the same."""
+    """Check that a built-in training survives a fault on a node, and computes the same."""
     storage_faults.until_right(cluster)
     expected = undisturbed(cluster, workload, nodes)
     job = train(cluster, workload, f"{workload}-{time.time():.0f}", nodes)

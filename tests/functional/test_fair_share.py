@@ -1,4 +1,4 @@
-"""Fair shares with a real slurmdbd, set up by the lines of docs/howto/team.md: shares, preemption, usage, reasons."""
+"""Fair shares with a real slurmdbd, by docs/howto/team.md: shares, preemption, usage, reasons."""
 
 import collections.abc
 import json
@@ -218,7 +218,7 @@ def test_a_low_run_is_preempted_saves_waits_and_resumes_bitwise(alice: Person, b
 def test_usage_shows_the_hours_of_accounts_and_users_once_slurmdbd_summed_them(
     shared: Cluster, alice: Person, bob: Person
 ):
-    """slurmdbd sums up whole hours: the jobs of above are moved two hours back, and summed again."""
+    """slurmdbd sums whole hours: the jobs above are moved two hours back, and summed again."""
     moved = (
         "update ddp_job_table set time_submit=time_submit-7200, time_eligible=time_eligible-7200, "
     )

@@ -1,9 +1,9 @@
-"""GPUs that come, go and come back on real slurmd and slurmctld: what Slurm has follows, and no job is lost.
+"""GPUs that appear, vanish and return on real slurmd and slurmctld: Slurm follows, no job is lost.
 
-A card is put in or taken out by `sandboxctl gpus`, which tells no charm; `update-status` is what Juju sends every five
-minutes. The controller's gres.conf is upstream's `AutoDetect=nvidia`. While a test runs, a watch on the controller's
-machine looks at the nodes: a node that Slurm refuses (INVALID_REG), even for a moment, fails the test, unless a card of
-it is missing.
+`sandboxctl gpus` adds or removes a card without an event for charms; `update-status` stands for
+Juju's, every five minutes. The controller's gres.conf is upstream's `AutoDetect=nvidia`. While a
+test runs, a watch on the controller's machine looks at the nodes: if Slurm refuses a node
+(INVALID_REG), even for a moment, the test fails, unless one of its cards is missing.
 """
 
 import re
@@ -158,7 +158,10 @@ def test_a_card_is_lost_and_comes_back_while_a_job_runs(cluster: Cluster):
 @pytest.mark.long
 @pytest.mark.loses_cards
 def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
-    """The running job is waited for, the waiting ones run afterwards, and then one on both cards."""
+    """The charm waits for the running job.
+
+    The waiting ones run afterwards, and then one on both cards.
+    """
     running = "j" + submit(
         cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1"
     )
@@ -192,7 +195,7 @@ def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
 @pytest.mark.long
 @pytest.mark.loses_cards
 def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
-    """slurmd does not start with a line whose device file is not there: the line goes, and comes back with the card."""
+    """slurmd does not start with a line for a missing device: lines follow their cards."""
     cluster.ok("gpus", HOST, NPS)
     until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
     assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
@@ -419,7 +422,10 @@ def test_a_node_with_a_broken_card_stays_held_when_upstream_sets_it_idle(cluster
 
 @pytest.mark.long
 def test_a_rebooted_node_takes_jobs_without_a_hook(cluster: Cluster):
-    """The machine reboots under Juju's feet; no hook runs, and the mount's keeper and the node's service do it all."""
+    """The machine reboots without Juju.
+
+    No hook runs: the keeper and the node's service do it all.
+    """
     before = show(cluster)
     boot = cluster.on(HOST, "cat", "/proc/sys/kernel/random/boot_id")
     time.sleep(_LATER_S)

@@ -1,4 +1,4 @@
-"""Two controllers on a filesystem that they share: overlays/ha.yaml, as docs/howto/deploy.md has it."""
+"""Two controllers on a shared filesystem: overlays/ha.yaml, as in docs/howto/deploy.md."""
 
 import typing
 

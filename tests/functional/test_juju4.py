@@ -1,4 +1,4 @@
-"""What differs between Juju 3.6 and Juju 4: actions that wait for a job, and a second deployment."""
+"""Differences of Juju 3.6 and Juju 4: actions that wait for a job, and a second deployment."""
 
 import collections.abc
 import concurrent.futures
@@ -109,7 +109,7 @@ def waiting(cluster: Cluster, run: str, *more: str) -> collections.abc.Generator
 
 
 def change_neighbour(cluster: Cluster, value: str) -> str:
-    """Set an option of the filesystem's client on the login node's machine; return what waits then, if anything."""
+    """Set an option of the login node's filesystem client; return the waiter, or ""."""
     answer = cluster.ctl("config", NEIGHBOUR, f"profile={value}")
     assert answer.code == 0, answer.err
     return "".join(line for line in answer.err.splitlines() if "waits for the machine lock" in line)

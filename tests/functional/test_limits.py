@@ -1,6 +1,6 @@
-"""How runs of ordinary programs end that Slurm ends: at their limit, for another job, by scontrol requeue and scancel.
+"""How ordinary programs end under Slurm: by limit, preemption, scontrol requeue and scancel.
 
-The programs know nothing of ddp: they save to a folder that their command names, when a signal tells them to.
+The programs know nothing of ddp: on a signal they save to a folder that their command names.
 """
 
 import collections.abc
@@ -19,7 +19,7 @@ pytestmark = [
 
 SLURMCTLD_LOG = "/var/log/slurm/slurmctld.log"
 LIMIT_S = 600  # two minutes for each of two jobs in turn, Slurm's look at the limits every half minute, and the queue's
-# It takes: a signal to save on, the exit code after that, and a folder. What continues is done after five steps.
+# Takes a signal to save on, the exit code after that, and a folder. It continues for five steps.
 ORDINARY = """
 import os, pathlib, signal, sys, time
 number, code, folder = signal.Signals["SIG" + sys.argv[1]], int(sys.argv[2]), pathlib.Path(sys.argv[3])
@@ -206,7 +206,7 @@ def test_a_program_that_saves_nothing_is_stopped_after_two_limits(limits: Cluste
 
 @pytest.fixture
 def preempting(limits: Cluster) -> collections.abc.Iterator[Cluster]:
-    """Slurm with a partition whose jobs take the place of others, as docs/howto/resume.md has it."""
+    """Slurm with a partition whose jobs preempt others, as in docs/howto/resume.md."""
     site = (
         "PreemptType=preempt/partition_prio\\nPreemptMode=REQUEUE\\n"
         "PartitionName=urgent Nodes=ALL PriorityTier=10 State=UP\\n"

@@ -52,7 +52,7 @@ def observed(
 
 
 def shown(cluster: Cluster) -> dict[str, dict[str, str]]:
-    """Return workload status and message of our units and their principals; figures in messages change."""
+    """Return status and message of our units and their principals; figures in messages change."""
     return {
         name: {
             key: re.sub(r"[0-9.]+ [GT]iB", "", str(unit["workload-status"].get(key)))
@@ -98,7 +98,7 @@ def put(cluster: Cluster, host: str, path: str, text: str | bytes, mode: str = "
 
 
 def metric_names(charm: str) -> set[str]:
-    """Return the names of a charm's metrics that have series on any machine at all, with its sources' own."""
+    """Return a charm's metrics that have series on any machine, with its sources' own."""
     return {
         "shared-filesystem-client": {
             "mount_up",
@@ -245,7 +245,10 @@ done
 
 @pytest.mark.long
 def test_a_run_that_trains_fails_and_is_requeued_is_seen(observed: Cluster):
-    """Slurm requeues a job of a run's name; the run's folder has what `ddp` writes when it submits."""
+    """Slurm requeues a job with a run's name.
+
+    The run's folder has `ddp`'s files of a submission.
+    """
     folder, of_run = f"{MP}/runs/{RUN}", f'{{run="{RUN}",user="ubuntu"}}'
     requeues = f"slurm_ddp_run_requeues_total{of_run}"
     failures = 'slurm_ddp_run_failures_total{reason="program"}'

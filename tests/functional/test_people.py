@@ -137,7 +137,7 @@ class Person:
 
 @contextlib.contextmanager
 def person(cluster: Cluster, name: str, uid: str) -> collections.abc.Generator[Person]:
-    """Make an account on every host, and remove it with all that it left on the volume and on the hosts' disks."""
+    """Make an account on every host, and remove it with its files on volume and disks."""
     for host in HOSTS:
         cluster.on(host, "useradd", "--create-home", "--uid", uid, name)
     try:
@@ -209,7 +209,7 @@ def test_she_looks_at_her_run(alice: Person, trained: Json):
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [20, 60])
 def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seconds: int):
-    """A restart of slurmctld is a minute of daily life; the job trains on, and so does everybody's view of it."""
+    """A restart of slurmctld is a common minute; the job trains on, and everyone still sees it."""
     cluster, run = alice.cluster, f"followed-{seconds}"
     alice.does("mkdir -p exp")
     alice.writes("exp/count.py", COUNTS)
@@ -264,7 +264,7 @@ def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seco
 def test_she_may_name_any_path_and_reuse_a_submission_that_died_half_way(
     alice: Person, trained: Json
 ):
-    """Pipes and devices are refused at once, fetch leaves them out, and a dry run tells no start that Slurm makes up."""
+    """Pipes and devices are refused at once, fetch skips them, a dry run gives no made-up start."""
     code = f"{trained['run-dir']}/code"
     alice.does(
         f"mkdir -p odd && cd odd && mkfifo pipe && touch train.py && touch {code}/made && mkfifo {code}/fifo"
@@ -449,7 +449,7 @@ def test_a_folder_on_a_hosts_disk_that_another_made_first_hinders_nobody(
 
 
 def test_an_archive_that_another_put_there_is_not_used(alice: Person, bob: Person):
-    """An administrator opened the trainer's folder to all, with the sticky bit: alice offers what bob would take."""
+    """The trainer's folder is open, with the sticky bit: alice plants a file for bob."""
     shared, planted = f"{MP}/environments", "0123456789abcdef"
     mode = alice.cluster.on(LOGIN, "stat", "-c", "%a", shared)
     alice.cluster.on(LOGIN, "chmod", "1777", shared)

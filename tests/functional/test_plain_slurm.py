@@ -1,4 +1,4 @@
-"""`pipx install` and `ddp` on a Slurm of two nodes without Juju, under an ordinary account: docs/howto/plain-slurm.md."""
+"""`pipx install` and `ddp` on a Slurm of two nodes without Juju: docs/howto/plain-slurm.md."""
 
 import collections.abc
 import json

@@ -1,4 +1,4 @@
-"""Projects of two people on the login host: what runs under torchrun or sbatch runs under ddp, unchanged."""
+"""Projects of two users on the login host: torchrun and sbatch commands run unchanged under ddp."""
 
 import base64
 import collections.abc

@@ -1,7 +1,7 @@
-"""Two nodes at two providers, joined by WireGuard in user space: a training is killed, and goes on bit for bit.
+"""Two nodes at two providers, joined by userspace WireGuard: a killed training resumes bit for bit.
 
-docs/ways/several-clouds.md, without an account anywhere: wireguard-go carries the packets as tailscaled does, by 1280
-bytes, and the kernel limits the rate.
+docs/ways/several-clouds.md, without any provider's account: wireguard-go carries the packets as
+tailscaled does, with 1280 bytes, and the kernel limits the rate.
 """
 
 import collections.abc

@@ -1,4 +1,4 @@
-"""What `sbatch --test-only` takes, `ddp submit` takes: values of sbatch's own grammar, judged by a real slurmctld."""
+"""`ddp submit` takes the same values as `sbatch --test-only`, judged by a real slurmctld."""
 
 import collections.abc
 import dataclasses

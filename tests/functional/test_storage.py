@@ -174,7 +174,7 @@ true
 
 
 def test_no_secret_lies_where_it_can_be_read(healthy: Cluster):
-    """Every value of every secret, raw and encoded, in all places that other users of hosts or model can see."""
+    """Every value of every secret, raw and encoded, in all places that other users can see."""
     secrets = healthy.secrets()
     assert len(secrets) >= 2
     model = json.loads(

@@ -1,4 +1,4 @@
-"""People of a team: Slurm's accounts, and the same person on every host by a directory (real slapd and SSSD)."""
+"""A team's users: Slurm's accounts, and one account on all hosts by a real slapd and SSSD."""
 
 import collections.abc
 import contextlib

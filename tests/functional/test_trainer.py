@@ -1,7 +1,7 @@
-"""What can happen to a training, done on purpose: it fails, is cancelled, warned, swept, crowded; Slurm is restarted.
+"""Accidents of a training: failure, cancellation, warning, sweep, crowding; Slurm restarts.
 
-The ranks are small scripts without torch, so that a drill takes seconds; what torch itself does in such
-moments is the payload's tests' affair, and test_bundle_runs trains for real.
+The ranks are small scripts without torch, so that a drill takes seconds; the payload's tests cover
+torch itself in such moments, and test_bundle_runs trains for real.
 """
 
 import re

@@ -1,7 +1,8 @@
-"""Every command of README, tutorial and how-tos is typed in the sandbox, in the order of each page.
+"""Type every command of README, tutorial and how-tos in the sandbox, in the order of each page.
 
-`./sandboxctl` stands for `juju`, user ubuntu at the login host for the reader. walk.toml has the lines that are not run
-and the values that depend on the deployment. The lane docs-walk runs this; `-k submit` runs one page.
+`./sandboxctl` stands for `juju`, user ubuntu at the login host for the reader. walk.toml has the
+lines to skip and the values that depend on the deployment. The lane docs-walk runs this; `-k
+submit` runs one page.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""A workspace in a temporary folder with doubles of Slurm and pip, and the program asked as the charm asks it."""
+"""A temporary workspace with doubles of Slurm and pip, and the program called as by the charm."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""`args` and a sweep's options are looked at by the payload's own parser before anything is written."""
+"""The payload's own parser checks `args` and a sweep's options before anything is written."""
 
 import collections.abc
 import re

@@ -117,7 +117,7 @@ def test_a_disk_is_named_if_and_only_if_no_environment_runs_from_it(
 def test_over_a_slow_link_the_kernels_settings_are_judged_with_the_line_to_type(
     settings: Settings, facts: Facts
 ):
-    """By 40 ms, 4 MiB of a buffer, half of it data, let 419 Mbit/s through; 1 Gbit/s needs 10 MB."""
+    """At 40 ms, a buffer of 4 MiB, half of it data, allows 419 Mbit/s; 1 Gbit/s needs 10 MB."""
     report = facts.reports["slurmd-1"]
     report["network"]["peers"]["slurmd-0"]["trip_ms"] = 40.0
     report["tcp"] = {

@@ -30,7 +30,7 @@ def test_a_requeued_job_is_started(program: Program, cluster: Cluster):
 def test_a_job_that_slurmctld_could_not_start_is_reported_with_the_account_that_it_lacks(
     program: Program, cluster: Cluster, reason: str
 ):
-    """Slurm takes the job, and holds it when it is to start (24.11.5); its owner cannot release it."""
+    """Slurm accepts the job, and holds it at its start (24.11.5); its owner cannot release it."""
     cluster.states = [("PENDING", 0)]
 
     def hold(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Slurm that does not answer is another answer than that it knows no job: every verb that reads, and all that follow."""
+"""A silent Slurm differs from one that knows no job, in every verb that reads or follows."""
 
 import collections.abc
 import contextlib

@@ -1,4 +1,4 @@
-"""The environment on a node: unpacked once, from an archive that was checked, and held while a job uses it."""
+"""The environment on a node: unpacked once from a verified archive, and held by its jobs."""
 
 import collections.abc
 import dataclasses
@@ -143,7 +143,7 @@ def test_jobs_that_start_together_unpack_once(store: Store):
 def test_the_parts_of_an_archive_are_unpacked(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As the trainer packs them: folders, links, modes, an empty file, names with a newline and a leading dash."""
+    """As the trainer packs them: folders, links, modes, an empty file, odd names."""
     monkeypatch.setattr(packing, "PART_BYTES", 1000)
     source = tmp_path / "env"
     for folder in ("bin", "lib/empty", "lib/many", "lib/x-1.dist-info"):
@@ -186,7 +186,7 @@ def test_the_parts_of_an_archive_are_unpacked(
 
 
 def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int, bytes]]:
-    """Return mode, a file's time of change in seconds, and content of all below a folder, but what marks an unpacking."""
+    """Return mode, mtime in seconds and content of all files, except unpacking marks."""
     found: dict[str, tuple[int, int, bytes]] = {}
     for path in folder.rglob("*"):
         about = path.lstat()

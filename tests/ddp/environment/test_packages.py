@@ -185,7 +185,7 @@ def test_uv_searches_what_pip_is_configured_with(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ):
-    """In a file and in variables: an index that only a proxy finds stands for the certificates, too."""
+    """In a file and in variables; an index behind a proxy stands for the certificates, too."""
     monkeypatch.delenv("PIP_INDEX_URL")
     settings = {
         "extra-index-url": f"index-url = {url}/site\nextra-index-url =\n    {url}/none\n    {url}/more\n",

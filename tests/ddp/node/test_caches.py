@@ -1,4 +1,4 @@
-"""The caches of a rank's libraries: on the node's own disk, unless the home folder is there, too."""
+"""The caches of a rank's libraries: on the node's own disk, unless the home is there too."""
 
 import os
 import pathlib

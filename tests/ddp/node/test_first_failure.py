@@ -27,14 +27,14 @@ def exits(task: int, code: int) -> str:
 
 
 def text(name: str) -> str:
-    """Return a text that the tables name: a line of torch's agent or of srun, one of their texts, or itself."""
+    """Return a text by name: a line of torch's agent or of srun, or the name itself."""
     word, *numbers = name.split(" ")
     made = {"agent": agent, "exits": exits}.get(word)
     return TEXTS.get(name, name) if made is None else made(*map(int, numbers))
 
 
 def make_run(folder: pathlib.Path, logs: dict[int, str], merged: list[str]) -> pathlib.Path:
-    """Make a run of two ranks on each node; its ranks' logs are written one second after the other."""
+    """Make a run of two ranks on each node; the ranks' logs are written a second apart."""
     (folder / "control").mkdir(exist_ok=True)
     (folder / "job.json").write_text(json.dumps({"job_id": 12, "ranks_per_node": 2}))
     for when, (rank, text) in enumerate(logs.items(), 1_800_000_000):

@@ -17,7 +17,7 @@ NAMES = {
 def make(
     top: pathlib.Path, version: int, *, kills: int, limit: int | None, peak: int | None, job: str
 ) -> pathlib.Path:
-    """Make the files of a task's cgroup, with the limit at its step as Slurm sets it, and of /proc/self."""
+    """Write a task's cgroup files, with the limit at its step as Slurm sets it, and /proc/self."""
     mount = top / "cgroup"
     step = mount / "system.slice" / job / "step_0"
     task = step / "user" / "task_1"

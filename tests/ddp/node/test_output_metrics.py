@@ -1,4 +1,4 @@
-"""`--metric`: the numbers in rank 0's output, however it is written, are those that the views read."""
+"""`--metric`: the views read the numbers in rank 0's output, for any way of writing them."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Files and folders as an attacker could leave them, and the attack itself, by accounts that exist only as a number."""
+"""Files as an attacker could leave them, and the attack itself, by accounts with only a number."""
 
 import os
 import pathlib
@@ -138,7 +138,7 @@ def test_folders_that_may_be_searched_only_are_passed(place: pathlib.Path):
 
 @needs_root
 def test_a_stranger_steals_from_an_open_root_and_not_from_a_sticky_one(place: pathlib.Path):
-    """The attack that the check is for, by another uid: what passed the check cannot be replaced."""
+    """The attack behind the check, by another uid: a folder that passed cannot be replaced."""
     environments = place.parent
     for path in list(environments.parents)[1:-1]:
         path.chmod(path.stat().st_mode | 0o011)

@@ -68,7 +68,7 @@ def test_lines_that_come_while_the_filesystem_is_away_are_all_there_afterwards(
 def test_a_copy_that_failed_half_way_is_completed_without_a_line_twice(
     shared: pathlib.Path, source: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A filesystem's client says at `close` that it could not write; some of it may have arrived."""
+    """A filesystem's client fails to write at `close`; part of the data may have arrived."""
     log = shared / "logs" / "12.out"
     log.write_text("from an earlier start\n")
     add(source, "one\ntwo\n")
@@ -125,7 +125,7 @@ def test_the_folder_on_the_node_is_this_accounts_alone(tmp_path: pathlib.Path):
 
 @pytest.mark.parametrize("what", ["folder", "file", "link", "dangling"])
 def test_a_name_that_another_account_took_first_is_left_to_it(tmp_path: pathlib.Path, what: str):
-    """As anybody can in /var/tmp; and each later job on the node finds the folder that was made instead."""
+    """Anyone can do that in /var/tmp; each later job on the node finds the folder made instead."""
     cache, theirs = tmp_path / "cache-7", tmp_path / "theirs"
     theirs.mkdir()
     match what:

@@ -13,7 +13,7 @@ BEGAN = 1000.0
 
 
 def lines(*gaps: float, kind: str = "step", total: int = 100) -> list[str]:
-    """Return metrics of an attempt: a line before it, its start, steps after these seconds, all but the last of them."""
+    """Return metrics: an earlier line, a start, steps after these seconds, `kind` last."""
     now, found = (
         BEGAN,
         [{"kind": "step", "time": BEGAN - 500, "step": 0}, {"kind": "start", "time": BEGAN}],

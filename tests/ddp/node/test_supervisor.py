@@ -272,7 +272,7 @@ def test_a_preparation_runs_its_commands_in_turn(node: Node, fails: str, element
 def test_srun_s_second_process_tells_slurmctld_nothing(
     tmp_path: pathlib.Path, kill: typing.Callable[[subprocess.Popen[bytes]], None], is_sent: bool
 ):
-    """It waits until the first ends, and then has slurmctld kill the step (srun_job.c, _shepherd_spawn())."""
+    """It waits for the first, then has the step killed (srun_job.c, _shepherd_spawn())."""
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "output")
     shepherd = (

@@ -1,4 +1,4 @@
-"""The losses and steps of known trainers are found as they print and write them, without `--metric`."""
+"""The losses and steps of known trainers are found in their output, without `--metric`."""
 
 import itertools
 import json
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ddp.node import output_metrics, trainer_outputs
 from ddp.run import metrics
 
-# Of transformers 5's Trainer with a model of one layer: 8 steps, a line for two, validation at 4 and 8
+# From transformers 5's Trainer with a model of one layer: 8 steps, a line for two, validation at 4
+# and 8
 CAPTURED = pathlib.Path(__file__).parents[1] / "data" / "transformers"
 EVENTS = "events.out.tfevents.1.node.2.0"
 LOSSES = [(2, 3.902), (4, 3.899), (6, 3.899), (8, 3.902)]

@@ -171,7 +171,10 @@ IN_PYTHON = (
 def test_a_rank_that_torch_aborts_as_it_ends_learns_which_call_is_missing(
     tmp_path: pathlib.Path, reason: str, place: str, is_named: bool
 ):
-    """A thread of gloo released the last tensor while Python shut down; captured from torch 2.13."""
+    """A thread of gloo released the last tensor during Python's shutdown.
+
+    Captured from torch 2.13.
+    """
     explained(
         tmp_path, f"done\n{reason}Fatal Python error: Aborted\n\n{place}\n", f"{TRACE}{PEER_GONE}\n"
     )

@@ -1,4 +1,4 @@
-"""The settings of the program: where each comes from, which goes first, and how a mistake in one is reported."""
+"""The program's settings: sources, precedence, and the report of a mistake."""
 
 import os
 import pathlib

@@ -1,4 +1,7 @@
-"""An option is declared once: flag, action's parameter, directive, check and reference follow; nothing hostile passes."""
+"""One declaration makes an option's flag, parameter, directive, check and reference.
+
+No injection.
+"""
 
 import ast
 import pathlib

@@ -121,7 +121,10 @@ def test_ignored_files_that_a_build_made_are_sent_along(project: pathlib.Path):
 def test_ignored_data_is_copied_for_the_user_alone_and_what_is_not_copied_is_named(
     project: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As nanoGPT has it: a script in data/ makes *.bin and *.pkl, which git ignores, and out/ holds a former run."""
+    """As in nanoGPT: a script in data/ makes *.bin and *.pkl, ignored by git.
+
+    out/ has an old run.
+    """
     write(
         project, "train.py", "data/tiny/prepare.py", _gitignore="*.bin\n*.pkl\n/out\ngen/\n.env\n"
     )

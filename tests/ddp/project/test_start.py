@@ -72,7 +72,7 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
 
 
 def started(settings: Settings, cluster: Cluster, *words: str) -> spec.JobSpec:
-    """Type `ddp submit` with these words; return the job's specification, with paths relative to the run's folder."""
+    """Type `ddp submit` with these words; return the job's specification, with relative paths."""
     code, _, err = typed("submit", "--run", "night", "-N", "1", *words)
     assert code == 0, err
     assert "Traceback" not in err

@@ -213,7 +213,10 @@ def test_a_container_brings_its_own(
 def test_a_traceback_names_the_users_own_file(
     settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, origin: str | None
 ):
-    """The copy is what ran; a frame below it, in a library, says less than the last one of the user's code."""
+    """The copy is the code that ran.
+
+    A library's frame below it says less than the user's last one.
+    """
     project, run = tmp_path / "net-1", settings.workspace.runs / "night"
     project.mkdir()
     (project / "train.py").write_text("import net\n")

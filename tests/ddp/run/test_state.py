@@ -124,7 +124,10 @@ def test_a_state_is_derived_from_whatever_is_known(
 
 
 def test_only_one_module_opens_the_files_of_a_run():
-    """Others name its functions; payload and node programs, which run in the job, write the files."""
+    """Others name its functions.
+
+    The payload and node programs, which run in the job, write files.
+    """
     top = pathlib.Path(folder.__file__).parents[1]
     names = (
         "metrics.jsonl",

@@ -1,4 +1,4 @@
-"""The batch script, run by a real bash with doubles of Slurm's commands around it: its end, requeues, addresses."""
+"""The batch script, run by bash with doubles of Slurm's commands: end, requeues, addresses."""
 
 import re
 import signal
@@ -99,7 +99,7 @@ def test_an_earlier_attempts_stop_file_is_removed(settings: Settings, node: Node
 
 
 def route(address: str) -> str:
-    """Return this machine's own address on the way to another one; nothing without a route there."""
+    """Return this machine's own address on the route to another one, or "" without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))

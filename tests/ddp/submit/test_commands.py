@@ -26,7 +26,7 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
 
 
 def unwrap(line: str) -> commands.Command:
-    """Give a line to `unwrap` as the terminal's front end does, behind the options that it parsed."""
+    """Give a line to `unwrap` as the command line does, after its parsed options."""
     words = shlex.split(line)
     values: dict[str, object] = {}
     if words[0] == "-m":

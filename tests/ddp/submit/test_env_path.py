@@ -20,7 +20,8 @@ def test_a_script_sources_the_environment_of_jobs(settings: Settings, pip: Pip, 
 
     script = f". {path}/bin/activate || exit 3; echo $SLURM_TASK_PROLOG; command -v python"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
-    # This host cannot unpack it: it has another Python than the double, whose zstd compresses nothing
+    # This host cannot unpack it: its Python differs from the double's, whose zstd compresses
+    # nothing
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("ddp: ")
     assert subprocess.run(["sh", "-n", f"{path}/bin/task-prolog"], check=True).returncode == 0

@@ -1,4 +1,4 @@
-"""A function that Python submits: the file with its calls, the name of its run, and the options of both sides."""
+"""A function submitted from Python: its calls' file, its run's name, and both sides' options."""
 
 import json
 import pathlib

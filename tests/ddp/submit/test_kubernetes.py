@@ -183,7 +183,8 @@ def expand(text: str, env: dict[str, str]) -> str:
     )
 
 
-# By YAML 1.1, 1.2 or Go's parser some of these are numbers, booleans, null, dates or sexagesimals when they are bare.
+# YAML 1.1, 1.2 or Go's parser read some of these as numbers, booleans, null, dates or sexagesimals
+# if bare.
 ODD = (
     *"1e-3 1e3 0o17 017 0x1f 1_000 1:30 no Yes on y null ~ # &a *a !t | > % @ ` {a} [a] 2026-01-01 .inf = <<".split(),
     *"\u00e9 \U0001f600 \x1b[31m ' \" \\n $HOME $(HOME) $$(HOME) $$$ $ $( ${A}".split(),

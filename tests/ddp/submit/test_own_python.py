@@ -1,4 +1,4 @@
-"""The user's own Python: one that is typed, named, or loaded by a module is used, or refused by name."""
+"""The user's own Python: typed, named, or loaded by a module; used, or refused by name."""
 
 import shlex
 

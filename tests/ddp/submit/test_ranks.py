@@ -46,9 +46,9 @@ def run_node(
     about: dict[str, typing.Any] | None = None,
     **more: str,
 ) -> subprocess.Popen[str]:
-    """Start a node's part with a double of the environment, whose interpreter runs `agent` in torchrun's place.
+    """Start a node's part with a double of the environment, whose interpreter runs `agent`.
 
-    `about` are fields of the job's specification.
+    It replaces torchrun. `about` are fields of the job's specification.
     """
     files = texts(settings, **(given or {}))
     home = node.cache / ("ab" * 8)

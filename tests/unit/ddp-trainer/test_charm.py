@@ -1,4 +1,4 @@
-"""The charm under Scenario: real modules and a real workspace; doubles of Slurm, pip and the mount."""
+"""The charm under Scenario: real modules and workspace; doubles of Slurm, pip and the mount."""
 
 import pathlib
 import shutil
@@ -46,7 +46,7 @@ def test_every_event_reaches_the_same_state(trainer: Trainer, host: dict[str, ob
 
 
 def test_an_environment_that_jobs_would_not_use_is_reported(ready: Trainer):
-    """As after a refresh, or with another build of torch asked for: the next job would wait for a new one."""
+    """After a refresh, or for another build of torch: the next job would wait for a new one."""
     expected = "no environment of this release; the first job builds it, or: juju run trainer/leader install-environment"
     package = ready.root / "payload" / "ddptrain" / "__init__.py"
     package.write_text("__version__ = '1'\n")
@@ -140,7 +140,7 @@ def test_waits_for_slurm_and_the_filesystem(
 def test_a_unit_that_waits_looks_again_soon(
     trainer: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    """Neither slurmctld's return nor the mount's is an event of this unit: it would say that it waits for five minutes."""
+    """slurmctld's or the mount's return is no event here: the status would be late."""
     asked: list[str] = []
     monkeypatch.setattr(charm.wake, "later", lambda unit, _: asked.append(unit))
     cluster.hung = True

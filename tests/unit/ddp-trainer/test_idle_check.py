@@ -1,4 +1,7 @@
-"""The timer that checks idle nodes: set up once, on the leader only; what failed twice is drained, but not too much."""
+"""The timer that checks idle nodes: set up once, on the leader.
+
+Drains repeated failures, not all.
+"""
 
 import dataclasses
 import json

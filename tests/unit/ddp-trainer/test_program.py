@@ -1,4 +1,4 @@
-"""The program as the charm installs and asks it: real files, a real process under another account."""
+"""The charm installs and runs the program: real files, a real process under another account."""
 
 import os
 import pathlib

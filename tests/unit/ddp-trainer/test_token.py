@@ -224,7 +224,10 @@ def test_another_units_files_are_left_alone(running: Trainer):
 def test_the_files_go_with_whichever_of_the_last_hooks_comes(
     running: Trainer, monkeypatch: pytest.MonkeyPatch, event: str, principal: str, is_granted: bool
 ):
-    """Juju 4.0.15 deletes a unit between relation-broken and stop; then it can read no secret and set no status."""
+    """Juju 4.0.15 deletes a unit after relation-broken.
+
+    It then cannot read secrets or set a status.
+    """
     running.secrets = running.secrets if is_granted else []
     monkeypatch.setenv("JUJU_PRINCIPAL_UNIT", principal)
     assert running.event(event).unit_status == testing.UnknownStatus()

@@ -47,7 +47,10 @@ def peers(**pinned: str) -> testing.PeerRelation:
 
 
 def clients(*names: str) -> list[testing.Relation]:
-    """Return a relation for each application that mounts the volume, with the word of one unit that it can."""
+    """Return a relation for each application that mounts the volume.
+
+    One of its units can mount it.
+    """
     units = {0: {fs.SCHEMES_KEY: fs.SCHEMES}}
     return [
         testing.Relation("filesystem", remote_app_name=name, id=10 + at, remote_units_data=units)

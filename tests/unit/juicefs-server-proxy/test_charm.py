@@ -378,7 +378,7 @@ def test_the_volume_is_published_by_address_never_by_a_machines_name(rig: Rig):
 
 
 def network_of(*pairs: tuple[str, str]) -> testing.Network:
-    """Return the binding as Juju lists it: addresses with their networks, the ingress addresses in the same order."""
+    """Return the binding as Juju lists it: addresses with networks, ingress addresses in order."""
     listed = [testing.Address(address, cidr=cidr) for address, cidr in pairs]
     ingress = [address for address, _ in pairs]
     return testing.Network("filesystem", [testing.BindAddress(listed)], ingress_addresses=ingress)

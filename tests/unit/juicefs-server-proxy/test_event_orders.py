@@ -1,4 +1,4 @@
-"""Random orders of events on the unit that leads, with an embedded volume or one of the user's: see tests/orders.py."""
+"""Random event orders on the leader, embedded or external: see tests/orders.py."""
 
 import collections.abc
 import dataclasses

@@ -1,4 +1,4 @@
-"""A volume in storage that an application left: taken over whole, or refused; also by a hook that is killed."""
+"""A volume in an application's old storage: taken over whole, or refused; even if a hook dies."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def key(rig: Rig) -> str:
 
 
 def taken_over(rig: Rig, out: testing.State) -> None:
-    """See that the volume is whole, opens with the present keys, is offered, and is this application's."""
+    """Check that the volume is whole, opens with the present keys, is offered, and is ours."""
     assert isinstance(out.unit_status, testing.ActiveStatus), out.unit_status
     assert rig.world.keys[URL] == key(rig)
     assert f"uuid={UUID}" in (offered(out) or "")

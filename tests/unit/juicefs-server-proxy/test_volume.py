@@ -139,7 +139,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def used(
     rig: Rig, *mounted: str, **config: str | int | float | bool
 ) -> tuple[testing.State, testing.Storage]:
-    """Return a unit that serves a volume to another application, whose unit Juju still lists; and its storage."""
+    """Return a unit whose volume has a client that Juju still lists, and its storage."""
     client = testing.Relation(
         "filesystem", remote_app_name="one", id=10, remote_units_data={0: {"schemes": "juicefs"}}
     )
@@ -223,7 +223,7 @@ def test_a_metadata_server_that_is_down_is_started_and_its_clients_may_reconnect
 
 @pytest.fixture
 def waking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return after how many seconds the charm had itself woken, each time; so many have then passed."""
+    """Return the seconds of each wake-up that the charm scheduled; they have then passed."""
     woken: list[int] = []
     monkeypatch.setattr(
         wake, "later", lambda unit, charm, seconds=wake.LOOK_AGAIN_S: woken.append(seconds)

@@ -1,4 +1,4 @@
-"""The mounts of a test's machine: units put them there and take them away, as `mounts` would see it."""
+"""The mounts of a test's machine: units add and remove them, as `mounts` would see it."""
 
 import dataclasses
 import pathlib

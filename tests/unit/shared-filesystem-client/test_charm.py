@@ -309,7 +309,7 @@ def test_a_unit_that_stays_beside_its_charm_keeps_the_mount(site: Site, ready: t
 def test_another_machines_principal_is_none_of_ours(
     site: Site, ready: testing.State, monkeypatch: pytest.MonkeyPatch, event: str
 ):
-    """Juju 4 gave a subordinate on slurmd's machine juju-info-relation-created and -joined of sackd."""
+    """Juju 4 sent sackd's juju-info-relation-created and -joined to a unit on slurmd's machine."""
     ctx = context(principal="slurmd/0")
     other = beside("sackd", number=98)
     request = asked(app="slurmctld", mountpoint="/srv/slurmctld-statefs")

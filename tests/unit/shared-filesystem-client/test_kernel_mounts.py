@@ -1,4 +1,4 @@
-"""CephFS, Lustre and NFS: the generated files, the packages, and the errors of a machine that cannot."""
+"""CephFS, Lustre and NFS: the generated files, the packages, and errors of unfit machines."""
 
 import dataclasses
 import json

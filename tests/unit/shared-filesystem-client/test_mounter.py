@@ -454,7 +454,7 @@ def test_the_systems_own_folders_are_refused(path: str):
 
 
 def systemd_words(line: str) -> list[str]:
-    """Split as systemd does (systemd.service(5), systemd.syntax(7)), for the characters that `quoted` produces."""
+    """Split as systemd does (systemd.service(5), systemd.syntax(7)), for the output of `quoted`."""
     words = shlex.split(line, posix=True)
     return [word.replace("%%", "%").replace("$$", "$") for word in words]
 

@@ -263,7 +263,7 @@ class MachineDouble:
                 raise AssertionError(f"nobody expected {command}")
 
     def _list_drivers(self) -> Completed:
-        """Print as ubuntu-drivers does (list_gpgpu(), 0.9.7.6): a line for each headless package that fits a card."""
+        """Print as ubuntu-drivers (list_gpgpu(), 0.9.7.6): a line per fitting headless package."""
         if self.kernel_warning:
             return Completed(1, f"{self.kernel_warning}\n", "")
         devices = self.root / "sys/bus/pci/devices"
@@ -305,7 +305,7 @@ class MachineDouble:
         return Completed(0, "", "")
 
     def _half_install(self, command: str) -> None:
-        """The power goes while apt installs: what conflicts was removed, and half of the rest is there, in apt's order."""
+        """Cut the power while apt installs: conflicts removed, half the rest installed."""
         if command.startswith(_APT + _EXACT):
             words = shlex.split(command)
             _, printed, _ = real_apt.run(
@@ -437,8 +437,8 @@ class MigCard:
 class SmiDouble:
     """nvidia-smi of driver 580, as far as MIG and resets go; it fails on anything else.
 
-    Seen on real cards: an A100 in use takes the mode only after a reset; a reset and a reboot take the instances away;
-    instances that do not fit are refused and those before them stay.
+    Seen on real cards: an A100 in use changes the mode only after a reset; a reset and a reboot
+    remove the instances; instances that do not fit are refused and the earlier ones stay.
     """
 
     def __init__(self) -> None:

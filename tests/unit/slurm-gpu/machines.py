@@ -1,4 +1,4 @@
-"""Machines to detect GPUs on: trees as the kernel and the driver show them, and NVML's side of the same cards."""
+"""Machines with GPUs: trees as kernel and driver show them, and NVML's view of the same cards."""
 
 import dataclasses
 import pathlib
@@ -64,7 +64,7 @@ def bring_back(root: pathlib.Path) -> None:
 
 
 def add_topology(root: pathlib.Path, sockets: int, cores: int, threads: int) -> None:
-    """Show processors numbered as on real hosts: first each core's first thread, then each core's second one."""
+    """Number processors as on real hosts: first each core's first thread, then each second one."""
     for cpu in range(sockets * cores * threads):
         core = cpu % (sockets * cores)
         siblings = ",".join(str(core + sockets * cores * thread) for thread in range(threads))

@@ -46,7 +46,7 @@ def live(answer: ControllerGres = OFF, config: settings.Config | None = None) ->
 
 
 def maintain(stage: registration.Stage = registration.Stage.REGISTERED) -> bool:
-    """Run a hook of the maintenance that registers the node as far as this; return whether it may be registered."""
+    """Run a maintenance hook that registers the node this far; return whether it may register."""
     may_register = hooks.prepare({})
     if may_register:
         hooks.complete(machines.look(), {}, registration.Progress(stage))

@@ -254,13 +254,16 @@ class SlurmDouble:
         return Completed(0, "", "")
 
     def upstream_sets_idle(self) -> Completed:
-        """Upstream's slurmd restarts its daemon and sets its node's state (slurmd/src/charm.py:208-215)."""
+        """Restart slurmd and set its node's state as upstream (slurmd/src/charm.py:208-215)."""
         self.register()
         self.slurmd_since = time.clock_gettime(time.CLOCK_MONOTONIC)
         return self.update("idle", "")
 
     def _print_gres(self, conf: pathlib.Path) -> str:
-        """What `slurmd -G` prints: the lines of this node; with detection alone nothing, which counts as agreement."""
+        """Print as `slurmd -G`: this node's lines.
+
+        Nothing with detection alone, which means agreement.
+        """
         if self.printed is not None:
             return self.printed
         rows = (conf.parent / "gres.conf").read_text().splitlines()

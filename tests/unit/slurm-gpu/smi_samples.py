@@ -1,4 +1,4 @@
-"""Answers of `nvidia-smi -q -x`, written for these tests after the elements of nvsmi_device_v12.dtd. No captures."""
+"""Samples of `nvidia-smi -q -x`, written after nvsmi_device_v12.dtd. No captures."""
 
 import pathlib
 import typing

@@ -147,7 +147,7 @@ def test_any_last_hook_hands_the_machine_back(
     mock_gpu: pathlib.Path,
     event: str,
 ):
-    """Juju 4 was seen to delete a unit behind relation-broken: neither stop nor remove came, and status-set failed."""
+    """Juju 4 deletes a unit after relation-broken: no stop, no remove, and status-set fails."""
     slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
     run_compute(ctx, "start", node_gres(applied(mock_gpu)))
     assert registered.record == Record("gpu:mock_gpu:1")
@@ -168,7 +168,7 @@ def test_the_unit_ends_its_holds_first_so_that_upstream_can_delete_the_node(
     mock_gpu: pathlib.Path,
     event: str,
 ):
-    """Upstream's slurmd deletes its node when it is disconnected, and stays Blocked while a reservation is there."""
+    """Upstream's slurmd deletes its disconnected node, and stays Blocked during a reservation."""
     run_compute(ctx, "start", node_gres(applied(mock_gpu)))
     reason = "gpu-health: Xid 79: fell off the bus"
     nodes.drain("slurmd-0", reason)
@@ -193,7 +193,10 @@ def test_a_unit_that_lost_its_role_before_sets_no_status(
     endpoint: str,
     kind: str,
 ):
-    """Juju may delete the unit during its last hook; a subordinate is shown other principals' relations, too."""
+    """Juju may delete the unit during its last hook.
+
+    Subordinates see other principals' relations.
+    """
     monkeypatch.setenv("JUJU_PRINCIPAL_UNIT", "slurmd/0" if endpoint != "gres" else "slurmctld/0")
     other = testing.SubordinateRelation(
         endpoint, interface="juju-info", remote_app_name="elsewhere", remote_unit_id=3
@@ -272,7 +275,7 @@ def test_only_the_leader_writes(
 def test_the_lines_of_a_node_that_slurm_still_has_stay(
     controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble
 ):
-    """The unit was removed, and its node not: upstream's remove-unit leaves it, and Juju may have cut the unit short.
+    """The unit was removed, but not its node: upstream leaves it, or Juju cut the unit short.
 
     Without the lines slurmd's next start would be refused.
     """
@@ -340,7 +343,7 @@ def test_show_gres_on_the_controller_counts_nodes_and_devices(
 def test_upgrade_driver_blocks_until_the_reboot_that_loads_it(
     ctx: testing.Context[charm.SlurmGpuCharm], node: MachineDouble
 ):
-    """The machine is left to the operator to reboot; a second card that is found then is registered, too."""
+    """The operator reboots the machine; a second card found then is registered, too."""
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")
     node.slurm.register()

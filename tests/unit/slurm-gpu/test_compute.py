@@ -1,4 +1,4 @@
-"""The compute role as a whole: from this machine's trees to a status, with the controller's answer at each stage."""
+"""The whole compute role: from this machine's trees to a status, with the controller's answers."""
 
 import pathlib
 

@@ -543,7 +543,7 @@ def test_a_refused_upgrade_changes_nothing(
 def test_an_upgrade_that_dies_after_any_command_is_finished_by_the_next(
     in_service: MachineDouble, slurm: SlurmDouble
 ):
-    """The action dies before the n-th command, for every n; hooks and a second action finish, and no job suffers."""
+    """The action dies before each command in turn; hooks and a second action finish it."""
     outcomes: set[str] = set()
     lives = 0
     for lives in itertools.count():

@@ -1,4 +1,4 @@
-"""gpu-health on samples of nvidia-smi's and the kernel's words, with programs in the places of the real ones."""
+"""gpu-health on samples of nvidia-smi and the kernel's log, with stand-ins for the programs."""
 
 import collections.abc
 import dataclasses
@@ -177,7 +177,7 @@ def test_every_exit_of_nvidia_smi(scene: Scene, code: int, level: str):
 def test_a_check_ends_within_slurms_minute(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, slow: bool
 ):
-    """All hang that can without ending the check, each takes its limit, and then two seconds to be killed."""
+    """Everything hangs that can: each takes its limit, and then two seconds to be killed."""
     now = [0.0]
     real, xml = gpu_health.run, (scene.root / "xml").read_text()
 
@@ -209,7 +209,7 @@ def test_a_check_ends_within_slurms_minute(
 def test_no_query_is_started_beside_one_that_was_killed_and_does_not_die(
     scene: Scene, paths: pathlib.Path, name: str, pending: int, is_stuck: bool
 ):
-    """A driver that hangs keeps its callers; one more for each check would fill the process table."""
+    """A hanging driver keeps its callers; one more for each check would fill the process table."""
     path = paths / "proc/4711/status"
     path.parent.mkdir(parents=True)
     path.write_text(f"Name:\t{name}\nState:\tD (disk sleep)\nPid:\t4711\nSigPnd:\t{pending:016x}\n")

@@ -1,4 +1,4 @@
-"""The controller role: one file for all nodes, one reconfigure a burst, and few databags read per event."""
+"""The controller role: one file for all nodes, one reconfigure a burst, few databags an event."""
 
 import base64
 import dataclasses
@@ -188,7 +188,7 @@ def test_an_answer_stands_until_slurmctld_has_read_something_newer(
 
 
 def test_a_burst_is_one_file_and_one_reconfigure(cluster: Cluster, slurm: SlurmDouble):
-    """Many nodes of eight GPUs appear at once, then all change: every event but the first costs a handful of reads."""
+    """Many nodes of eight GPUs appear at once, then all change: few reads for each later event."""
     count = 150
     for round_, num_gpus in enumerate((8, 7), start=1):
         units = [cluster.say(number, num_gpus, awaits=True) for number in range(count)]

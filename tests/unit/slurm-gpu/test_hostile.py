@@ -28,7 +28,7 @@ TEXTS = (
 def machine(
     paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch
 ) -> MachineDouble:
-    """A registered node of Slurm 25.11 with an A100, its driver, nvidia-smi and the health check's timer."""
+    """A registered node of Slurm 25.11 with an A100, driver, nvidia-smi and health check."""
     monkeypatch.setattr(health_timer, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")
@@ -75,7 +75,7 @@ def check_refused(
     action: str,
     tries: list[tuple[dict[str, typing.Any], str]],
 ) -> None:
-    """Run an action with each of these parameters: it fails with one line that begins so, and nothing is touched."""
+    """Run an action with each of these parameters: one line that begins so, and no change."""
     before = tree(paths)
     for params, words in tries:
         with pytest.raises(testing.ActionFailed) as caught:

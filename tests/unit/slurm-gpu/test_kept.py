@@ -1,4 +1,4 @@
-"""Holds that upstream's slurmd ends behind the charm's back: made again at once, and no job starts in between."""
+"""Holds that upstream's slurmd ends: made again at once, and no job starts in between."""
 
 import dataclasses
 import json
@@ -107,7 +107,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> typing.Callable[[float], None]:
 def test_who_ends_the_reservation_has_ten_minutes_to_delete_the_node(
     node: SlurmDouble, later: typing.Callable[[float], None], age: float
 ):
-    """As upstream's charm does in set-node-config and when it is disconnected, which it tries again with later events."""
+    """As upstream does in set-node-config and after a disconnect, retried at later events."""
     hold(node)
     delete = ("/usr/bin/scontrol", "delete", f"nodename={NAME}")
     assert "are busy" in node.run(*delete, check=False).stderr
@@ -189,7 +189,7 @@ def test_the_reservation_lasts_until_the_last_ground_ends(node: SlurmDouble):
 
 
 def test_a_held_node_can_be_registered_again(node: SlurmDouble):
-    """Slurm deletes no node that is in a reservation; ours is lifted for that, and the node comes back drained."""
+    """Slurm deletes no reserved node; ours is lifted for that, and the node comes back drained."""
     hold(node)
     options = slurmd_options.read()
     assert options is not None

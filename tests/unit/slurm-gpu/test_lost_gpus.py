@@ -1,4 +1,4 @@
-"""A node that loses a card: jobs are kept away, nothing is registered again, and it comes back by itself."""
+"""A node that loses a card gets no jobs and no new registration, and recovers by itself."""
 
 import pathlib
 import shutil
@@ -26,7 +26,7 @@ RESUME = "/usr/bin/scontrol update nodename=slurmd-0 state=resume"
 
 
 def orders(two_cards: SlurmDouble) -> list[str]:
-    """Record the commands about the node; slurmd's drop-in, which names the cards that it waits for, follows them."""
+    """Record the commands about the node; slurmd's drop-in, which names its cards, follows them."""
     return [
         order for order in two_cards.log if order != "daemon-reload" and "reservation" not in order
     ]
@@ -129,7 +129,10 @@ def test_a_loss_leaves_what_an_administrator_ordered(slurm: SlurmDouble, state: 
 
 
 def test_a_loss_leaves_an_order_behind_slurms_own_reason(slurm: SlurmDouble):
-    """Slurm's reason replaced the administrator's, whose order is in the journal; another node's order counts not."""
+    """Slurm's reason replaced the administrator's, which is in the journal.
+
+    Other nodes' orders do not count.
+    """
     slurm.record = drained("bad fan")
     registration.drain_for_loss("slurmd-0", LOSS)
     slurm.record.reason = SHORT_OF_GPUS.format(found=1, wanted=2)

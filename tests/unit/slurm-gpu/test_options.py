@@ -1,4 +1,4 @@
-"""The way back from every option: `juju config slurm-gpu --reset` leaves the machine, Slurm and Juju as they were before."""
+"""Resetting any option: `juju config --reset` restores the machine, Slurm and Juju."""
 
 import collections.abc
 import dataclasses
@@ -26,7 +26,7 @@ Snapshot = dict[str, object]
 
 
 class Site:
-    """A compute node with two cards and its controller, a unit of the charm on each, and what crosses between them."""
+    """A compute node with two cards, its controller, a unit on each, and the data between them."""
 
     def __init__(self, machine: MachineDouble, exporters: fake_exporter.FakeExporter) -> None:
         self.machine, self.slurm, self.exporters = machine, machine.slurm, exporters
@@ -217,7 +217,7 @@ def test_every_option_has_a_way_back():
 
 
 def listed() -> list[typing.Any]:
-    """List the ways by their options; a driver that is not there is shown with as many packages as there is room for."""
+    """List the ways by their options; a missing driver is shown with as many packages as fit."""
     found: list[typing.Any] = []
     for way in WAYS:
         name = " ".join(f"{key}={value}" for key, value in way.options.items())

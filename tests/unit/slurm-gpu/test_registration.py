@@ -1,4 +1,4 @@
-"""The state machine that registers GPUs: from every state, through every interruption, without ending a job."""
+"""The state machine that registers GPUs: any state, any interruption, and no job is ended."""
 
 import dataclasses
 import itertools
@@ -100,7 +100,7 @@ FOUND = {
 
 
 def was_killed(slurm: SlurmDouble, found: str, lives: int) -> bool:
-    """Run the hook on a node in this state, which ends after so many commands; return whether it did."""
+    """Run a hook that dies after so many commands in this state; return whether it did."""
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.record = dataclasses.replace(FOUND[found], flags=set(FOUND[found].flags))
     slurm.log, slurm.lives = [], lives
@@ -115,7 +115,10 @@ def was_killed(slurm: SlurmDouble, found: str, lives: int) -> bool:
 @pytest.mark.parametrize("found", FOUND)
 @pytest.mark.parametrize("jobs", [[], ["7"]], ids=["free", "busy"])
 def test_the_hook_may_end_at_any_command(slurm: SlurmDouble, found: str, jobs: list[str]):
-    """Kill the hook after 0, 1, 2, ... commands until one run goes through; each time later events must finish the work."""
+    """Kill the hook after 0, 1, 2, ... commands until one run passes.
+
+    Later events finish the work.
+    """
     for lives in itertools.count():
         slurm.jobs = list(jobs)
         killed = was_killed(slurm, found, lives)
@@ -137,7 +140,7 @@ def test_the_hook_may_end_at_any_command(slurm: SlurmDouble, found: str, jobs: l
 
 @pytest.mark.parametrize("found", FOUND)
 def test_a_reboot_at_any_command(slurm: SlurmDouble, found: str):
-    """The machine loses power after 0, 1, 2, ... commands, and slurmd registers before any hook runs.
+    """The machine loses power after 0, 1, 2, ... commands, and slurmd registers before any hook.
 
     A node that was to take no jobs takes none, not even between slurmd's start and the next hook.
     """
@@ -465,7 +468,10 @@ def test_a_drain_that_another_orders_while_jobs_are_waited_for(slurm: SlurmDoubl
 def test_a_drain_that_ends_while_jobs_are_waited_for_is_restored_unless_an_administrator_ended_it(
     slurm: SlurmDouble, slurmd_runs_s: float, flags: set[str], reason: str
 ):
-    """Upstream sets its node idle right after it restarted slurmd; later only an administrator resumes it."""
+    """Upstream sets its node idle right after slurmd's restart.
+
+    Later only an administrator does.
+    """
     slurm.record = Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "bad memory")
     slurm.jobs = ["7"]
     assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")

@@ -58,7 +58,7 @@ def test_removal_keeps_a_node_with_lost_cards_drained(
 def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(
     slurm: SlurmDouble, paths: pathlib.Path
 ):
-    """With the lines the cards go, the lost ones as well as the others, so nothing is wrong any more."""
+    """Without its lines the node loses all cards, the lost ones too: nothing stays wrong."""
     slurmd_unit.PUSHED.write_text("")  # a controller's gres.conf without AutoDetect
     for minor in range(2):
         (paths / f"dev/nvidia{minor}").touch()
@@ -99,7 +99,7 @@ def test_removal_leaves_an_administrators_order(
 
 
 def test_a_node_that_waits_for_its_jobs_is_put_back(two_cards: SlurmDouble, paths: pathlib.Path):
-    """A card was put in; the node is drained until its jobs have ended, which this charm will not see."""
+    """A card was added; the node is drained until its jobs end, which this charm will not see."""
     add_driver(paths, [Card("NVIDIA H200", "0000:c1:00.0")], minors=[2])
     (paths / "dev/nvidia2").touch()
     two_cards.jobs = ["7"]
@@ -181,7 +181,10 @@ def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(
 
 
 def test_a_node_that_others_deleted_is_not_registered_again(slurm: SlurmDouble):
-    """latest/edge's slurmctld deletes a departing unit's node; a restart of slurmd would bring it back."""
+    """latest/edge's slurmctld deletes a departing unit's node.
+
+    A slurmd restart would restore it.
+    """
     slurmd_options.PATH.write_text(WITH_GPU)
     roles.leave()
     assert (slurm.record, slurm.log) == (None, [])

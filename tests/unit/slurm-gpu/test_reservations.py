@@ -1,4 +1,4 @@
-"""A node in a reservation: Slurm would end a later one with the node's record, so it is named and waited for."""
+"""A node in a reservation, which Slurm would end with the node's record: named and awaited."""
 
 import dataclasses
 import pathlib

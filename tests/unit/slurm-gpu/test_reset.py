@@ -1,4 +1,4 @@
-"""Resetting a card: the node free of jobs, everything started again, and the state that was found."""
+"""Resetting a card: the node is free of jobs, everything starts again, the state is restored."""
 
 import pathlib
 

@@ -91,7 +91,10 @@ def test_a_node_that_was_cut_off_and_not_rebooted_stays_down(node: SlurmDouble):
 def test_a_node_is_new_by_upstreams_order_and_not_by_an_operators(
     slurm: SlurmDouble, mock_gpu: pathlib.Path, started_s: int | None, is_served: bool
 ):
-    """set-node-state writes the reason that a new node has; upstream's charm sets it right after slurmd's start."""
+    """set-node-state writes a new node's reason.
+
+    Upstream's charm sets it right after slurmd's start.
+    """
     slurmd_options.PATH.write_text(WITH_GPU)
     slurm.register()
     if is_served:
@@ -124,7 +127,10 @@ def test_a_new_node_is_resumed_only_where_that_is_asked_for(node: SlurmDouble, i
 
 
 def test_a_new_node_waits_for_its_gpus(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    """Upstream registers it down and without its GPUs; it is registered again, still down, and only then resumed."""
+    """Upstream registers it down, without GPUs.
+
+    It is registered again, still down, then resumed.
+    """
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.register()
     slurm.set_down(resume.NEW, "root@2026-11-20T18:51:55")

@@ -1,4 +1,4 @@
-"""Cards that are shared, by option: lines, registration, what Slurm must know first, and what contradicts."""
+"""Cards shared by option: lines, registration, Slurm's prerequisites, and contradictions."""
 
 import pytest
 import roles

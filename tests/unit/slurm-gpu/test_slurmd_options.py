@@ -15,7 +15,7 @@ PACKAGE = '# Additional options that are passed to the slurmd daemon\n#SLURMD_OP
 
 
 def upstream_reads(text: str) -> dict[str, str | bool]:
-    """Read the line as upstream's parser does: a word that starts with a dash takes the next one unless that does too."""
+    """Parse the line as upstream: a word with a dash takes the next one without a dash."""
     value = next(
         line.partition("=")[2] for line in text.splitlines() if line.startswith("SLURMD_OPTIONS=")
     )
@@ -62,7 +62,7 @@ def test_changing_the_gres(before: str, gres: str | None, after: str):
 
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What upstream's slurmd writes into the file, one text after each time that the new one was prepared."""
+    """The texts that upstream's slurmd writes into the file, one for each prepared new text."""
     texts: list[str] = []
     real = files.ensure_file
 

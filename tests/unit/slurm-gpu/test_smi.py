@@ -1,4 +1,4 @@
-"""The judge of cards depends on nothing in nvidia-smi's answers that it does not read; nor does a fleet on one cause."""
+"""The verdict on cards ignores unread parts of nvidia-smi's output; one cause drains few nodes."""
 
 import itertools
 import json
