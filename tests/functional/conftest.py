@@ -1,7 +1,8 @@
 """The bundle in the sandbox, deployed once for all tests here and taken down at the end.
 
-`SLURM_DDP_TEST_MODEL` names another model than `test`; `SLURM_DDP_TEST_KEEP=1` uses the model that is there, and leaves it.
-`SLURM_DDP_TEST_BASE=26.04` deploys it with overlays/2604.yaml, so that the stand-ins play upstream's main.
+`SLURM_DDP_TEST_MODEL` names another model than `test`; `SLURM_DDP_TEST_KEEP=1` uses an existing
+model and keeps it. `SLURM_DDP_TEST_BASE=26.04` deploys it with overlays/2604.yaml, so that the stand-ins
+play upstream's main.
 """
 
 import collections.abc
@@ -32,7 +33,7 @@ T = typing.TypeVar("T")
 
 
 def eventually(check: collections.abc.Callable[[], T]) -> T:
-    """Repeat `check` until its asserts hold and return its result; raise its last failure after PATIENCE_S."""
+    """Repeat `check` until its asserts hold; return its result, or fail after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -88,7 +89,7 @@ class Cluster:
         return answer.out
 
     def exec(self, unit: str, *command: str, timeout: float = 120) -> Answer:
-        """Run a command on a unit's host as `./sandboxctl exec` does, without the start of another Python."""
+        """Run a command on a unit's host like `./sandboxctl exec`, without a new Python."""
         host = Hosts(self.model).get(Store(self.model).load().host_of(unit))
         done = host.run(command, timeout=timeout, check=False)
         # Lines of a run begin with its task, and may hold a traceback of torch's own when its store ends before an agent.
@@ -110,7 +111,8 @@ class Cluster:
     def set_node_config(self, unit: str, *parameters: str) -> None:
         """Run slurmd's action until it succeeds, as its operator does.
 
-        It restarts slurmd and sets the node's state at once, which slurmctld refuses while slurmd has not registered.
+        It restarts slurmd and sets the node's state at once, which slurmctld refuses until slurmd
+        has registered.
         """
         deadline = time.monotonic() + PATIENCE_S
         while (answer := self.ctl("run", unit, "set-node-config", *parameters)).code != 0:

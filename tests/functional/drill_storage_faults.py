@@ -1,4 +1,4 @@
-"""Faults of a shared filesystem that take long, or are timed: what test_storage.py does not do. Run by name:
+"""Long or timed faults of a shared filesystem, which test_storage.py leaves out. Run by name:
 
     tox -e functional -- tests/functional/drill_storage_faults.py
 
@@ -56,7 +56,7 @@ def test_a_client_that_hangs_while_its_server_answers_is_replaced(healthy: Clust
 def test_a_client_whose_store_or_engine_hangs_is_left_to_finish(
     healthy: Cluster, service: str, key: str, words: str
 ):
-    """It takes connections and does not respond for a minute, as a machine that is overloaded: nothing is lost."""
+    """It accepts connections but is silent for a minute, like an overloaded machine: no loss."""
     proxy, ended, path = f"{PROXY}/0", "/run/written-to-a-hung-service", f"{MP}/.hung"
     heals, begin, unit = health(healthy, NODE)["heals"], time.time(), client_of(healthy, NODE)
     healthy.on(proxy, "systemctl", "kill", "--signal=STOP", service)

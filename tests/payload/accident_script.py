@@ -1,4 +1,4 @@
-"""Runs a script with an accident: at step $AT of rank $AT_RANK it does $DO (stop, TERM, USR1), or dies at a save (torn)."""
+"""Run a script with an accident: at step $AT rank $AT_RANK does $DO, or dies at a save (torn)."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import itertools

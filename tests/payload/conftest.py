@@ -47,7 +47,7 @@ def torchrun(
     accident: str | None = None,
     **env: str,
 ) -> ranks.Result:
-    """Run `ddptrain` under the real torchrun, or the module of this folder that runs it with an accident."""
+    """Run `ddptrain` under the real torchrun, or this folder's module that adds an accident."""
     module, variables = ranks.parse(accident)
     place = ["--master-addr=127.0.0.1", f"--master-port={ranks.free_port()}"]
     launch = [

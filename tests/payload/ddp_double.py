@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A double of the command `ddp`: it runs the ranks here, one after the other or at once, and tells of them in JSON.
+"""A double of the command `ddp`: it runs the ranks here, in turn or at once, and reports in JSON.
 
 It takes the words that ddptrain.functions may say and no others. DDP_DOUBLE is its folder.
 """

@@ -52,7 +52,7 @@ class Result:
         return [dict(re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', line)) for line in lines]
 
     def fatal(self) -> list[str]:
-        """Return the texts of the [FATAL] lines; torchrun's own summary, which quotes the error file, is none."""
+        """Return the texts of [FATAL] lines, without torchrun's own summary of the error file."""
         return [
             line.split(":[FATAL] ", 1)[1]
             for line in self.output.splitlines()
@@ -116,7 +116,7 @@ def run(
 
 @functools.cache
 def _await_server() -> None:
-    """Let the server import everything, once: on a busy machine that takes longer than a run may."""
+    """Let the server import everything once: on a busy machine that can outlast a run's limit."""
     process = CONTEXT.Process(target=os.getpid)
     process.start()
     process.join()

@@ -428,7 +428,7 @@ def parts(core: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch
 def restored(
     found: stored.Checkpoint, trained: tuple[torch.nn.Module, torch.optim.Optimizer]
 ) -> None:
-    """A checkpoint read into a copy that trained on gives the weights and moments, and leaves the settings alone."""
+    """A checkpoint read into a copy that trained on restores weights and moments, not settings."""
     core, optimizer = copy.deepcopy(trained)
     core(torch.randn(8, 64)).square().sum().backward()
     optimizer.step()

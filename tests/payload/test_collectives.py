@@ -110,7 +110,7 @@ def test_the_expected_values_are_exact_in_every_dtype(datatype: str, size: int):
 
 
 def test_values_tell_whence_whither_and_where():
-    """A part that arrives from or for another rank, or at another place, is wrong in every element."""
+    """Every element of a part from or for the wrong rank, or at the wrong place, is wrong."""
     coder = exchanges.Coder("float", 4, torch.device("cpu"))
     parts = {
         (source, target): coder.coded(source, target, 1000)

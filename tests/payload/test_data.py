@@ -156,7 +156,7 @@ def test_a_pass_takes_each_row_at_most_once_and_nearly_all(dataset: shards.Datas
 
 
 def test_a_step_takes_the_next_rows_of_each_lane_from_the_first_on(dataset: shards.Dataset):
-    """The order that the sampler's module describes, written out: checkpoints of other versions rely on it."""
+    """The order in the sampler's docstring, written out: other versions' checkpoints need it."""
     plan = small_plan()
     index = sampler.Sampler(plan, dataset.splits["train"])
     starts = np.cumsum([0, *(shard.tokens for shard in dataset.splits["train"])])
@@ -259,7 +259,7 @@ def test_the_validation_set_is_fixed_and_within_its_limit(dataset: shards.Datase
 
 
 def test_the_fixed_rows_go_through_all_shards(tmp_path: pathlib.Path):
-    """The last row of one and the first of the next among them; the tokens count on from shard to shard."""
+    """The rows include one shard's end and the next one's start; tokens count across shards."""
     dataset = make_dataset(tmp_path, [33, 65, 33])
     take = batches.fixed_rows(dataset, "train", 16, 100)
     assert take(0, take.count)[:, 0].tolist() == [0, 16, 33, 49, 65, 81, 98, 114]

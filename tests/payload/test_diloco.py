@@ -1,4 +1,4 @@
-"""Sites that exchange every few steps: the outer optimiser, its rhythm, and a training over them."""
+"""Sites that exchange every few steps: the outer optimiser, its rhythm, and a training."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import itertools
@@ -225,7 +225,7 @@ def test_it_waits_for_an_exchange_that_comes_within_the_warning(
 def test_stopped_far_from_an_exchange_it_saves_each_sites_own_weights(
     dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
-    """With exchanges 100000 steps apart the step's own state is saved and marked, and goes on bit for bit."""
+    """With exchanges 100000 steps apart, a marked checkpoint of the step resumes exactly."""
     far = "--sites 2 --sync-every 100000 --warmup 0 --steps 100000 --epoch-steps 100000".split()
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     late = "accident_step DO=kill BY=SIGUSR1 AT=2"

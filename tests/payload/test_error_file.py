@@ -1,4 +1,4 @@
-"""Each rank's error file, in the format of torch.distributed.elastic, which the job reads for why it failed."""
+"""Each rank's error file, in the format of torch.distributed.elastic; the job reads it."""
 
 import errno
 import json
@@ -43,7 +43,7 @@ def test_a_mistake_and_a_bug_are_left_for_the_launcher(
 def fail(
     folder: pathlib.Path, data: pathlib.Path, accident: str, **env: str
 ) -> list[dict[str, typing.Any]]:
-    """Return the error files of two ranks after a training that fails, {} for a rank that left none."""
+    """Return two ranks' error files after a failed training, {} for a rank without one."""
     places = {"RUN_ATTEMPT_ID": "3.r0", "TORCHELASTIC_ERROR_FILE": f"{folder}/{{rank}}.json"}
     result = ranks.train(
         2, data, folder / "run", TINY, "--steps 4", accident=accident, **places, **env

@@ -1,4 +1,4 @@
-"""The command of Kubernetes' pods with the real torchrun: two pods on this host, one gloo rank each."""
+"""The command of Kubernetes' pods with the real torchrun: two pods here, one gloo rank each."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import os

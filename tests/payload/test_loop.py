@@ -58,7 +58,7 @@ def unlike(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_a_step_is_the_mean_over_its_tokens_however_it_is_spread(
     masked: bool, dataset: pathlib.Path, unlike: pathlib.Path, tmp_path: pathlib.Path
 ):
-    """Eight sequences as one batch, in four passes, on two ranks in two passes each: the same loss and gradient."""
+    """Eight sequences as one batch, in four passes, or on two ranks: the same loss and gradient."""
     data = unlike if masked else dataset
     spread = {"one": (1, 8, 1), "passes": (1, 2, 4), "ranks": (2, 2, 2)}
     for name, (size, batch, accumulate) in spread.items():
@@ -100,7 +100,7 @@ def test_a_step_with_nothing_to_learn_has_no_loss_and_breaks_nothing(tmp_path: p
 def build(
     dataset: pathlib.Path, tmp_path: pathlib.Path
 ) -> collections.abc.Iterator[collections.abc.Callable[..., train.Training]]:
-    """A training in this process: `build(steps=..., epoch_steps=..., accumulate=..., **settings)`."""
+    """Return `build(steps=..., epoch_steps=..., accumulate=..., **settings)`, a training here."""
     opened = shards.open_dataset(dataset)
     with distributed.joined("cpu") as world, contextlib.ExitStack() as stack:
 

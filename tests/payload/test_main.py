@@ -15,7 +15,7 @@ sys.kept = Last()
 
 
 def test_it_ends_with_its_code_before_the_interpreter_is_finalized(tmp_path: pathlib.Path):
-    """In the finalization a thread of torch that still wants the interpreter would end the process by SIGABRT."""
+    """During finalization, a torch thread that needs the interpreter would raise SIGABRT."""
     (tmp_path / "sitecustomize.py").write_text(CUSTOMIZE)
     env = {
         **os.environ,

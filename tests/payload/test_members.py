@@ -1,4 +1,4 @@
-"""Compressed files and archives: read to their end and no further, whole ones never refused as damaged."""
+"""Compressed files and archives: read exactly to their end; whole ones are never refused."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import bz2

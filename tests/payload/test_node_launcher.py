@@ -1,4 +1,4 @@
-"""One process on each node under torchrun's agent: the processes meet, and torchrun may run in them."""
+"""One process on each node under torchrun's agent: they meet, and may run torchrun themselves."""
 
 import os
 import pathlib

@@ -1,6 +1,7 @@
-"""Two hosts of two providers, joined by WireGuard in user space: trained, killed and resumed to the bit.
+"""Two hosts of two providers, joined by userspace WireGuard: trained, killed, resumed to the bit.
 
-Needs root, iproute2, wireguard-go and wireguard-tools; docs/ways/several-clouds.md has the same commands.
+Needs root, iproute2, wireguard-go and wireguard-tools; docs/ways/several-clouds.md has the same
+commands.
 """
 
 # pyright: basic, reportPrivateImportUsage=false

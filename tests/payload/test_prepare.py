@@ -112,7 +112,7 @@ def test_only_what_is_missing_or_stale_is_done_again(
 def test_killed_at_many_moments_and_resumed_it_gives_the_bytes_of_an_undisturbed_run(
     tmp_path: pathlib.Path,
 ):
-    """SIGKILL to the command alone: its workers end by themselves, and no half-written file is taken for a whole one."""
+    """SIGKILL to the command alone: its workers end, and no half-written file counts as whole."""
     (tmp_path / "text").mkdir()
     for number in range(60):
         (tmp_path / "text" / f"{number:02d}.txt").write_text(conftest.prose(300, seed=number + 1))

@@ -1,4 +1,4 @@
-"""Whether the ranks of a user's program connect, seen from their node: real torchrun, its store and gloo."""
+"""Whether a program's ranks connect, seen from their node: real torchrun, its store and gloo."""
 
 import os
 import pathlib
@@ -135,7 +135,7 @@ def test_ranks_that_meet_late_take_the_remark_back(
 def test_a_group_that_has_communicated_nothing_yet_counts(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ):
-    """NCCL writes its first key at the first collective: the ranks' connections to the agent's store tell before."""
+    """NCCL writes its first key at the first collective: connections to the store tell earlier."""
     connected, looked = tmp_path / "connected", tmp_path / "looked"
     note = f"open({str(connected)!r} + os.environ['RANK'], 'w').close()"
     job = Job(tmp_path, connect=MEET, after=f"{note}; until({str(looked)!r})")

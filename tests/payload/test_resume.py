@@ -138,7 +138,7 @@ def test_a_signal_to_any_rank_stops_all(dataset: pathlib.Path, tmp_path: pathlib
 def test_on_another_number_of_ranks_it_goes_on_with_the_same_samples(
     whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
-    """Two ranks, then one: sums are taken in another order, so the losses agree closely, not to the bit. No dropout."""
+    """Two ranks, then one: sums in another order, so losses agree closely. No dropout."""
     plain = arguments(dataset, tmp_path / "run", "--dropout 0")
     ranks.succeed(2, *arguments(dataset, tmp_path / "reference", "--dropout 0"))
     ranks.run(2, *plain, accident=KILLED)

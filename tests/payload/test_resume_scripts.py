@@ -1,4 +1,4 @@
-"""The scripts of docs/howto/resume.md, under torchrun: stopped, torn and resumed, they end as without a break."""
+"""The scripts of docs/howto/resume.md, under torchrun: stopped, torn and resumed, same end."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc
@@ -38,7 +38,7 @@ class Job:
         self.script.write_text(SCRIPTS[kind])
 
     def start(self, attempt: str, *, launched: bool = False, **env: typing.Any) -> ranks.Result:
-        """Run the script to its end, `DO=` with an accident, under torchrun or as forked ranks, which is quicker."""
+        """Run the script to its end, `DO=` with an accident, under torchrun or as forked ranks."""
         self.stop_file.unlink(missing_ok=True)
         job = {
             "RUN_DIR": str(self.run_dir),
@@ -61,7 +61,7 @@ class Job:
         return conftest.outcome(self.run_dir, attempt)
 
     def ending(self) -> list[dict]:
-        """Return the files of the last checkpoint: names, sizes and CRC-32s of weights and moments."""
+        """Return the last checkpoint's files: names, sizes and CRC-32s of weights and moments."""
         found = stored.verify((self.run_dir / "latest").resolve())
         assert found.step == STEPS[self.kind]
         listed = json.loads((found.path / stored.MANIFEST).read_text())["files"]

@@ -1,4 +1,4 @@
-"""The smoke test: flags, markers and meaning of the Kubernetes guide's train.py, under the real torchrun."""
+"""The smoke test: flags, markers and meaning as in the Kubernetes guide, under real torchrun."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import json

@@ -1,4 +1,4 @@
-"""The names of submitit: the same program with each, which needs its own package only for one of them."""
+"""submitit's names: the same program runs with each package; only submitit's needs submitit."""
 
 import asyncio
 import os

@@ -142,7 +142,7 @@ def read_mlflow(run_dir: pathlib.Path) -> list[int]:
 
 
 def read_wandb(run_dir: pathlib.Path) -> list[int]:
-    """Return the same of the offline runs, whose files are LevelDB's logs: blocks of 32 KiB, pieces of records."""
+    """Return the same from offline runs: LevelDB logs in blocks of 32 KiB, pieces of records."""
     protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     steps, ids = list[int](), set[str]()
     for path in sorted(run_dir.glob("wandb/offline-run-*/*.wandb")):

@@ -1,4 +1,4 @@
-"""The training: it learns, ranks agree with one rank, and what cannot be done is refused on every rank at once."""
+"""The training: it learns, ranks agree with one rank, and all ranks refuse mistakes at once."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import argparse
@@ -73,7 +73,7 @@ def test_a_folder_without_symbolic_links_costs_one_warning(
 def test_the_loss_falls_on_real_text_below_3_within_60_steps(
     learned: tuple[pathlib.Path, ranks.Result],
 ):
-    """Bytes at random are 5.55 nats; 60 steps of 1024 tokens bring the default model below 3.0, held-out text below 3.3."""
+    """Random bytes are 5.55 nats; 60 steps of 1024 tokens get below 3.0, held-out below 3.3."""
     losses = conftest.losses(learned[0])
     assert list(losses) == list(range(1, 61))
     assert losses[1] > 5.3
@@ -285,7 +285,7 @@ def test_a_finished_run_stays_finished_when_it_is_asked_for_what_cannot_be(
 def test_a_rank_that_waits_for_a_stuck_one_says_so_before_it_is_killed(
     dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
-    """As with NCCL, whose collectives notice no loss: rank 1 stands still, the launcher sends SIGTERM, then SIGKILL."""
+    """As with NCCL, which misses a loss: rank 1 stops, the launcher sends SIGTERM, SIGKILL."""
     accident = "accident_step DO=stuck AT=4 RUN_ATTEMPT_ID=3.r0"
     result = ranks.train(2, dataset, tmp_path / "run", *TINY, "--steps 500", accident=accident)
     assert all(ranks.killed(code) for code in result.codes), result.output
@@ -396,7 +396,7 @@ def test_every_setting_survives_the_file(tmp_path: pathlib.Path):
 
 
 def test_models_have_their_published_sizes():
-    """GPT-2's 124 M less its biases, which this one leaves out; 6 N + 12 L H D T as in the PaLM paper."""
+    """GPT-2's 124 M without biases, as here; 6 N + 12 L H D T as in the PaLM paper."""
     sizes = {
         "tiny": 0.8,
         "small": 10.7,
