@@ -27,6 +27,10 @@ def choose(
         (HUGGING_FACE, "transformers' Trainer"),
         ("import transformers as t\nt.Seq2SeqTrainer()", "transformers' Trainer"),
         ("from trl import SFTTrainer", "TRL's trainer"),
+        (
+            "import sentence_transformers as st\nst.CrossEncoderTrainer()",
+            "sentence-transformers' trainer",
+        ),
         ("import lightning as L\nL.Trainer()", "Lightning's Trainer"),
         ("from pytorch_lightning.trainer import Trainer", "Lightning's Trainer"),
         ("def main():\n    from nemo.collections import llm", "NeMo"),
@@ -51,6 +55,7 @@ def test_a_trainer_is_known_by_what_the_program_imports(
         "import torch",
         "from transformers import GPT2LMHeadModel",  # as nanoGPT's model.py does
         "import lightning as L\nL.Fabric()",
+        "from sentence_transformers import SentenceTransformer",  # which only embeds
         "from . import trl",
         "def broken(",
     ],
