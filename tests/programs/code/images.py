@@ -1,12 +1,14 @@
 """A classifier of images, in the manner of torchvision's references: `images.py --epochs N [--resume FILE]`.
 
-Plain torch: DistributedSampler, a checkpoint an epoch, and the references' lines.
+Plain torch: DistributedSampler, a checkpoint every few epochs and on SIGUSR1, and the references' lines.
 """
 
 import argparse
 import os
 import pathlib
+import signal
 import time
+import types
 
 import torch
 import torch.distributed as dist
@@ -15,11 +17,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import data
 
 CLASSES = 4
+asked: list[int] = []  # the signals that came
+
+
+def note(number: int, _: types.FrameType | None) -> None:
+    """Remember that a signal asks to save and end."""
+    asked.append(number)
 
 
 def main() -> None:
-    """Train, and save after each epoch."""
+    """Train, and save every few epochs."""
     args = _arguments()
+    signal.signal(signal.SIGUSR1, note)
     has_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
     if has_gpu:
@@ -51,9 +60,20 @@ def main() -> None:
             "lr_scheduler": scheduler.state_dict(),
             "epoch": epoch,
         }
-        if dist.get_rank() == 0 and epoch % args.save_every == 0:
+        is_last = is_any_asked(device)
+        if dist.get_rank() == 0 and (is_last or epoch % args.save_every == 0):
             save(held, pathlib.Path(args.output_dir, f"model_{epoch:06}.pth"))
+        if is_last:
+            say(f"saved on a signal after epoch {epoch}")
+            break
     dist.destroy_process_group()
+
+
+def is_any_asked(device: torch.device) -> bool:
+    """Return on all ranks whether any of them is asked to save and end."""
+    flag = torch.tensor(len(asked), device=device)
+    dist.all_reduce(flag)
+    return flag.item() > 0
 
 
 def train(
