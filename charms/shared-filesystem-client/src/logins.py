@@ -25,6 +25,9 @@ Session:
 \toptional\tpam_mkhomedir.so umask=0077
 """
 _ACCOUNT, _SESSION = "@include common-account\n", "@include common-session\n"
+# With SSSD, common-account ends at pam_localuser for an account of this machine. Of a substack it
+# ends only that
+_DECIDES_FIRST = "account substack common-account\n"
 # pam_slurm_adopt comes last in its stack. Juju's account and administrators log in without a job,
 # as root always does
 _JOINS_JOB = """\
@@ -125,13 +128,14 @@ def adopting(text: str, app: str, node: str) -> str:
     """Change sshd's PAM file: users can log in only to nodes that run their job, and join it."""
     mark = _mark(app)
     rules = "".join(f"{mark}{line}\n" for line in _JOINS_JOB.format(node=node).splitlines())
-    text = text.replace(_ACCOUNT, _ACCOUNT + rules, 1)
+    text = text.replace(_ACCOUNT, mark + _DECIDES_FIRST + rules, 1)
     return text.replace(_SESSION, mark + _STAYS_THERE, 1)
 
 
 def original(text: str, app: str) -> str:
     """Undo what `adopting` did for this application."""
     mark = _mark(app)
+    text = text.replace(mark + _DECIDES_FIRST, _ACCOUNT)
     text = text.replace(mark + _STAYS_THERE, _SESSION)
     return re.sub(rf"{re.escape(mark)}[^\n]*\n", "", text)
 

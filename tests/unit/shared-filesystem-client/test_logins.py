@@ -113,6 +113,8 @@ def test_ssh_joins_a_job_on_compute_nodes_only(host: Host):
     assert "libpam-slurm-adopt" in host.packages
     stack = [line for line in host.sshd.splitlines() if "account" in line]
     assert stack[-1] == "-account required pam_slurm_adopt.so nodename=slurmd-7"
+    assert "account substack common-account" in stack
+    assert "@include common-account\n" not in host.sshd, "its `sufficient` would end the stack"
     assert "@include common-session\n" not in host.sshd, "pam_systemd would move the session"
     assert host.sshd.count("pam_slurm_adopt") == 1
 
