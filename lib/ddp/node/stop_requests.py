@@ -144,6 +144,8 @@ class StopRequests:
             spool.write(f"[PREEMPT] {slurm_calls.stamp()} Slurm ends this job: {why}")
             return found
         if slurm_calls.is_preempted(self._job.slurm_id):
+            why = CAUSES["preemption"]
+            spool.write(f"[PREEMPT] {slurm_calls.stamp()} Slurm asks this job to leave: {why}")
             return slurm_calls.Ending("preemption")
         return slurm_calls.Ending("limit")  # Slurm's warning is for the time limit
 
