@@ -25,7 +25,7 @@ Session:
 \toptional\tpam_mkhomedir.so umask=0077
 """
 _ACCOUNT, _SESSION = "@include common-account\n", "@include common-session\n"
-# With SSSD, common-account ends at pam_localuser for an account of this machine. Of a substack it
+# With SSSD, common-account ends at pam_localuser for an account of this machine; of a substack, it
 # ends only that
 _DECIDES_FIRST = "account substack common-account\n"
 # pam_slurm_adopt comes last in its stack. Juju's account and administrators log in without a job,
