@@ -32,6 +32,9 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
     try:
         rate = workload.find_rate(workspace, params, work, on_gpu=place.on_gpu)
     except ParameterError as e:
+        if params.parameters is not None:  # any model: its memory is what can be asked
+            results["step"] = f"not predicted: {e.what}"
+            return results
         e.results = results  # the memory is known all the same
         raise
     compute_s = step.compute_seconds(work, rate, known, on_gpu=place.on_gpu)

@@ -187,8 +187,9 @@ def test_the_parameters_are_those_of_the_payloads_models(ready: Trainer):
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_the_memory_of_each_way_is_known_before_anything_is_measured(ready: Trainer, nodes: int):
     """As published: 16 bytes a parameter (ZeRO), which FSDP2 shards; LoRA freezes them in bf16."""
-    ready.fails("plan", parameters=8_000_000_000, nodes=nodes, seq_len=2048, batch=2)
-    rows = sizes_of(ready.results["ways"])
+    results = ready.run("plan", parameters=8_000_000_000, nodes=nodes, seq_len=2048, batch=2)
+    assert results["step"].startswith("not predicted: tokens-per-second: no run has measured")
+    rows = sizes_of(results["ways"])
     billions = 8e9 / 2**30
 
     parameters, gradients, optimizer, activations, total, recomputed = rows["DDP"]
