@@ -1,8 +1,8 @@
 """A GPT over a slow link: DDP, bf16 gradients, and sites that exchange every 10 or 50 steps.
 
-A link changes no loss, so losses are measured once for each way of training, over the loopback
-interface, and rates in a few steps over each link. Two ranks, one in each network namespace, with
-one thread.
+Rates are those of a few steps over each link: two ranks, one in each network namespace, with one
+thread. A link changes no loss, so losses are measured once for each way of training, over the
+loopback interface, with a smaller model that can see more tokens.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -24,12 +24,11 @@ from ddptrain.data import prepare
 
 TEXT_BYTES = 4 << 20
 SEEDS = (1, 2, 3)
-STEPS = 800  # of a training whose loss counts
+STEPS = 1500  # of a training whose loss counts
 LAST = 20  # steps for smoothing a training's loss
-SIZE = (
-    "--layers 6 --heads 4 --width 256 --seq-len 64 --batch 2 --precision fp32 --log-every 1"
-    " --lr 0.001 --resume never"
-)
+SIZE = "--layers 6 --heads 4 --width 256 --seq-len 64 --batch 2"  # of rates
+LOSS_SIZE = "--layers 3 --heads 4 --width 128 --seq-len 64 --batch 8 --warmup 200"  # of losses
+COMMON = "--precision fp32 --log-every 1 --lr 0.001 --resume never"
 LINKS = [
     slow_link.Link(0, 0),
     slow_link.Link(100, 20),
@@ -173,7 +172,10 @@ def _time_to_loss(
     qualities: dict[str, list[Quality]],
     paces: dict[tuple[str, slow_link.Link], Pace],
 ) -> row.Row:
-    """Compare the seconds to a loss that both reach, the first seed's, over the slow link."""
+    """Compare the seconds to a loss that both reach, over the slow link.
+
+    The steps are those of the small model's first seed, at the pace of the large one.
+    """
     loss = max(qualities[name][0].curve[-1] for name in (way.name, "DDP"))
     seconds: list[float] = []
     for name in (way.name, "DDP"):
@@ -201,7 +203,7 @@ def _qualities(way: Way, dataset: pathlib.Path, run_dir: pathlib.Path) -> list[Q
     found: list[Quality] = []
     for seed in SEEDS:
         steps = f"--steps {STEPS} --epoch-steps {STEPS} --eval-rows 512 --seed {seed}"
-        _train(f"{way.flags} {steps}", dataset, run_dir, namespaces=())
+        _train(f"{LOSS_SIZE} {way.flags} {steps}", dataset, run_dir, namespaces=())
         losses = [line["loss"] for line in _records(run_dir, "step")]
         smooth = [statistics.fmean(losses[max(0, at - LAST) : at + 1]) for at in range(len(losses))]
         found.append(Quality(_records(run_dir, "eval")[-1]["val_loss"], smooth))
@@ -212,7 +214,7 @@ def _pace(way: Way, dataset: pathlib.Path, run_dir: pathlib.Path) -> tuple[Pace,
     """Train some steps, and return the pace between two exchanges, and the number of parameters."""
     steps = f"--steps {way.timed} --epoch-steps {way.timed} --eval-rows 0 --warmup 1"
     with _Meter() as meter:
-        _train(f"{way.flags} {steps}", dataset, run_dir)
+        _train(f"{SIZE} {way.flags} {steps}", dataset, run_dir)
     times = {line["step"]: line["time"] for line in _records(run_dir, "step")}
     first = 1 if way.every > 1 else 3
     last = way.timed - (way.every == 1)
@@ -235,7 +237,7 @@ def _train(
 ) -> None:
     """Train two ranks, each in its namespace if there are any. Raises RuntimeError if one fails."""
     shutil.rmtree(run_dir, ignore_errors=True)
-    words = f"{SIZE} {flags}".split()
+    words = f"{COMMON} {flags}".split()
     places = ["--data", str(dataset), "--run-dir", str(run_dir)]
     argv = [sys.executable, "-m", "ddptrain", "train", *places, *words]
     meeting = {"MASTER_PORT": str(_PORT), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
