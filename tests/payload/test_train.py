@@ -424,10 +424,20 @@ def test_a_rank_that_holds_the_others_up_is_named(dataset: pathlib.Path, tmp_pat
     result = ranks.trained(
         2, dataset, tmp_path / "run", *TINY, "--steps 40 --epoch-steps 40", **slow
     )
-    assert len(re.findall(r"rank 1 on \S+ is slow", result.output)) == 1
+    assert set(re.findall(r"rank (\d) on \S+ is slow", result.output)) == {"1"}
     assert (
         metrics.Reader(tmp_path / "run" / "metrics.jsonl").read().straggler.startswith("rank 1 on ")
     )
+
+
+def test_a_slow_rank_is_named_once_while_it_stays_slow(caplog: pytest.LogCaptureFixture):
+    members = [{"host": f"n{rank}"} for rank in range(3)]
+    world = types.SimpleNamespace(size=3, is_main=True, members=members)
+    pace = stragglers.Pace(typing.cast("distributed.World", world))
+    for seconds in ([1, 1, 3], [1, 1, 3], [1, 1, 1], [1, 1, 3]):
+        pace.add(seconds, stragglers.WINDOW_S)
+    named = [record.getMessage() for record in caplog.records]
+    assert [text.count("rank 2 on n2 is slow") for text in named] == [1, 1]
 
 
 @pytest.mark.parametrize(
