@@ -214,6 +214,9 @@ def test_a_low_run_is_preempted_saves_waits_and_resumes_bitwise(alice: Person, b
     left = json.loads(alice.does(f"cat {attempts}/{job['job-id']}.r0.outcome"))
     assert left["outcome"] == "preempted", log
     assert 100 <= int(left["step"]) < 500, "it saved in the middle"
+    outcomes = alice.does(f"cd {attempts} && ls {job['job-id']}.r*.outcome").split()
+    ends = [f"{job['job-id']}.r{number}.outcome" for number in (0, 1)]
+    assert outcomes == ends, "Slurm may start it once more, which does nothing"
     assert steps(alice, "cut") == steps(alice, "whole")
     assert last_checkpoint(alice, "cut") == last_checkpoint(alice, "whole")
 

@@ -108,6 +108,23 @@ class ControlFiles:
             found["cause"] = cause
         self._write(self.outcome_path(attempt), json.dumps(found) + "\n")
 
+    def was_done(self) -> bool:
+        """Return whether the start of the job before this one ended as its ranks were done."""
+        if not self._job.restarts:
+            return False
+        start = re.compile(rf"({self._job.job_id}\.r{self._job.restarts - 1}(?:t\d+)?)\.outcome")
+        for name in self._names():
+            found = start.fullmatch(name)
+            if found and self.read_outcome(found[1]) == "done":
+                return True
+        return False
+
+    def _names(self) -> list[str]:
+        """Return the names of the files, [] without the folder. Raises OSError, FatalError."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._storage.do(lambda: os.listdir(self._job.control))
+        return []
+
     def read_lines(self, path: str) -> list[str]:
         """Read the lines of another file of the run. Raises OSError, FatalError."""
         return self._storage.do(lambda: _text(path)).splitlines()

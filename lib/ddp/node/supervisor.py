@@ -125,6 +125,8 @@ class Supervisor:
 
     def _run(self) -> int:
         """Run one attempt after the other; return the exit code. Raises FatalError."""
+        if self._was_done():
+            return 0
         self._set_variables()
         words = self._words()
         placement = Placement(self.job, self.files, self._allocated())
@@ -166,6 +168,17 @@ class Supervisor:
             if not recovery.prepare_retry(ranks):
                 return self._give_up(ranks)
             restarts += 1
+
+    def _was_done(self) -> bool:
+        """Return whether there is nothing to do, since the last start came to its end.
+
+        Slurm up to 25.11 queues a job once more that was done after an earlier start of it had
+        ended in a grace time (its flag GRACE_PREEMPT stays). Its secrets are removed by then.
+        """
+        if not self.files.was_done():
+            return False
+        spool.write("[REQUEUE] nothing to do: the job was done before Slurm queued it again")
+        return True
 
     def _give_up(self, ranks: Ranks) -> int:
         """Leave after a failure without another attempt here; return the exit code."""

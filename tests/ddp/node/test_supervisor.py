@@ -286,6 +286,27 @@ def test_srun_s_second_process_tells_slurmctld_nothing(
         assert output.read() == ("sent\n" if is_sent else "")
 
 
+@pytest.mark.parametrize("leaves_outcome", [False, True])
+def test_a_job_that_was_done_does_nothing_when_slurm_queues_it_again(
+    node: Node, leaves_outcome: bool
+):
+    """Slurm up to 25.11 does, if an earlier start has ended in the grace time of a preemption."""
+    done = 'echo "{\\"outcome\\": \\"done\\"}" > "$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome"'
+    node.add("srun", f"{COUNTS} [ $n = 1 ] && exit 1; {done if leaves_outcome else 'exit 0'}")
+    secrets = node.run_dir / "control" / "12.env"
+    more = {"leaves_outcome": leaves_outcome, "max_restarts": 1, "secrets_path": str(secrets)}
+    given = files(node, **more)
+    code, output = node.run({**given, "control/12.env": "{}"})
+    assert code == 0, output
+    assert attempts(node) == ["12.r0", "12.r0t1"]
+    assert not secrets.exists()
+
+    code, output = node.run(given, SLURM_RESTART_COUNT="1")
+    assert code == 0, output
+    assert "[REQUEUE] nothing to do: the job was done before Slurm queued it again" in output
+    assert attempts(node) == ["12.r0", "12.r0t1"]
+
+
 def test_a_spare_node_takes_the_place_of_a_lost_one_without_the_queue(node: Node):
     node.hosts = "slurmd-0 slurmd-1 slurmd-2"
     lost = "echo 'srun: error: Node failure on slurmd-1'; exit 1"
