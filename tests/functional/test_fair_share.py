@@ -22,6 +22,8 @@ OPTION = "slurm-conf-parameters"
 PREEMPTION = "/etc/slurm/preemption.conf"
 # Minutes instead of days, so that a test sees them pass
 QUICK = "PriorityDecayHalfLife=00:01:00\nPriorityCalcPeriod=1\n"
+# Slurm counts running jobs once in this period, and the rest of one that ended only if it enforces limits
+COUNTED_S = 90
 RUN_S = 300
 SMALL = "--gpus-per-node 0 --cpus-per-task 1 --memory 1G"
 GPT = f"gpt {BUILT_IN['gpt'][0]}"
@@ -130,7 +132,7 @@ def everyones(one: Person) -> dict[str, Json]:
 
 
 def test_who_used_less_comes_first_and_shares_decay(shared: Cluster, alice: Person, bob: Person):
-    until_job(alice, batch(alice, 30), "COMPLETED")
+    until_job(alice, batch(alice, COUNTED_S), "COMPLETED")
     eventually(lambda: _has_used(shared, "physics"))
     blocker = batch(alice, 60)
     until_job(alice, blocker, "RUNNING")

@@ -37,11 +37,33 @@ homeDirectory: /home/dora
 loginShell: /bin/bash
 userPassword: unused
 
+dn: uid=erin,ou=people,{SUFFIX}
+objectClass: inetOrgPerson
+objectClass: posixAccount
+cn: erin
+sn: erin
+uid: erin
+uidNumber: 2102
+gidNumber: 3101
+homeDirectory: /home/erin
+loginShell: /bin/bash
+userPassword: unused
+
 dn: cn=ml,ou=groups,{SUFFIX}
 objectClass: groupOfNames
 objectClass: posixGroup
 cn: ml
 gidNumber: 3101
+member: uid=dora,ou=people,{SUFFIX}
+member: uid=erin,ou=people,{SUFFIX}
+"""
+LEAVES = f"""\
+dn: uid=dora,ou=people,{SUFFIX}
+changetype: delete
+
+dn: cn=ml,ou=groups,{SUFFIX}
+changetype: modify
+delete: member
 member: uid=dora,ou=people,{SUFFIX}
 """
 
@@ -206,7 +228,7 @@ def _server(cluster: Cluster) -> str:
 @pytest.mark.trains
 def test_a_user_of_the_directory_is_the_same_everywhere(cluster: Cluster, tmp_path: pathlib.Path):
     cluster.action("install-environment", timeout=1500)
-    with directory(cluster, tmp_path), no_account_stays(cluster, "dora", "ml"):
+    with directory(cluster, tmp_path), no_account_stays(cluster, "dora,erin", "ml"):
         cluster.on(_server(cluster), "sh", "-c", f"cat >/root/people.ldif <<'END'\n{PEOPLE}\nEND")
         ldap(cluster, "ldapadd", "-f", "/root/people.ldif")
 
@@ -233,11 +255,29 @@ def test_a_user_of_the_directory_is_the_same_everywhere(cluster: Cluster, tmp_pa
             assert result["state"] == "COMPLETED", result
             assert f"uid {UID}" in dora.does(f"cat {result['log']}")
 
-            ldap(cluster, "ldapdelete", f"uid=dora,ou=people,{SUFFIX}")
+            leaves = f"cat >/root/leaves.ldif <<'END'\n{LEAVES}\nEND"
+            cluster.on(_server(cluster), "sh", "-c", leaves)
+            ldap(cluster, "ldapmodify", "-f", "/root/leaves.ldif")
             for host in HOSTS:
                 cluster.on(host, "sh", "-c", FORGETS)  # else sssd knows her for an hour and a half
             assert dora.tries("true").code != 0
             sbatch = ("setpriv", "--reuid", UID, "--regid", "3101", "--clear-groups", "sbatch")
-            refused = cluster.exec(LOGIN, *sbatch, "--chdir", "/tmp", "--wrap", "true")
+            words = (*sbatch, "--parsable", "--chdir", "/tmp", "--wrap", "true")
+            job = cluster.on(LOGIN, *words)  # Slurm still has her account
+            eventually(lambda: _is_held(cluster, job))
+            cluster.on(LOGIN, "scancel", job)
+            eventually(lambda: _loses_account(cluster, "dora"))
+            refused = cluster.exec(LOGIN, *words)
             assert refused.code != 0, refused.out
-            print(f"removed: {refused.err.strip()}")
+            assert "Invalid account" in refused.err
+
+
+def _is_held(cluster: Cluster, job: str) -> None:
+    """Slurm finds no such user as it starts the job, and holds it."""
+    shown = cluster.on(LOGIN, "squeue", "--noheader", "--job", job, "--format", "%T %r")
+    assert shown == "PENDING JobHeldAdmin"
+
+
+def _loses_account(cluster: Cluster, user: str) -> None:
+    found = cluster.action("sync-users", "group=ml", "remove=true")
+    assert re.search(rf"(?m)^{user} +removed$", found["users"]), found
