@@ -11,6 +11,7 @@ Answers while a hook runs: {"kind": "status" | "log" | "action-log", ...}; and o
 """
 
 # Scenario has no public API for a unit agent's work: this uses its internals, pinned by a hash.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 
 import contextlib
 import dataclasses
