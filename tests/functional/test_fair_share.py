@@ -231,13 +231,18 @@ def test_a_low_run_is_preempted_saves_waits_and_resumes_bitwise(alice: Person, b
 def test_usage_shows_the_hours_of_accounts_and_users_once_slurmdbd_summed_them(
     shared: Cluster, alice: Person, bob: Person
 ):
-    """slurmdbd sums whole hours: the jobs above are moved two hours back, and summed again."""
+    """slurmdbd sums whole hours: the jobs above are moved two hours back, and summed again.
+
+    So is the cluster's registration, since sreport has no row for a time before it.
+    """
     moved = (
         "update ddp_job_table set time_submit=time_submit-7200, time_eligible=time_eligible-7200, "
     )
     moved += (
         "time_start=time_start-7200, time_end=time_end-7200 where time_end > 0 and time_start > 0; "
     )
+    moved += "update ddp_event_table set time_start=time_start-7200; "
+    moved += "update ddp_event_table set time_end=time_end-7200 where time_end > 0; "
     # In slurmdbd's first hour the table has no row
     moved += "delete from ddp_last_ran_table; "
     moved += "insert into ddp_last_ran_table (hourly_rollup, daily_rollup, monthly_rollup) "

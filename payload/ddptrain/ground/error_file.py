@@ -13,7 +13,7 @@ import time
 import traceback
 import typing
 
-from ddptrain.ground import errors, log
+from ddptrain.ground import errors, files, log
 
 
 def leave(e: Exception, text: str, *, of_peer: bool = False) -> None:
@@ -31,8 +31,8 @@ def leave(e: Exception, text: str, *, of_peer: bool = False) -> None:
         more |= cause._asdict()
     if of_peer or isinstance(e, errors.LostError | errors.PeerError):
         more["of_peer"] = True
-    try:
-        with pathlib.Path(path).open("w", encoding="utf-8") as file:
-            json.dump({"message": {"message": text, "extraInfo": more}}, file)
+    try:  # another thread may write too, and end this rank
+        with files.replacing(pathlib.Path(path)) as file:
+            file.write(json.dumps({"message": {"message": text, "extraInfo": more}}).encode())
     except OSError:
         log.warn("ENV", "the error file could not be written")
