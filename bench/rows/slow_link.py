@@ -249,7 +249,9 @@ def _train(
     started: list[subprocess.Popen[str]] = []
     for rank in range(2):
         place = {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        inside = ["ip", "netns", "exec", namespaces[rank]] if namespaces else []
+        inside: list[str] = []
+        if namespaces:
+            inside = ["ip", "netns", "exec", namespaces[rank]]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         env = {**os.environ, **meeting, **place}
         started.append(subprocess.Popen([*inside, *argv], env=env, **pipes))

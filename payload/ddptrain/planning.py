@@ -205,7 +205,7 @@ def _is_within(path: pathlib.Path, run_dir: pathlib.Path) -> bool:
 def _resolved(record: recipe.Record, run_dir: pathlib.Path) -> dict[str, typing.Any]:
     """Return the default warm-up of a run from before 29 November 2026, whose record lacks it.
 
-    The learning rate of its first step tells: it is the peak's share of one step of the warm-up
+    The learning rate of its first step shows it: it is the peak's share of one step of the warm-up
     (`Schedule.lr`).
     """
     peak = record.get("lr")

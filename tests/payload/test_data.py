@@ -17,7 +17,7 @@ from ddptrain.ground import errors, files
 def make_dataset(
     root: pathlib.Path, counts: list[int], *, vocab: int = 60000, masked: bool = False
 ) -> shards.Dataset:
-    """Write a dataset whose tokens count up, so that each row tells its origin."""
+    """Write a dataset whose tokens count up, so that each row shows its origin."""
     dtype = shards.dtype_for(vocab, masked=masked)
     entries, start = [], 0
     for number, count in enumerate(counts):

@@ -177,7 +177,7 @@ def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -
     assert process.stdout is not None
     assert process.stderr is not None
     with process.stdout, process.stderr, _ended(process, timeout_s):
-        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output tells why
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its output says why
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
         for line in process.stdout:

@@ -1,26 +1,22 @@
 #!/usr/bin/env python3
 """Registers GPUs in Slurm, on compute nodes (slurmd) and on the controller (slurmctld)."""
 
-import logging
-
 import ops
 
 import actions
 import metrics
+import removal
 import settings
 from controller import gres_lines
 from maintenance import hooks
-from node import compute, journals, kept
+from node import compute, kept
 from node import machine as machines
 from node.registration import Progress
 from relations import endpoints
 from relations.endpoints import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp import exporter, wake
 from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action, shown
-from slurm_ddp.commands import CommandError
 from slurm_ddp.interfaces import cos_agent
-
-logger = logging.getLogger(__name__)
 
 _NO_ROLE = Status(
     Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info"
@@ -70,15 +66,8 @@ class SlurmGpuCharm(ops.CharmBase):
             self._look()
             return
         self._left = True
-        try:
-            exporter.ensure_none(self.unit.name)
-            hooks.release()
-            compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
-            gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
-            journals.remove_folder()
-        except CommandError as e:
-            # A hook that fails keeps the unit from going, and the next one tries again
-            logger.warning("something of slurm-gpu is left on this machine: %s", e)
+        config = self.load_config(settings.Config)
+        removal.hand_back(self.unit.name, config, is_last=self.app.planned_units() == 0)
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         def reconcile() -> Progress | None:

@@ -89,7 +89,7 @@ class JobSpec:
     workspace: str
     cache: str  # folder on each node's own disk, for the environment and output not yet copied
     command: tuple[Word, ...]
-    resume: str  # the value of the word `resume` in a run without a checkpoint of its own
+    resume: str  # the value of the word `resume` in a run that has no checkpoint yet
     leaves_outcome: bool  # the program writes its outcome to a file
     ranks_per_node: int
     gpus_per_node: int

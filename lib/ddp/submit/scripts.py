@@ -41,7 +41,7 @@ class Program:
 
     command: tuple[str | spec.Word, ...]
     leaves_outcome: bool  # it is the payload, which writes its outcome to a file
-    resume: str = "auto"  # the value of `RESUME` in a run without a checkpoint of its own
+    resume: str = "auto"  # the value of `RESUME` in a run that has no checkpoint yet
     payload: str = (
         ""  # in a container or the user's own Python: the folder that holds the payload's package
     )
@@ -276,7 +276,7 @@ def program() -> dict[str, str]:
 def environment_of(
     settings: Settings, environment: folders.Manifest, cache: pathlib.Path | None = None
 ) -> spec.Environment:
-    """Return the part of a specification that tells a node to unpack an environment."""
+    """Return the part of a specification about the environment that nodes unpack."""
     layers: list[spec.Archive] = []
     for one in (environment.below, environment):
         if one is None:

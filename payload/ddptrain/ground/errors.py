@@ -60,7 +60,7 @@ class SharedError(UserError):
 
 
 class PeerError(Exception):
-    """Another rank has failed and tells why; this one only leaves."""
+    """Another rank has failed and says why; this one only leaves."""
 
     def __init__(self, message: str, cause: Cause | None = None) -> None:
         super().__init__(message)

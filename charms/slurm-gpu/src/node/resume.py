@@ -96,7 +96,7 @@ def _is_new(node: nodes.Node) -> bool:
     """Whether upstream's slurmd set the reason, as it does right after it started slurmd.
 
     An order to set the node down leaves the same reason. If slurmd started again later, only the
-    record of the node's service tells.
+    record of the node's service shows which it was.
     """
     since = node.slurmd_start_time
     if since is None or node.reason_time is None or node.reason_time < since:
