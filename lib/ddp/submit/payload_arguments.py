@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 
+from ddp.options import declared, models
 from ddp.problem import ParameterError, Problem
 from ddp.slurm import remedies
 from ddp.workspace import folders
@@ -80,11 +81,23 @@ def _refuse_unknown(payload: pathlib.Path, kind: str, trouble: str) -> None:
     if found is None:
         return
     word = found[1]
+    if _is_ours(word):
+        raise Problem(f"{kind} has no option {word}; it is one of ddp: type it before {kind}")
+
     known = re.findall(r"--[a-z][\w-]+", _ask(payload, kind, hidden=_HIDDEN))
     close = difflib.get_close_matches(word, known, 1)
     meant = f" did you mean {close[0]}?" if close else ""
     what = "has no option" if word.startswith("-") else "takes no argument"
     raise Problem(f"{kind} {what} {word};{meant} see: ddp submit {kind} --help")
+
+
+def _is_ours(word: str) -> bool:
+    """Return whether a word is an option of `ddp submit` or `ddp sweep`."""
+    known: set[str] = set()
+    for model in (models.SubmitDdp, models.SubmitSweep):
+        for option in declared.options(model):
+            known |= {f"--{option.name}", option.text.short}
+    return word in known - {""}
 
 
 def changes(payload: pathlib.Path, folder: str, args: Words) -> list[str]:

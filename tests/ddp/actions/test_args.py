@@ -54,6 +54,13 @@ def test_arguments_that_the_payload_would_refuse_are_refused_before_the_job(
         ),
         ("gpt", "--bogus 3", "gpt has no option --bogus; see: ddp submit gpt --help"),
         ("gpt", "--run-dri x", "gpt has no option --run-dri; see: ddp submit gpt --help"),
+        (
+            "gpt",
+            "--nodes 2",
+            "gpt has no option --nodes; it is one of ddp: type it before gpt",
+        ),
+        ("smoke", "-N 2", "smoke has no option -N; it is one of ddp: type it before smoke"),
+        ("gpt", "--grid=lr=1", "gpt has no option --grid; it is one of ddp: type it before gpt"),
         ("smoke", "train.py", "smoke takes no argument train.py; see: ddp submit smoke --help"),
     ],
 )
