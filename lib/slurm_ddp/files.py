@@ -3,7 +3,6 @@
 import os
 import pathlib
 import pwd
-import tempfile
 
 
 def ensure_file(
@@ -24,8 +23,8 @@ def ensure_file(
         if same and path.read_bytes() == data:
             return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Mkstemp makes it 0600
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    new = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -33,9 +32,9 @@ def ensure_file(
             os.fsync(file.fileno())
             os.fchown(file.fileno(), uid, gid)
             os.fchmod(file.fileno(), mode)
-        pathlib.Path(name).replace(path)
+        new.replace(path)
     except BaseException:
-        pathlib.Path(name).unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
     return True
 

@@ -10,8 +10,6 @@ import contextlib
 import json
 import os
 import pathlib
-import secrets
-import socket
 import stat
 import sys
 import time
@@ -47,14 +45,15 @@ def touch(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[
         # One that was never asked for: no cache knows it, so the server, or JuiceFS's engine, must
         # answer
         with contextlib.suppress(FileNotFoundError, PermissionError):
-            os.stat(f"{PROBE_DIR}-{secrets.token_hex(8)}", dir_fd=directory)
+            os.stat(f"{PROBE_DIR}-{os.urandom(8).hex()}", dir_fd=directory)
         if write:
             step = "make a directory"
             folder = pathlib.Path(mountpoint, PROBE_DIR)
             folder.mkdir(mode=0o700, exist_ok=True)
-            old = folder / f"{socket.gethostname()}.{os.getpid()}"
+            host = os.uname().nodename
+            old = folder / f"{host}.{os.getpid()}"
             new = folder / f"{old.name}.new"
-            token = secrets.token_bytes(32)
+            token = os.urandom(32)
             step = "write"
             with new.open("wb", buffering=0) as file:
                 file.write(token)
@@ -66,7 +65,7 @@ def touch(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[
             same = old.read_bytes() == token
             step = "remove"
             remove(old)
-            for path in folder.glob(f"{socket.gethostname()}.*"):
+            for path in folder.glob(f"{host}.*"):
                 if path.stat().st_mtime < time.time() - _LEFTOVER_S:
                     remove(path)
             if not same:

@@ -20,7 +20,6 @@ import ctypes
 import dataclasses
 import enum
 import errno
-import hashlib
 import json
 import os
 import pathlib
@@ -31,6 +30,7 @@ import subprocess
 import sys
 import time
 import typing
+import zlib
 
 MOUNTINFO = pathlib.Path("/proc/self/mountinfo")
 CHILD = pathlib.Path(__file__).resolve().with_name("mount_child.py")
@@ -423,7 +423,7 @@ def hangs_since(mountpoint: str, kind: str) -> float | None:
 
 def note_of(mountpoint: str, kind: str) -> pathlib.Path:
     """Return the file that names a child left behind."""
-    return _ABANDONED / f"{kind}-{hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]}"
+    return _ABANDONED / f"{kind}-{zlib.crc32(os.fsencode(mountpoint)):08x}"
 
 
 def start_time(pid: int) -> int | None:

@@ -1,17 +1,12 @@
 """Code that the GPU health check and the mount keeper share: both check a machine from a timer.
 
-The system's Python runs them, apart from the charm that installed them with the modules that they
-import (`sources`, `pack`). So this module and its imports need the standard library only.
+The system's Python runs them, apart from the charm that installed them (packing.py). So this module
+and its imports need the standard library only.
 """
 
 import collections.abc
-import functools
-import io
-import modulefinder
 import os
 import pathlib
-import typing
-import zipfile
 
 from slurm_ddp.commands import CommandError, run
 from slurm_ddp.slurm import nodes
@@ -68,34 +63,3 @@ def write(path: pathlib.Path, text: str, mode: int = 0o600) -> None:
     new.write_text(text)
     new.chmod(mode)
     new.replace(path)
-
-
-@functools.cache
-def sources(main: pathlib.Path) -> dict[str, bytes]:
-    """Return a script, as `__main__.py`, and the modules that it imports, by path.
-
-    Only modules of its charm and of lib count.
-    """
-    finder = modulefinder.ModuleFinder(
-        [str(main.parents[1]), str(pathlib.Path(__file__).parents[1])]
-    )
-    finder.run_script(str(main))  # which reads it and runs nothing
-    found: dict[str, bytes] = {}
-    for name, module in sorted(typing.cast("dict[str, typing.Any]", finder.modules).items()):
-        if module.__file__:
-            path = name.replace(".", "/") + ("/__init__.py" if module.__path__ else ".py")
-            found[path] = pathlib.Path(module.__file__).read_bytes()
-    return found
-
-
-def pack(main: pathlib.Path) -> bytes:
-    """Pack a script and the modules that it imports into a zip application.
-
-    The same sources make the same bytes.
-    """
-    packed = io.BytesIO(b"#!/usr/bin/python3 -I\n")
-    packed.seek(0, io.SEEK_END)
-    with zipfile.ZipFile(packed, "w") as archive:
-        for path, source in sources(main).items():
-            archive.writestr(zipfile.ZipInfo(path), source)  # with a constant time
-    return packed.getvalue()

@@ -19,7 +19,7 @@ from gpu import smi, xids
 from node import health as gpu_health
 from node import kept
 from node.health import DRAIN, WARN
-from slurm_ddp import commands, watchdog
+from slurm_ddp import commands, packing, watchdog
 from slurm_ddp.commands import CommandTimeout, Completed
 
 OURS = "gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
@@ -244,8 +244,8 @@ def test_a_drains_reason_fits_into_slurm(scene: Scene):
 
 def test_the_program_runs_alone(scene: Scene, paths: pathlib.Path):
     program = pathlib.Path(gpu_health.__file__)
-    (paths / "gpu-health").write_bytes(watchdog.pack(program))
-    assert watchdog.pack(program) == (paths / "gpu-health").read_bytes(), "the same bytes again"
+    (paths / "gpu-health").write_bytes(packing.pack(program))
+    assert packing.pack(program) == (paths / "gpu-health").read_bytes(), "the same bytes again"
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(paths / "gpu-health")],
         env={"PATH": os.defpath},

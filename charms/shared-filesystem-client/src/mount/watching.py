@@ -9,20 +9,25 @@ import time
 import mount_plan
 from mount import states
 from scripts import keeper
-from slurm_ddp import files, mounts, readiness, records, systemd, watchdog
+from slurm_ddp import files, mounts, packing, readiness, records, systemd
 
 SLURMD = "slurmd.service"
 _SLURMD_DEFAULTS = pathlib.Path("/etc/default/slurmd")
+_PROGRAM = "import sys\n\nimport keeper\n\nsys.exit(keeper.main())\n"
 _SEEN_S = keeper.INTERVAL_S + 10.0  # a result this recent is as good as a probe
 
 
 def write_programs(app: str) -> None:
-    """Write the keeper and the modules that it and the units' helper take."""
+    """Write the keeper and the modules that it and the units' helper take.
+
+    Python keeps the bytecode of modules alone, so the program only calls a module.
+    """
     child = files.read(mounts.CHILD)
     # First: `mounts` runs it
     files.ensure_file(mount_plan.LIB / app / "slurm_ddp" / mounts.CHILD.name, child)
-    for name, source in watchdog.sources(pathlib.Path(keeper.__file__)).items():
-        files.ensure_file(mount_plan.LIB / app / name.replace("__main__", "mount_keeper"), source)
+    for name, source in packing.sources(pathlib.Path(keeper.__file__)).items():
+        files.ensure_file(mount_plan.LIB / app / name.replace("__main__", "keeper"), source)
+    files.ensure_file(mount_plan.LIB / app / "mount_keeper.py", _PROGRAM)
 
 
 def watch(plan: mount_plan.Plan, state: states.State) -> states.State:
@@ -40,7 +45,7 @@ def watch(plan: mount_plan.Plan, state: states.State) -> states.State:
         port=plan.port,
     )
     service, timer, starter = _units(spec.app)
-    command = f"/usr/bin/python3 -B {mount_plan.LIB / spec.app / 'mount_keeper.py'} {mount_plan.STATE / spec.app}"
+    command = f"/usr/bin/python3 {mount_plan.LIB / spec.app / 'mount_keeper.py'} {mount_plan.STATE / spec.app}"
     common = {"mountpoint": spec.mountpoint, "command": command, "interval": keeper.INTERVAL_S}
     units = {
         service: mount_plan.render("mount-keeper.service.j2", unit="", **common),

@@ -22,7 +22,6 @@ import functools
 import json
 import pathlib
 import socket
-import ssl
 import sys
 import time
 
@@ -487,6 +486,8 @@ def _replies(protocol: str, connection: socket.socket) -> bool:
     """Wait for a server's first reply in the protocol."""
     try:
         if protocol == TLS:
+            import ssl  # noqa: PLC0415  # no other pass should wait for it
+
             context = ssl.create_default_context()
             context.check_hostname = False  # nothing is sent to it, or believed
             context.verify_mode = ssl.CERT_NONE

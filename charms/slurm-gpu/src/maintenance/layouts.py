@@ -11,7 +11,7 @@ import template
 from gpu import mig
 from maintenance import reset, services
 from node import kept
-from slurm_ddp import files, systemd, watchdog
+from slurm_ddp import files, packing, systemd
 from slurm_ddp.charm import ActionError, Log, Results
 
 PROGRAM = pathlib.Path("/usr/local/sbin/gpu-mig")
@@ -92,6 +92,6 @@ def _ensure_layouts(layouts: dict[str, tuple[str, ...]], *, whole: bool = True) 
         ensure_no_layouts()
         return
     files.ensure_file(mig.LAYOUTS, json.dumps(dict(sorted(layouts.items()))) + "\n")
-    files.ensure_file(PROGRAM, watchdog.pack(pathlib.Path(mig.__file__)), mode=0o755)
+    files.ensure_file(PROGRAM, packing.pack(pathlib.Path(mig.__file__)), mode=0o755)
     systemd.ensure_unit(SERVICE, template.fill(SERVICE, program=PROGRAM))
     systemd.enable(SERVICE)

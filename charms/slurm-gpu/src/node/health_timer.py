@@ -8,7 +8,7 @@ import time
 import template
 from gpu import xids as gpu_xids
 from node import health
-from slurm_ddp import files, systemd, watchdog
+from slurm_ddp import files, packing, systemd
 
 PROGRAM = pathlib.Path("/usr/local/sbin/gpu-health")
 NVIDIA_SMI = pathlib.Path(health.NVIDIA_SMI)
@@ -24,7 +24,7 @@ def ensure(node: str | None, xids: str = "") -> None:
         return
     # Checked, so that no quoting is needed in a unit file
     words = " ".join(xids.replace(",", " ").split())
-    changed = files.ensure_file(PROGRAM, watchdog.pack(pathlib.Path(health.__file__)), mode=0o755)
+    changed = files.ensure_file(PROGRAM, packing.pack(pathlib.Path(health.__file__)), mode=0o755)
     text = template.fill(
         SERVICE,
         python=PYTHON,
