@@ -138,17 +138,23 @@ REFUSED = [
     (["submit-ddp", "workload=/etc/passwd"], "workload"),
     (["submit-ddp", f"workload={SHARED}/../../etc/passwd"], "workload"),
     (["submit-ddp", "run=../../escape"], "run"),
+    (["cancel-run", "run=nothing"], "run"),
     *(
         (["submit-ddp", f"{name}={HOSTILE}"], name)
-        for name in ("workload", "dataset", "run", "partition", "time-limit")
+        for name in ("workload", "dataset", "partition", "time-limit")
     ),
+]
+HOSTILES = [
+    (["submit-ddp", f"run={HOSTILE}"], "run"),
     (["run-log", f"run={HOSTILE}"], "run"),
-    (["cancel-run", "run=nothing"], "run"),
     (["prepare-dataset", f"name={HOSTILE}"], "name"),
 ]
 
 
-def test_bad_input_is_refused_by_name_and_leaves_nothing(cluster: Cluster):
+@pytest.mark.parametrize("some", [HOSTILES, pytest.param(REFUSED, marks=pytest.mark.long)])
+def test_bad_input_is_refused_by_name_and_leaves_nothing(
+    cluster: Cluster, some: list[tuple[list[str], str]]
+):
     def jobs() -> set[str]:
         return set(cluster.on("sackd/0", "squeue", "-h", "-t", "all", "-o", "%i").splitlines())
 
@@ -160,7 +166,7 @@ def test_bad_input_is_refused_by_name_and_leaves_nothing(cluster: Cluster):
 
     before = jobs(), files()
     assert "/tmp/owned" not in before[1]
-    for arguments, parameter in REFUSED:
+    for arguments, parameter in some:
         answer = cluster.ctl("run", "trainer/0", *arguments)
         assert answer.code == 1, arguments
         assert parameter in answer.error
@@ -201,6 +207,7 @@ def test_after_a_reboot_of_the_storage_nothing_is_lost(cluster: Cluster):
         eventually(check)
 
 
+@pytest.mark.long
 def test_a_unit_comes_and_goes(cluster: Cluster):
     def has_come() -> None:
         assert cluster.on("slurmd/2", "findmnt", "-rno", "FSTYPE", SHARED) == "fuse.juicefs"
@@ -229,6 +236,7 @@ def test_a_unit_comes_and_goes(cluster: Cluster):
     test_everything_settles_active(cluster)
 
 
+@pytest.mark.long
 def test_a_slurm_without_its_security_fixes_is_named(cluster: Cluster):
     (version,) = set(cluster.on("sackd/0", "sinfo", "-hN", "-o", "%v").split())
     report = cluster.ctl("run", "trainer/0", "doctor")

@@ -84,6 +84,7 @@ def one_card(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterato
         cluster.ctl("run", unit_on(cluster), "accept-gpus")
 
 
+@pytest.mark.long
 @pytest.mark.loses_cards
 def test_a_driver_that_appears_on_a_bare_machine(cluster: Cluster):
     """The machine as upstream leaves it: no driver when it was installed, so no Gres.

@@ -56,6 +56,7 @@ def someone(cluster: Cluster) -> typing.Iterator[Person]:
         yield one
 
 
+@pytest.mark.long
 def test_one_process_a_node_meets_the_others_and_may_start_ranks_of_its_own(someone: Person):
     bring(someone, OWN, "own")
     log = log_of(someone, "own", "--launcher node meet.py")

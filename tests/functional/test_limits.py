@@ -132,6 +132,7 @@ def test_a_cancelled_run_stays_cancelled_and_a_requeued_one_comes_back(limits: C
     assert outcome(limits, requeued, "r1")["outcome"] == "done"
 
 
+@pytest.mark.long
 def test_the_stop_signal_reaches_every_rank_of_every_node(limits: Cluster):
     job = start(limits, "warned", 1, "stop-signal=USR1", save_on="USR1", nodes=2)
     until(limits, job, "rank 0 step 2")

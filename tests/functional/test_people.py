@@ -416,6 +416,7 @@ def test_a_folder_that_another_made_first_is_refused(alice: Person, bob: Person)
     assert bob.json("ddp list --json")["count"] == 0
 
 
+@pytest.mark.long
 def test_a_folder_on_a_hosts_disk_that_another_made_first_hinders_nobody(
     alice: Person, bob: Person
 ):

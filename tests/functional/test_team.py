@@ -95,6 +95,7 @@ def bob(cluster: Cluster) -> typing.Iterator[Person]:
         yield one
 
 
+@pytest.mark.long
 @pytest.mark.trains
 def test_a_user_submits_once_there_is_an_account(cluster: Cluster, bob: Person):
     cluster.action("install-environment", timeout=1500)
