@@ -10,13 +10,14 @@ import contextlib
 import ctypes
 import dataclasses
 import fcntl
+import multiprocessing
 import os
 import pathlib
+import select
 import struct
 import subprocess
 import threading
 import time
-import typing
 from collections.abc import Callable, Iterator
 
 from bench import row
@@ -24,7 +25,7 @@ from bench import row
 NAMESPACES = ("slow-a", "slow-b")
 ADDRESSES = ("10.213.0.1", "10.213.0.2")
 DEVICE = "wan"
-_MTU = 16000  # large, so that the relay has few frames to hold
+_MTU = 16000  # large, so that the relay has few frames to carry
 _QUEUE = 1000  # frames
 _NICE = -10  # of the relay: ranks that compute hold up no frame
 _BURST = 64 << 10
@@ -133,51 +134,40 @@ def _run(*argv: str) -> str:
 
 
 class _Relay:
-    """Carries frames between the two TAP devices, each after its delay."""
+    """Carries frames between the two TAP devices, each after its delay: a process each way."""
 
     def __init__(self, delay_s: float) -> None:
-        self._delay_s = delay_s
-        self._ends = [_inside(name, _open) for name in NAMESPACES]
-        self._is_closing = False
-        self._threads: list[threading.Thread] = []
-        for source, target in (self._ends, self._ends[::-1]):
-            frames: collections.deque[tuple[float, bytes]] = collections.deque()
-            there = threading.Condition()
-            for work in (self._receive, self._send):
-                end = source if work == self._receive else target
-                thread = threading.Thread(target=work, args=(end, frames, there), daemon=True)
-                thread.start()
-                self._threads.append(thread)
+        ends = [_inside(name, _open) for name in NAMESPACES]
+        fork = multiprocessing.get_context("fork")
+        self._ways = [
+            fork.Process(target=_carry, args=(source, target, delay_s), daemon=True)
+            for source, target in (ends, ends[::-1])
+        ]
+        for way in self._ways:
+            way.start()
+        for end in ends:
+            os.close(end)
 
     def close(self) -> None:
-        """Leave the threads, which end with the process: a read of a TAP cannot be interrupted."""
-        self._is_closing = True
+        """End both processes."""
+        for way in self._ways:
+            way.kill()
+            way.join()
 
-    def _receive(self, end: int, frames: typing.Any, there: threading.Condition) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        while not self._is_closing:
-            try:
-                frame = os.read(end, _MTU + 64)
-            except OSError:  # its namespace was removed
-                return
-            with there:
-                frames.append((time.monotonic() + self._delay_s, frame))
-                there.notify()
 
-    def _send(self, end: int, frames: typing.Any, there: threading.Condition) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        while not self._is_closing:
-            with there:
-                while not frames:
-                    there.wait(1.0)
-                    if self._is_closing:
-                        return
-                due, frame = frames.popleft()
-            wait_s = due - time.monotonic()
-            if wait_s > 0:
-                time.sleep(wait_s)
-            with contextlib.suppress(OSError):
-                os.write(end, frame)
+def _carry(source: int, target: int, delay_s: float) -> None:
+    """Carry frames from one device to the other until the process is ended."""
+    os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    frames: collections.deque[tuple[float, bytes]] = collections.deque()
+    while True:
+        wait_s = max(0.0, frames[0][0] - time.monotonic()) if frames else None
+        readable, _, _ = select.select([source], [], [], wait_s)
+        if readable:
+            frame = os.read(source, _MTU + 64)
+            frames.append((time.monotonic() + delay_s, frame))
+        while frames and frames[0][0] <= time.monotonic():
+            with contextlib.suppress(OSError):  # the other namespace was removed
+                os.write(target, frames.popleft()[1])
 
 
 def _open() -> int:
