@@ -356,6 +356,7 @@ def test_a_run_that_a_dying_mount_left_unfinished_is_used_again(
     assert number > 10, "the mount died early and late in a submission"
 
 
+@pytest.mark.long
 def test_a_sweep_that_a_dying_mount_left_unfinished_is_used_again(
     settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path
 ):

@@ -7,12 +7,14 @@ import subprocess
 import sys
 
 import conftest
+import pytest
 import ranks
 import yaml
 
 from ddp.submit import kubernetes
 
 
+@pytest.mark.long
 def test_two_pods_meet_and_train(tmp_path: pathlib.Path):
     run = kubernetes.Run(
         name="night",

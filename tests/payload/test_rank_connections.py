@@ -112,6 +112,7 @@ def test_ranks_that_never_meet_are_named_at_once_and_at_the_end(
     ]
 
 
+@pytest.mark.long
 def test_a_rendezvous_of_the_program_s_own_is_remarked_and_no_failure(tmp_path: pathlib.Path):
     job = Job(tmp_path, connect=OWN, after="dist.barrier(); dist.destroy_process_group()")
     assert (
@@ -121,6 +122,7 @@ def test_a_rendezvous_of_the_program_s_own_is_remarked_and_no_failure(tmp_path: 
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.long
 def test_ranks_that_meet_late_take_the_remark_back(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ):

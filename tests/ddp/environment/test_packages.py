@@ -355,6 +355,7 @@ def test_a_wheelhouse_is_the_only_source_and_brings_uv(
     assert caught.value.is_unsatisfiable
 
 
+@pytest.mark.long
 def test_the_lanes_get_torch_in_the_same_order(
     url: str, pinned: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
