@@ -153,8 +153,8 @@ def _decide(
         plan = dataclasses.replace(plan, lanes=before["lanes"], window_rows=before["window_rows"])
     index = sampler.Sampler(plan, dataset.splits["train"])
     settings = with_length(settings, index.steps_per_pass, world.device.type)
-    if settings.sync_every and settings.outer_lr is None:
-        settings = dataclasses.replace(settings, outer_lr=diloco.rate_for(settings.sync_every))
+    if settings.sync_every:
+        settings = _with_outer(settings)
     kind = _model_kind(settings, dataset)
     if found:
         _same_training(found, kind.identity, dataset, plan)
@@ -259,6 +259,16 @@ def _fitting(batch: int, ranks: int) -> str:
         if batch % number == 0 and abs(number - ranks) <= max(8, ranks):
             found.append(str(number))
     return ", ".join(found)
+
+
+def _with_outer(settings: config.Config) -> config.Config:
+    """Fill in the rate and the momentum of the exchanges if they were not given."""
+    lr, momentum = diloco.outer_for(settings.sync_every)
+    if settings.outer_lr is not None:
+        lr = settings.outer_lr
+    if settings.outer_momentum is not None:
+        momentum = settings.outer_momentum
+    return dataclasses.replace(settings, outer_lr=lr, outer_momentum=momentum)
 
 
 def with_length(settings: config.Config, steps_per_pass: int, device: str) -> config.Config:

@@ -134,7 +134,7 @@ class Run:
                 hosts = [str(member["host"]) for member in self._world.members]
                 place = sites_of.divide(hosts, sites)
         within = sites_of.Sites(self._world, place)
-        rhythm = diloco.Rhythm(every, warmup, diloco.rate_for(every))
+        rhythm = diloco.Rhythm(every, warmup, *diloco.outer_for(every))
         exchange = diloco.Exchange(model.parameters(), within)
         loop = diloco.Loop(diloco.Link(within, rhythm, exchange), self.step)
         self._loop = loop

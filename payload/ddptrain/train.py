@@ -100,11 +100,13 @@ class Training:
         settings = self.settings
         if not settings.sync_every:
             return None
+        assert settings.outer_lr is not None, "planning chose it"
+        assert settings.outer_momentum is not None, "planning chose it"
         within = sites.Sites(self.world, self.place)
         rhythm = diloco.Rhythm(
             settings.sync_every,
             self.schedule.warmup,
-            settings.outer_lr or diloco.rate_for(settings.sync_every),
+            settings.outer_lr,
             settings.outer_momentum,
             self.schedule.epoch_steps,
             self.schedule.steps,
@@ -114,6 +116,7 @@ class Training:
             sites=within.count,
             sync_every=rhythm.every,
             averaged_until=rhythm.warmup,
+            averaged_from=rhythm.averaged_from,
             outer_lr=rhythm.lr,
             outer_momentum=rhythm.momentum,
         )

@@ -100,12 +100,18 @@ def test_the_sites_average_through_the_warm_up_and_at_the_end_of_each_epoch():
     due = [step for step in range(1, 201) if rhythm.is_due(step)]
     assert due == [10, 20, 25, 60, 75, 120, 125, 175, 180, 200]
     assert [rhythm.outer(step) for step in (10, 25, 60)] == [(1.0, 0.0), (1.0, 0.0), (0.7, 0.9)]
+    assert [rhythm.outer(step) for step in (175, 180, 200)] == [(0.7, 0.9), (0.7, 0.9), (1.0, 0.0)]
     assert (rhythm.until(60), rhythm.until(61), rhythm.until(181)) == (0, 14, 19)
 
 
-@pytest.mark.parametrize(("every", "rate"), [(1, 0.3), (10, 0.3), (11, 0.7), (500, 0.7)])
-def test_the_outer_rate_follows_how_often_the_sites_exchange(every: int, rate: float):
-    assert diloco.rate_for(every) == rate
+@pytest.mark.parametrize(
+    ("every", "rate", "momentum"),
+    [(1, 0.3, 0.9), (10, 0.3, 0.9), (11, 1.0, 0.8), (500, 1.0, 0.8)],
+)
+def test_the_outer_step_follows_how_often_the_sites_exchange(
+    every: int, rate: float, momentum: float
+):
+    assert diloco.outer_for(every) == (rate, momentum)
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
@@ -115,7 +121,8 @@ def test_it_trains_and_says_how_the_sites_exchange(
     result = ranks.trained(size, dataset, tmp_path / "run", *TINY, *SITES)
 
     shown = next(line for line in result.marked("DDP") if "sites" in line)
-    assert shown == shown | {"sites": "2", "sync_every": "3", "averaged_until": "4"}
+    assert shown == shown | {"sites": "2", "sync_every": "3"}
+    assert shown == shown | {"averaged_until": "4", "averaged_from": "19"}
     assert shown == shown | {"outer_lr": "0.3", "outer_momentum": "0.9"}
     record = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (record["sync_every"], record["outer_lr"], record["outer_momentum"]) == (3, 0.3, 0.9)

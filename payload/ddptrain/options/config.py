@@ -154,10 +154,14 @@ class Config:
         least=1,
     )
     outer_lr: float | None = flags.setting(
-        None, "rate of an exchange [default: 0.3 up to every 10 steps, 0.7]", float, above=0.0
+        None, "rate of an exchange [default: 0.3 up to every 10 steps, 1.0]", float, above=0.0
     )
-    outer_momentum: float = flags.setting(
-        0.9, "Nesterov momentum of the exchanges", least=0.0, below=1.0
+    outer_momentum: float | None = flags.setting(
+        None,
+        "Nesterov momentum of the exchanges [default: 0.9 up to every 10 steps, 0.8]",
+        float,
+        least=0.0,
+        below=1.0,
     )
 
     profile: bool = flags.setting(False, "record some steps of some ranks with torch's profiler")
