@@ -1,6 +1,8 @@
 """doctor --idle: the pairs of idle nodes, the faults of a node, and the order of checks."""
 
 import json
+import pathlib
+import subprocess
 import typing
 
 import pytest
@@ -11,6 +13,7 @@ from node_reports import answering, healthy
 from run_verbs import Program
 from test_collectives import leave, measured
 
+from ddp.actions import idle_nodes
 from ddp.doctor import node_checks
 from ddp.doctor.node_checks import DAY_S, NodeCheck
 
@@ -224,3 +227,45 @@ def test_doctor_names_a_node_that_failed_while_it_was_idle(program: Program, mea
     path.write_text('{"slurmd-1": {"checked": 1, "failures": ["no bandwidth"]}}')
     found = program.run("doctor")["findings"]
     assert "WARNING slurmd-1: it failed its last check while it was idle: no bandwidth" in found
+
+
+HEAD = """\
+Successfully ran diagnostic for group.
++---------------------------+------------------------------------------------+
+| Diagnostic                | Result                                         |
++===========================+================================================+
+|-----  Deployment  --------+------------------------------------------------|
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "line"),
+    [
+        (f"{HEAD}| NVML Library   | Pass  |\n| Persistence Mode | Fail |\n", ""),
+        (
+            f"{HEAD}| Denylist  | Pass  |\n+-----  Hardware  -----+-----+\n"
+            "| GPU Memory                | Fail - GPU: 3          |\n",
+            "DCGM n1 GPU Memory Fail - GPU: 3",
+        ),
+        (
+            f"{HEAD}| software  | Pass  |\n+-----  Hardware  -----+-----+\n"
+            "| memory       | Fail     |\n|      | GPU0: Fail  |\n| Warning: GPU0 | double bit |\n",
+            "DCGM n1 memory Fail GPU0: Fail",
+        ),
+        ("Error: unable to establish a connection to the specified host: localhost\n", ""),
+    ],
+    ids=["a setting", "DCGM 3", "DCGM 4", "no daemon"],
+)
+def test_a_failed_test_of_dcgm_is_one_line_and_a_setting_is_none(
+    printed: str, line: str, tmp_path: pathlib.Path
+):
+    """The words and sections are those of DCGM's own display of results, 3.x and 4.x."""
+    (tmp_path / "table").write_text(printed)
+    dcgmi = tmp_path / "dcgmi"
+    dcgmi.write_text(f'#!/bin/sh\n[ "$*" = "diag -r 2" ] && cat {tmp_path}/table\n')
+    dcgmi.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURMD_NODENAME": "n1"}
+    done = subprocess.run(
+        ("/bin/sh", "-c", idle_nodes.DCGM), env=env, capture_output=True, text=True, check=True
+    )
+    assert " ".join(done.stdout.split()) == line
