@@ -295,6 +295,7 @@ def _build(folder: pathlib.Path, layers: list[str]) -> None:
 export DEBIAN_FRONTEND=noninteractive
 printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
 chmod 755 /usr/sbin/policy-rc.d
+echo 'path-include=/etc/init.d/*' >/etc/dpkg/dpkg.cfg.d/zz-init-scripts  # nfs-kernel-server needs its own
 apt-get -q update
 apt-get -q -y --no-install-recommends install {" ".join(_PACKAGES)}
 mkdir -p {apt}/lists/partial {apt}/archives/partial {NEWER}
