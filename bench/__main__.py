@@ -42,7 +42,7 @@ ROWS = {
     "checkpoint": Measure(("checkpoint",), 900),
     "submit": Measure(("submit",), 1800),
     "node-lost": Measure(("node_lost",), 1800),
-    "slow-link": Measure(("slow_link",), 1800),
+    "slow-link": Measure(("slow_link",), 3600),
     "gpu": Measure(("gpu",), 1500),
     "larger": Measure(("larger",), 240),
 }

@@ -117,13 +117,15 @@ class Run:
         *,
         every: int,
         warmup: int = 200,
+        steps: int | None = None,
         sites: int | None = None,
     ) -> collections.abc.Iterator["diloco.Loop"]:
         """Train the sites by themselves, with an exchange every so many optimizer steps (DiLoCo).
 
         Near nodes are a site, or `sites` equal parts of the ranks. In the first `warmup` steps the
-        sites take the plain mean every 10 steps. `should_stop` answers after an exchange. Every
-        rank enters and leaves the block.
+        sites take the plain mean every 10 steps. If you give `steps`, the number of all steps, they
+        also take it in the last tenth of them. `should_stop` answers after an exchange. Every rank
+        enters and leaves the block.
         """
         from ddptrain.world import diloco
         from ddptrain.world import sites as sites_of
@@ -134,7 +136,8 @@ class Run:
                 hosts = [str(member["host"]) for member in self._world.members]
                 place = sites_of.divide(hosts, sites)
         within = sites_of.Sites(self._world, place)
-        rhythm = diloco.Rhythm(every, warmup, *diloco.outer_for(every))
+        lr, momentum = diloco.outer_for(every)
+        rhythm = diloco.Rhythm(every, warmup, lr, momentum, steps=steps or sys.maxsize)
         exchange = diloco.Exchange(model.parameters(), within)
         loop = diloco.Loop(diloco.Link(within, rhythm, exchange), self.step)
         self._loop = loop

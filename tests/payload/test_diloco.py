@@ -28,7 +28,8 @@ import os, torch, torch.distributed as dist
 from ddptrain.world import agreement, diloco, sites
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-place = sites.divide(["a"] * size, 2)
+count = int(os.environ["COUNT"])
+place = sites.divide(["a"] * size, count)
 within = sites.Sites(agreement.Peers(rank, size, dist.group.WORLD, 60), place)
 parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((3, 5), (7,))]
 exchange = diloco.Exchange(parameters, within)
@@ -37,35 +38,38 @@ lr, momentum = float(os.environ["LR"]), float(os.environ["MOMENTUM"])
 outer = torch.optim.SGD(reference, lr=lr, momentum=momentum, nesterov=momentum > 0)
 for step in range(5):
     moves = []
-    for site in range(2):
+    for site in range(count):
         generator = torch.Generator().manual_seed(100 * step + site)
         moves.append([torch.randn(p.shape, generator=generator) for p in parameters])
     with torch.no_grad():
         for p, move in zip(parameters, moves[within.number]):
             p.add_(move)
     exchange(lr, momentum)
-    for p, one, other in zip(reference, *moves):
-        p.grad = -(one + other) / 2
+    for p, *those in zip(reference, *moves):
+        p.grad = -sum(those) / count
     outer.step()
     for p, wanted in zip(parameters, reference):
         torch.testing.assert_close(p, wanted, rtol=0, atol=0.03 * (step + 1))
     held = [torch.empty(22) for _ in range(size)]
     dist.all_gather(held, torch.cat([p.detach().flatten() for p in parameters]))
     assert all(torch.equal(held[0], one) for one in held)
-assert exchange.take_figures()["sync_mib"] * 2**20 == (5 * 22 * 2 if within.leads else 0)
+part = -(-22 // count)  # of the parameters, rounded up: what a leader adds up for all
+sent = 5 * 2 * (count - 1) * part * 2  # exchanges, messages, other leaders, numbers, bytes of bf16
+assert exchange.take_figures()["sync_mib"] * 2**20 == (sent if within.leads else 0)
 print("exchanged", flush=True)
 """
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "count"), [(2, 2), (3, 3), (4, 2)])
 @pytest.mark.parametrize(("lr", "momentum"), [(1.0, 0.0), (0.7, 0.9)])
 def test_an_exchange_moves_all_ranks_as_nesterov_sgd_on_the_mean_does(
-    size: int, lr: float, momentum: float, tmp_path: pathlib.Path
+    size: int, count: int, lr: float, momentum: float, tmp_path: pathlib.Path
 ):
     """With rate 1 and momentum 0 it is the plain mean; within what bf16 can say."""
     script = tmp_path / "exchanges.py"
     script.write_text(EXCHANGES)
     about = {"DO": "nothing", "AT": "0", "LR": str(lr), "MOMENTUM": str(momentum)}
+    about["COUNT"] = str(count)
     result = ranks.succeed(size, script, accident=ranks.SCRIPT, **about)
     assert result.output.count("exchanged") == size
 

@@ -149,6 +149,8 @@ def test_the_first_time_it_is_mounted_for_good(rig: Rig):
     assert rig.machine.enabled == {UNIT, TIMER, STARTER}
     assert [mount.source for mount in rig.mounts.at(rig.mountpoint)] == ["JuiceFS:shared"]
     assert rig.immutable == {rig.mountpoint}
+    keeper = (systemd.UNIT_DIR / STARTER).read_text()
+    assert "ExecStart=/usr/bin/python3 /" in keeper, "Python keeps the bytecode of a pass"
     dropin = (systemd.UNIT_DIR / "slurmd.service.d/10-client.conf").read_text()
     assert f"After={UNIT}\nWants={UNIT}\n" in dropin
     assert not mounter.pending(rig.plan())
