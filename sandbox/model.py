@@ -398,9 +398,12 @@ def _relation_event_ended(relation: Relation, unit: Unit, event: Event) -> None:
 def failed(unit: Unit, event: Event, problem: str, retry_at: float) -> None:
     """Put a failed event at the front of the queue; the unit is in error until it succeeds."""
     current = next(other for other in unit.events if other.sequence == event.sequence)
-    current.attempts, current.retry_at, current.problem = current.attempts + 1, retry_at, problem
+    current.attempts += 1
+    current.retry_at = retry_at
+    current.problem = problem
     unit.agent = Status(name="error", message=problem)
-    unit.events = [current, *(other for other in unit.events if other is not current)]
+    unit.events.remove(current)
+    unit.events.insert(0, current)
 
 
 # --- what comes next ---------------------------------------------------------------------------

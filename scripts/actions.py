@@ -137,16 +137,28 @@ def _flag_row(parameter: click.Parameter) -> list[str]:
 
 
 def _row(option: declared.Option) -> list[str]:
-    flags = [option.text.argument] if option.text.argument else [f"--{option.name}"]
-    flags += [option.text.short] if option.text.short else []
-    flags += [f"--no-{option.name}"] if option.default is True else []
-    kind = {"boolean": "", "integer": f"{option.minimum} to {option.maximum}", "string": "text"}[
-        option.kind
-    ]
-    kind = ", ".join(map(_code, option.choices)) or kind
-    default = option.text.default or (_code(option.shown_default) if option.shown_default else "")
-    default = "required" if option.is_required else default
-    return [reference.cell(_code(*flags)), kind, default, reference.cell(option.text.help)]
+    flags = [option.text.argument or f"--{option.name}"]
+    if option.text.short:
+        flags.append(option.text.short)
+    if option.default is True:
+        flags.append(f"--no-{option.name}")
+    names = reference.cell(_code(*flags))
+    return [names, _kind(option), _default(option), reference.cell(option.text.help)]
+
+
+def _kind(option: declared.Option) -> str:
+    if option.choices:
+        return ", ".join(_code(choice) for choice in option.choices)
+    kinds = {"boolean": "", "integer": f"{option.minimum} to {option.maximum}", "string": "text"}
+    return kinds[option.kind]
+
+
+def _default(option: declared.Option) -> str:
+    if option.is_required:
+        return "required"
+    if option.text.default:
+        return option.text.default
+    return _code(option.shown_default) if option.shown_default else ""
 
 
 def _code(*words: str) -> str:

@@ -38,7 +38,8 @@ class Period:
         """Up to seven round times and their texts, in UTC."""
         step = next(step for step in _TICKS if self.end - self.begin <= 6 * step)
         form = "%H:%M" if step >= 60 else "%H:%M:%S"
-        times = range(math.ceil(self.begin / step) * step, int(self.end) + 1, step)
+        first = math.ceil(self.begin / step) * step
+        times = range(first, int(self.end) + 1, step)
         return [(at, time.strftime(form, time.gmtime(at))) for at in times]
 
 
@@ -58,12 +59,17 @@ def expressions(
     board: Json, variables: collections.abc.Mapping[str, str], period: Period
 ) -> list[str]:
     """Return a dashboard's queries as Grafana sends them; variables default to "All"."""
-    text = "\n".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    text = "\n".join(queries)
     text = text.replace("$__rate_interval", f"{4 * period.scrape_s}s")
     text = text.replace("$__range", f"{round(period.end - period.begin)}s")
-    return re.sub(
-        r'"\$([a-z]\w+)"', lambda name: f'"{variables.get(name[1], ".*")}"', text
-    ).splitlines()
+
+    def value(name: re.Match[str]) -> str:
+        chosen = variables.get(name[1], ".*")
+        return f'"{chosen}"'
+
+    text = re.sub(r'"\$([a-z]\w+)"', value, text)
+    return text.splitlines()
 
 
 def draw(answered: collections.abc.Iterable[tuple[Json, list[list[Json]]]], period: Period) -> str:
@@ -154,8 +160,11 @@ def _legend(form: str, labels: dict[str, str]) -> str:
 
 def _y_axis(points: Points, begin: int, end: int) -> charts.Axis:
     """Return an axis with room above and below the values, that does not go below 0 for them."""
-    low, high = min(value for _, value in points), max(value for _, value in points)
+    values = [value for _, value in points]
+    low = min(values)
+    high = max(values)
     margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return charts.Axis(
-        low - margin if low < 0 else max(0.0, low - margin), high + margin, begin, end
-    )
+    bottom = low - margin
+    if low >= 0:
+        bottom = max(0.0, bottom)
+    return charts.Axis(bottom, high + margin, begin, end)

@@ -69,10 +69,14 @@ def _take(batch: collections.abc.Callable[[], object], count: int) -> None:
 
 def _whole_shard(path: pathlib.Path) -> None:
     """Take batches in order out of a shard that np.load reads whole, and again at its end."""
-    tokens, at, size = torch.empty(0, dtype=torch.long), 0, BATCH * SEQ_LEN
+    size = BATCH * SEQ_LEN
+    tokens = torch.empty(0, dtype=torch.long)
+    at = 0
     for _ in range(BATCHES):
         if at + size + 1 > len(tokens):
-            tokens, at = torch.tensor(np.load(path).astype(np.int32), dtype=torch.long), 0
+            shard = np.load(path).astype(np.int32)
+            tokens = torch.tensor(shard, dtype=torch.long)
+            at = 0
         piece = tokens[at : at + size + 1]
         _ = piece[:-1].view(BATCH, SEQ_LEN), piece[1:].view(BATCH, SEQ_LEN)
         at += size

@@ -205,9 +205,15 @@ def _qualities(way: Way, dataset: pathlib.Path, run_dir: pathlib.Path) -> list[Q
         steps = f"--steps {STEPS} --epoch-steps {STEPS} --eval-rows 512 --seed {seed}"
         _train(f"{LOSS_SIZE} {way.flags} {steps}", dataset, run_dir, namespaces=())
         losses = [line["loss"] for line in _records(run_dir, "step")]
-        smooth = [statistics.fmean(losses[max(0, at - LAST) : at + 1]) for at in range(len(losses))]
-        found.append(Quality(_records(run_dir, "eval")[-1]["val_loss"], smooth))
+        last_eval = _records(run_dir, "eval")[-1]
+        found.append(Quality(last_eval["val_loss"], _smoothed(losses)))
     return found
+
+
+def _smoothed(losses: list[float]) -> list[float]:
+    """Return the mean of each loss and the LAST ones before it."""
+    windows = [losses[max(0, at - LAST) : at + 1] for at in range(len(losses))]
+    return [statistics.fmean(window) for window in windows]
 
 
 def _pace(way: Way, dataset: pathlib.Path, run_dir: pathlib.Path) -> tuple[Pace, int]:
@@ -219,12 +225,15 @@ def _pace(way: Way, dataset: pathlib.Path, run_dir: pathlib.Path) -> tuple[Pace,
     with _Meter() as meter:
         _train(f"{SIZE} {way.flags} {steps}", dataset, run_dir)
     times = {line["step"]: line["time"] for line in _records(run_dir, "step")}
-    first = 1 + way.every if way.every > 1 else 3
-    last = way.timed - (way.every == 1)
+    if way.every > 1:
+        first, last = way.every + 1, way.timed
+    else:
+        first, last = 3, way.timed - 1
     num_steps = last - first
+    seconds = times[last] - times[first]
     sent = meter.at(times[last]) - meter.at(times[first])
     parameters = json.loads((run_dir / "summary.json").read_text())["parameters"]
-    return Pace((times[last] - times[first]) / num_steps, sent / num_steps), parameters
+    return Pace(seconds / num_steps, sent / num_steps), parameters
 
 
 def _records(run_dir: pathlib.Path, kind: str) -> list[dict[str, typing.Any]]:

@@ -89,10 +89,14 @@ class Engine:
 
         The engine's parameters win.
         """
-        query = urllib.parse.urlencode(dict(params or {}) | self.query, safe="/:,")
-        before = f"{urllib.parse.quote(user, safe='')}{login}@" if user else ""
+        before = ""
+        if user:
+            before = f"{urllib.parse.quote(user, safe='')}{login}@"
         scheme = "rediss" if self.kind == "redis" and self.tls else self.kind
-        return f"{scheme}://{before}{self._place()}/{self.db}" + (f"?{query}" if query else "")
+        url = f"{scheme}://{before}{self._place()}/{self.db}"
+
+        query = urllib.parse.urlencode(dict(params or {}) | self.query, safe="/:,")
+        return f"{url}?{query}" if query else url
 
     def _place(self) -> str:
         hosts = [fs.join_address(*pair) for pair in self.addresses]

@@ -508,4 +508,4 @@ def test_a_url_that_is_none_is_refused_without_showing_it(settings: Settings, ur
     with pytest.raises(Problem) as refused:
         do(settings, "submit-ddp", workload="smoke", notify=url)
     assert "SECRET" not in str(refused.value)
-    assert str(refused.value).startswith("notify: is no http(s) URL; give one")
+    assert str(refused.value).startswith("notify: is not an http(s) URL; give one")

@@ -50,7 +50,7 @@ def test_any_bytes_are_the_right_text_or_refused_with_file_and_offset(data: byte
         if right is None:
             with pytest.raises(
                 errors.UserError,
-                match=rf"{path}.* is no text in utf-\S+ at byte \d+; .* --errors replace",
+                match=rf"{path}.* is not text in utf-\S+ at byte \d+; .* --errors replace",
             ):
                 read(path)
         else:
@@ -68,7 +68,7 @@ def test_utf_16_of_a_windows_shell_is_read(tmp_path: pathlib.Path):
 def test_utf_32_is_refused_and_never_text_with_zeros(tmp_path: pathlib.Path):
     (tmp_path / "x.txt").write_bytes("text".encode("utf-32"))
     with pytest.raises(
-        errors.UserError, match=r"x\.txt is no text in utf-16-le at byte 2; convert it to UTF-8"
+        errors.UserError, match=r"x\.txt is not text in utf-16-le at byte 2; convert it to UTF-8"
     ):
         read(tmp_path / "x.txt")
 

@@ -144,7 +144,8 @@ def test_keywords_go_to_the_function_or_to_the_job_and_never_by_guess(double: pa
         submit(layered, nodes=3)
     assert submit.options(nodes=1)(local(layered), nodes=3, memory=4).result(timeout=240) == [3, 4]
     with pytest.raises(
-        errors.FunctionError, match="node is no option of a job; there are: accept_risk, account"
+        errors.FunctionError,
+        match="node is not an option of a job; there are: accept_risk, account",
     ):
         submit.options(node=1)
 

@@ -224,7 +224,8 @@ def test_outside_of_a_job_one_process_saves_below_the_current_directory(tmp_path
     refused = alone(tmp_path / "train.py", ALONE.format(folder=tmp_path))
     assert refused.returncode != 0
     assert (
-        "is no checkpoint: it has no manifest.json); move them away to start over" in refused.output
+        "is not a checkpoint: it has no manifest.json); move them away to start over"
+        in refused.output
     )
 
 

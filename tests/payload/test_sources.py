@@ -267,7 +267,7 @@ def test_links_of_the_hubs_cache_are_read_and_counted_once(tmp_path: pathlib.Pat
         ({"dev.jsonl": "x"}, "", "no training text"),
         ({"config.json": None}, "", r"no text found: \.json 1"),
         ({"README.md": "read me", "squad.json": None}, "", r"most of it is not read: \.json 1"),
-        ({"a.txt": "a\0"}, "", r"a\.txt is no text in utf-8 at byte 1"),
+        ({"a.txt": "a\0"}, "", r"a\.txt is not text in utf-8 at byte 1"),
     ],
 )
 def test_files_without_text_are_refused(

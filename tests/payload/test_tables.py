@@ -84,7 +84,7 @@ def test_any_bytes_of_a_table_are_the_right_text_or_refused_with_their_row(
         if bad:
             with pytest.raises(
                 errors.UserError,
-                match=rf"{path} row {bad[0]} is no text in utf-8 .* --errors replace",
+                match=rf"{path} row {bad[0]} is not text in utf-8 .* --errors replace",
             ):
                 read(path)
         end, begin = ("\n", "<assistant>\n") if in_messages else ("", "")

@@ -97,7 +97,7 @@ def _written_by_run(source: pathlib.Path) -> list[str]:
             return [
                 str(path.relative_to(source)) for path in written if path.is_relative_to(source)
             ]
-    raise ParameterError("path", f"name what to fetch; {source} is no copy of a project")
+    raise ParameterError("path", f"name what to fetch; {source} is not a copy of a project")
 
 
 def _special(source: pathlib.Path, names: list[str]) -> LeftOut:

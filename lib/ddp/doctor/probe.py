@@ -489,10 +489,12 @@ def examine(spec: Json) -> Json:
 
 def lines(answer: Json) -> list[str]:
     """Return the answer in lines below 1 KiB: srun mixes longer ones of several tasks."""
-    text = base64.b64encode(zlib.compress(json.dumps(answer).encode())).decode()
+    packed = zlib.compress(json.dumps(answer).encode())
+    text = base64.b64encode(packed).decode()
     pieces = [text[at : at + 700] for at in range(0, len(text), 700)]
     head = f"{PREFIX}{answer['node']}"
-    return [f"{head} {number} {len(pieces)} {piece}" for number, piece in enumerate(pieces)]
+    total = len(pieces)
+    return [f"{head} {number} {total} {piece}" for number, piece in enumerate(pieces)]
 
 
 if __name__ == "__main__":

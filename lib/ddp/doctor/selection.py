@@ -49,7 +49,7 @@ def list_asked(params: models.Doctor, partition: partition_list.Partition) -> li
             if params.reservation:
                 place += f" in reservation {params.reservation}"
             known = ", ".join(there[:8])
-            raise ParameterError("nodes", f"{name} is no node of {place}; there are: {known}")
+            raise ParameterError("nodes", f"{name} is not a node of {place}; there are: {known}")
     return names
 
 

@@ -85,7 +85,7 @@ def node_address(node: str, shown: str) -> str:
     try:
         address = str(socket.getaddrinfo(given, None, socket.AF_INET)[0][4][0])
     except OSError as e:
-        why = f"which is no IPv4 address and does not resolve ({e.strerror})"
+        why = f"which is not an IPv4 address and does not resolve ({e.strerror})"
         raise exit_codes.FatalError(f"{about}, {why}; {change}") from e
     if address.startswith("127."):
         raise exit_codes.FatalError(f"{about}, a loopback address; {change}")

@@ -72,7 +72,7 @@ def _find(name: str, env: dict[str, str]) -> str:
     path = shutil.which(name, path=env.get("PATH"))
     if path is None:
         hint = "add its package to requirements.txt (-r), or give the path of a script"
-        raise exit_codes.FatalError(f"{name} is no command of the job's environment; {hint}")
+        raise exit_codes.FatalError(f"{name} is not a command of the job's environment; {hint}")
     return path
 
 

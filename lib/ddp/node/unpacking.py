@@ -59,7 +59,7 @@ def main(spec_path: str) -> int:
         if wanted is not None:
             use(wanted, host)
     except exit_codes.FatalError as e:
-        spool.write(f"[ENV] {host} is no spare node: {e}")
+        spool.write(f"[ENV] {host} is not a spare node: {e}")
     return 0
 
 

@@ -237,7 +237,7 @@ def check_url(value: str) -> str:
     except ValueError:
         is_url = False
     if not is_url or not re.fullmatch(r"[!-~]{1,2048}", value):
-        raise ValueError("is no http(s) URL; give one, or the absolute path of a file with one")
+        raise ValueError("is not an http(s) URL; give one, or the absolute path of a file with one")
     return value
 
 

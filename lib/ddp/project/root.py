@@ -53,7 +53,8 @@ class Project:
         """Return the target of a link's copy: relative within the project, absolute otherwise."""
         source = self.root / name
         real = pathlib.Path(os.path.realpath(source))
-        if real.is_relative_to(self.root) and real.relative_to(self.root).as_posix() in self._paths:
+        is_inside = real.is_relative_to(self.root)
+        if is_inside and real.relative_to(self.root).as_posix() in self._paths:
             return os.path.relpath(real, source.parent)
         return str(real) if real.exists() else str(source.readlink())
 

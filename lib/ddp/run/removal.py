@@ -34,7 +34,7 @@ def check_own(path: pathlib.Path) -> None:
     """Raise RefusedError unless a run's folder is one of this account, and no link."""
     about = path.lstat()
     if not stat.S_ISDIR(about.st_mode):
-        raise RefusedError(f"{path} is not a folder, so it is no run")
+        raise RefusedError(f"{path} is not a folder, so it is not a run")
     if about.st_uid != os.geteuid():
         raise RefusedError(f"{path} belongs to {_account(about.st_uid)}, who can remove it")
 

@@ -354,7 +354,7 @@ def _read(path: pathlib.Path) -> str:
     except (OSError, UnicodeError) as e:
         raise ParameterError("workload", f"accelerate's {path} cannot be read: {e}") from e
     if len(text) > _CONFIG_BYTES:
-        raise ParameterError("workload", f"{path} is no configuration of accelerate: too large")
+        raise ParameterError("workload", f"{path} is not a configuration of accelerate: too large")
     return text
 
 

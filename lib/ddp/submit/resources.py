@@ -306,10 +306,10 @@ def preparation(
 
 def _half_a_node(params: models.Resources, partition: partition_list.Partition) -> Request:
     node = max(partition.usable, key=lambda node: (node.cpus, node.memory_mb))
-    cpus = max(1, min(node.cpus // 2, partition.limits.max_cpus_per_node or node.cpus))
-    memory_mb = bounded_mb(
-        None, min(node.memory_mb, max(2048, node.memory_mb // 2)), cpus, partition.limits
-    )
+    most_cpus = partition.limits.max_cpus_per_node or node.cpus
+    cpus = max(1, min(node.cpus // 2, most_cpus))
+    half_mb = max(2048, node.memory_mb // 2)
+    memory_mb = bounded_mb(None, min(node.memory_mb, half_mb), cpus, partition.limits)
     limit, lead_s = _times(params.time_limit, partition)
     return Request(partition.name, 1, 0, cpus, memory_mb, limit, lead_s)
 

@@ -386,7 +386,7 @@ class UserProgram(Workload):
         path = f"{params.typed_in}/{params.workload}"
         close = self.workspace.do(_close_to, path=path, cutoff=_LIKE_A_COMMAND)
         if close and params.launcher == "torchrun":
-            text = f"{params.workload} is no file here; did you mean {close[0]}?"
+            text = f"{params.workload} is not a file here; did you mean {close[0]}?"
             raise ParameterError("workload", text)
 
     def _check_shared(self) -> None:

@@ -188,14 +188,20 @@ def free_bytes(path: str) -> int:
 
 def locate(workspace: str, path: str) -> Place:
     """Resolve all links of `path`."""
-    real, top = pathlib.Path(os.path.realpath(path)), pathlib.Path(os.path.realpath(workspace))
-    kind = "absent"
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        mode = real.stat().st_mode
-        kind = "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
-    return Place(
-        kind, str(real), real.is_relative_to(top) and real != top, os.access(real, os.R_OK)
-    )
+    real = pathlib.Path(os.path.realpath(path))
+    top = pathlib.Path(os.path.realpath(workspace))
+    is_inside = real.is_relative_to(top) and real != top
+    return Place(_kind_of(real), str(real), is_inside, os.access(real, os.R_OK))
+
+
+def _kind_of(path: pathlib.Path) -> str:
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return "absent"
+    if stat.S_ISREG(mode):
+        return "file"
+    return "folder" if stat.S_ISDIR(mode) else "other"
 
 
 def has_checkpoint(run_dir: str) -> bool:

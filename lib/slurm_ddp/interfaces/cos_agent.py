@@ -93,12 +93,12 @@ def _group(topology: Topology, group: Json) -> Json:
 def _dashboard(topology: Topology, path: pathlib.Path) -> str:
     """Pack the dashboard; its uid is the same from every unit and application of the charm."""
     content: Json = json.loads(path.read_text())
-    content["uid"] = (
-        content.get("uid")
-        or hashlib.sha256(f"{topology.charm}/{path.name}".encode()).hexdigest()[:40]
-    )
+    if not content.get("uid"):
+        name = f"{topology.charm}/{path.name}"
+        content["uid"] = hashlib.sha256(name.encode()).hexdigest()[:40]
     content["tags"] = [*content.get("tags", []), f"charm: {topology.charm}"]
-    return base64.b64encode(lzma.compress(json.dumps(content).encode())).decode()
+    packed = lzma.compress(json.dumps(content).encode())
+    return base64.b64encode(packed).decode()
 
 
 def _scrape(topology: Topology, job: Job) -> Json:

@@ -33,7 +33,8 @@ def check_line(line: str) -> str:
     pairs = [word.partition("=") for word in line.split(" ")]
     keys = [key for key, _, _ in pairs]
     are_known = all(key in _KEYS and _VALUE.fullmatch(text) for key, _, text in pairs)
-    if not are_known or keys[:1] != ["Name"] or len(set(keys)) != len(keys):
+    are_distinct = len(set(keys)) == len(keys)
+    if not are_known or not are_distinct or keys[0] != "Name":
         raise ValueError(f"not a gres.conf record: {line[:80]!r}")
     return line
 

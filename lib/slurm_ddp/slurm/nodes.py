@@ -320,8 +320,11 @@ def plain_gres(text: str | None) -> str | None:
 def gres_items(text: str | None) -> dict[tuple[str, str], int]:
     """Count the Gres of a Gres string by name and type; the type may be empty."""
     items: dict[tuple[str, str], int] = {}
-    for item in filter(None, (word.strip() for word in (plain_gres(text) or "").split(","))):
-        name, *kind = item.split(":")  # job requests are compared with capitals and all
+    words = (plain_gres(text) or "").split(",")
+    for item in words:
+        if not item.strip():
+            continue
+        name, *kind = item.strip().split(":")  # job requests are compared with capitals and all
         count = int(kind.pop()) if kind and kind[-1].isdigit() else 1
         # The controller always writes shares of a card with the card's type.
         key = (name, "" if name in _SHARED else ":".join(kind))

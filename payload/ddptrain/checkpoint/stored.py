@@ -59,7 +59,7 @@ def verify(path: pathlib.Path) -> Checkpoint:
             _verify_file(path, entry)
         return Checkpoint(path, manifest["meta"])
     except FileNotFoundError as e:
-        raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}") from e
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}") from e
     except (OSError, ValueError, KeyError, TypeError) as e:
         if isinstance(e, OSError) and e.errno in _AWAY:
             e.filename = e.filename or str(path)

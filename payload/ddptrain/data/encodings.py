@@ -49,4 +49,4 @@ def decode(data: bytes, where: object, how: str, offset: int = 0) -> str:
 
 def _not_text(where: object, encoding: str, at: int) -> errors.UserError:
     remedy = "convert it to UTF-8, remove it, or use --errors replace"
-    return errors.UserError(f"{where} is no text in {encoding} at byte {at}; {remedy}")
+    return errors.UserError(f"{where} is not text in {encoding} at byte {at}; {remedy}")

@@ -59,9 +59,12 @@ class Strip:
 def make_plan(seed: int, seq_len: int, global_batch: int, tokens: int) -> Plan:
     """Return the plan for a dataset of so many tokens."""
     most = max(min(MAX_LANES, global_batch), global_batch // ROWS_PER_LANE)
-    lanes = max(d for d in range(1, most + 1) if global_batch % d == 0)
-    window_tokens = min(MAX_WINDOW_TOKENS, max(64 * seq_len, tokens // (4 * lanes)))
-    return Plan(seed, seq_len, global_batch, lanes, max(1, window_tokens // seq_len))
+    divisors = [d for d in range(1, most + 1) if global_batch % d == 0]
+    lanes = max(divisors)
+    window_tokens = max(64 * seq_len, tokens // (4 * lanes))
+    window_tokens = min(MAX_WINDOW_TOKENS, window_tokens)
+    window = max(1, window_tokens // seq_len)
+    return Plan(seed, seq_len, global_batch, lanes, window)
 
 
 class Sampler:
@@ -97,15 +100,14 @@ class Sampler:
         assert begin + count <= self.steps_per_pass
         found: list[Strip] = []
         k = self.rows_per_lane_step
+        steps = np.arange(count)[:, None]
         for lane in range(first // k, (last - 1) // k + 1):
-            low, high = max(0, first - lane * k), min(k, last - lane * k)
+            low = max(0, first - lane * k)
+            high = min(k, last - lane * k)
             start = lane * (self.rows // self.plan.lanes) + begin * k
-            places = (
-                start + np.arange(count)[:, None] * k + np.arange(low, high)
-            )  # in the pass's stream of rows
-            found.append(
-                Strip(lane * k + low - first, high - low, self._pieces(pass_number, places.ravel()))
-            )
+            places = start + steps * k + np.arange(low, high)  # in the pass's stream of rows
+            pieces = self._pieces(pass_number, places.ravel())
+            found.append(Strip(lane * k + low - first, high - low, pieces))
         return found
 
     def _pieces(self, pass_number: int, places: Rows) -> list[Piece]:

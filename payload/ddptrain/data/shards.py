@@ -193,7 +193,7 @@ def _manifest(root: pathlib.Path) -> dict[str, typing.Any]:
         manifest = files.read_json(path)
     except FileNotFoundError as e:
         what = f"--data {root} has no {MANIFEST}"
-        why = "it is no dataset, or `prepare` has not finished there"
+        why = "it is not a dataset, or `prepare` has not finished there"
         raise ShardError(f"{what}: {why}") from e
     except (OSError, ValueError) as e:
         raise ShardError(f"{path} cannot be read: {e}; prepare the dataset again") from e

@@ -159,5 +159,5 @@ def _decoded(value: object, where: str, how: str) -> object:
     try:
         return value.decode("utf-8", how)
     except UnicodeDecodeError as e:
-        what = f"{where} is no text in utf-8 at byte {e.start}"
+        what = f"{where} is not text in utf-8 at byte {e.start}"
         raise errors.UserError(f"{what}; convert it to UTF-8, or use --errors replace") from e

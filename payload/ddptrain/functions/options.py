@@ -26,7 +26,7 @@ def flags(options: Options, *, is_sweep: bool = False) -> list[str]:
     for name, value in options.items():
         if name not in known:
             raise errors.FunctionError(
-                f"{name} is no option of a job; there are: {', '.join(sorted(known))}"
+                f"{name} is not an option of a job; there are: {', '.join(sorted(known))}"
             )
         if value is not None:
             flag = "name" if is_sweep and name == "run" else name.replace("_", "-")

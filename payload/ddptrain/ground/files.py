@@ -50,7 +50,9 @@ def explain(e: OSError, where: pathlib.Path | None = None) -> str:
     path = str(where or e.filename or "")
     remedy = _REMEDIES.get(e.errno or 0, "look at the filesystem and its server, then run it again")
     what = e.strerror or str(e)
-    return f"{path}{': ' if path else ''}{what}; {remedy.format(user=os.geteuid())}"
+    if path:
+        what = f"{path}: {what}"
+    return f"{what}; {remedy.format(user=os.geteuid())}"
 
 
 def describe(e: Exception) -> tuple[str, bool]:

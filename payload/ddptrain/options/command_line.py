@@ -37,7 +37,7 @@ def check(command: str, prog: str, words: collections.abc.Sequence[str]) -> str 
     except errors.UserError as e:
         return str(e)
     except SystemExit:
-        return f"--help is no option of a run; type: {prog} --help"
+        return f"--help is not an option of a run; type: {prog} --help"
     return None
 
 

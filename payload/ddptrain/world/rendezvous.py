@@ -51,7 +51,9 @@ def place() -> Place:
             int(env.get("LOCAL_WORLD_SIZE", "1")),
         )
     except ValueError as e:
-        raise errors.UserError(f"the launcher's environment is no number ({e}); {_LAUNCH}") from e
+        raise errors.UserError(
+            f"the launcher's environment is not a number ({e}); {_LAUNCH}"
+        ) from e
     if not 0 <= found.rank < found.size:
         raise errors.UserError(f"RANK={found.rank} is not below WORLD_SIZE={found.size}; {_LAUNCH}")
     return found

@@ -81,7 +81,7 @@ def test_a_node_in_maintenance_takes_its_own_reservations_jobs_only(
         results = ready.run("doctor", **how)
         assert results["nodes"].splitlines()[1].split()[0] == "slurmd-0"
         assert len(results["nodes"].splitlines()) == 2, "the other node is outside"
-        line = "nodes: slurmd-1 is no node of partition slurmd in reservation spring; there are: slurmd-0"
+        line = "nodes: slurmd-1 is not a node of partition slurmd in reservation spring; there are: slurmd-0"
         assert ready.fails("doctor", nodes="slurmd-1", **how) == line
         cluster.machines[0].state = "IDLE+DRAIN+MAINTENANCE"
     line = "partition: slurmd has no usable node (slurmd-0 is "

@@ -33,7 +33,7 @@ def refused(
         ("--batch 0", "--batch 0: must be at least 1"),
         ("--steps 3 --epochs 2", "--steps and --epochs exclude each other; give one"),
         ("--config /mnt/none.toml", "--config /mnt/none.toml: No such file or directory"),
-        ("--help", "--help is no option of a run; type: ddp submit gpt --help"),
+        ("--help", "--help is not an option of a run; type: ddp submit gpt --help"),
         ("--run-dir=/x", "--run-dir is set by ddp; use the option run"),
         ("--data /x", "--data is set by ddp; use the option dataset"),
     ],

@@ -533,11 +533,11 @@ def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster:
     [
         (
             {"nodes": "slurmd-7"},
-            "nodes: slurmd-7 is no node of partition slurmd; there are: slurmd-0, slurmd-1",
+            "nodes: slurmd-7 is not a node of partition slurmd; there are: slurmd-0, slurmd-1",
         ),
         (
             {"nodes": "a;b"},
-            "nodes: a;b is no node of partition slurmd; there are: slurmd-0, slurmd-1",
+            "nodes: a;b is not a node of partition slurmd; there are: slurmd-0, slurmd-1",
         ),
         ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
         ({"wait_timeout": 0}, "wait-timeout: 0 is not allowed; a whole number from 1 to 3600"),

@@ -50,7 +50,7 @@ def test_a_command_is_looked_up_on_the_environments_path(
 
 
 def test_a_command_that_is_missing_has_its_remedy(tmp_path: pathlib.Path, commands: dict[str, str]):
-    with pytest.raises(exit_codes.FatalError, match=r"^trl is no command of the job's .*\(-r\)"):
+    with pytest.raises(exit_codes.FatalError, match=r"^trl is not a command of the job's .*\(-r\)"):
         words(tmp_path, "trl", "sft", env=commands, is_command=True)
 
 

@@ -134,8 +134,11 @@ def test_nodes_are_reached_by_the_addresses_that_slurm_has_not_by_their_names(
     ("address", "words"),
     [
         ("127.0.1.1", "is 127.0.1.1, a loopback address"),
-        ("nowhere.invalid", "is nowhere.invalid, which is no IPv4 address and does not resolve ("),
-        ("fd00::7", "is fd00::7, which is no IPv4 address and does not resolve ("),
+        (
+            "nowhere.invalid",
+            "is nowhere.invalid, which is not an IPv4 address and does not resolve (",
+        ),
+        ("fd00::7", "is fd00::7, which is not an IPv4 address and does not resolve ("),
     ],
 )
 def test_an_address_in_slurm_that_cannot_be_used_is_an_error_with_the_command_that_changes_it(

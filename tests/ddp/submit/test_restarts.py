@@ -141,7 +141,7 @@ def test_nodes_that_the_user_or_an_earlier_start_excluded_stay_left_out(
     ("usable", "option", "name"),
     [
         pytest.param(
-            "slurmd-0 third", "exclude", "third", id="what the user excluded is no spare node"
+            "slurmd-0 third", "exclude", "third", id="what the user excluded is not a spare node"
         ),
         pytest.param(
             "slurmd-0 other third",

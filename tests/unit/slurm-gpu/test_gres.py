@@ -60,7 +60,7 @@ def test_cores_that_cut_a_socket_are_left_out_on_all_lines_and_reported():
     plan = gres.plan(detection(*gpus), conf(2, 96, 1), topology(2, 96, 1))
     assert not any("Cores=" in line for line in plan.lines)
     assert plan.notes == (
-        "no Cores: 0000:00:00.0 sits beside cores 24-47, which are no whole socket; slurmd --parameters "
+        "no Cores: 0000:00:00.0 sits beside cores 24-47, which are not a whole socket; slurmd --parameters "
         "numa_node_as_socket would make them one",
     )
 

@@ -60,11 +60,18 @@ class Application:
 
     def target(self) -> Target:
         """Open the volume that should be there, without a look at it."""
-        wanted = self._sources.external(self._ledger)
-        is_ours = wanted is None and self._ledger.is_server
-        if is_ours and not embedded.store.is_running(self._sources.settings(self._ledger)):
+        source = self._sources.external(self._ledger)
+        if source is None:
+            self._require_servers()
+            source = self._sources.served(self._ledger)
+        return open_target(self._charm.app.name, *source)
+
+    def _require_servers(self) -> None:
+        """Raise `StatusError` if this unit serves the volume, and its servers do not run yet."""
+        if not self._ledger.is_server:
+            return
+        if not embedded.store.is_running(self._sources.settings(self._ledger)):
             raise StatusError(Level.MAINTENANCE, "starting the servers of the volume")
-        return open_target(self._charm.app.name, *(wanted or self._sources.served(self._ledger)))
 
     def verify(self) -> tuple[Target, juicefs.Setting]:
         """Look at the volume without changing anything."""

@@ -76,15 +76,20 @@ class _Quota(Parameters, frozen=True):
 
 
 def _fsck(unit: Unit, wanted: _Fsck, log: Log) -> Results:
-    flags = (f"--path={wanted.path or '/'}", "--recursive") if wanted.path or wanted.repair else ()
-    repair = ("--repair",) if wanted.repair else ()
-    report = _run_long(unit.verify()[0], "fsck", *flags, *repair, timeout_s=wanted.timeout, log=log)
+    flags: list[str] = []
+    if wanted.path or wanted.repair:
+        flags += [f"--path={wanted.path or '/'}", "--recursive"]
+    if wanted.repair:
+        flags.append("--repair")
+    target, _ = unit.verify()
+    report = _run_long(target, "fsck", *flags, timeout_s=wanted.timeout, log=log)
     return {"state": "clean", "summary": _summary(report), "report": str(report)}
 
 
 def _gc(unit: Unit, wanted: _Gc, log: Log) -> Results:
     flags = [f"--{flag}" for flag in ("delete", "compact") if getattr(wanted, flag)]
-    report = _run_long(unit.verify()[0], "gc", *flags, timeout_s=wanted.timeout, log=log)
+    target, _ = unit.verify()
+    report = _run_long(target, "gc", *flags, timeout_s=wanted.timeout, log=log)
     mode = "deleted" if wanted.delete else "dry run: nothing was deleted; delete=true does"
     return {"mode": mode, "summary": _summary(report), "report": str(report)}
 

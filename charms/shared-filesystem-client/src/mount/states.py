@@ -38,7 +38,6 @@ def load_all() -> dict[str, State]:
 def metrics_port(app: str, wanted: int) -> int:
     """Choose the port for an application's metrics: the wanted one, or the first free one."""
     ports = {name: state.port for name, state in load_all().items()}
-    free = (
-        port for port in range(_METRICS_PORT, _METRICS_PORT + 1000) if port not in ports.values()
-    )
+    taken = set(ports.values())
+    free = (port for port in range(_METRICS_PORT, _METRICS_PORT + 1000) if port not in taken)
     return wanted or ports.get(app) or next(free)

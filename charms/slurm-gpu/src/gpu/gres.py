@@ -31,7 +31,7 @@ _OTHER_SOCKETS = (
     "no Cores: the node's --conf describes other sockets and cores than this machine has"
 )
 _CUT_SOCKET = (
-    "no Cores: {card} sits beside cores {cores}, which are no whole socket; slurmd --parameters numa_node_as_socket "
+    "no Cores: {card} sits beside cores {cores}, which are not a whole socket; slurmd --parameters numa_node_as_socket "
     "would make them one"
 )
 

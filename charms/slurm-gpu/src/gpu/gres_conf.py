@@ -146,11 +146,10 @@ def parse(text: str) -> GresConf:
         return GresConf(text)
     if len(begins) != 1 or len(ends) != 1 or begins[0].start() > ends[0].start():
         raise GresConfError(_UNPAIRED)
-    after = text[ends[0].end() :]
+    before = text[: begins[0].start()]
     block = text[begins[0].end() : ends[0].start()]
-    return GresConf(
-        text[: begins[0].start()], after.removeprefix("\n"), _entries(block.splitlines())
-    )
+    after = text[ends[0].end() :].removeprefix("\n")
+    return GresConf(before, after, _entries(block.splitlines()))
 
 
 def write(conf: GresConf) -> bool:
@@ -175,12 +174,19 @@ def unit_key(unit: str) -> tuple[str, int]:
 
 
 def _entries(rows: list[str]) -> dict[str, Entry]:
-    headers = [(i, match) for i, row in enumerate(rows) if (match := _HEADER.fullmatch(row))]
-    ends = [*(i for i, _ in headers[1:]), len(rows)]
-    found = [
-        _entry(header, rows[i + 1 : end]) for (i, header), end in zip(headers, ends, strict=False)
-    ]
-    return {entry.unit: entry for entry in found if entry is not None}
+    """Read the entries of a block's rows: each has a header, and ends at the next one."""
+    headers: list[tuple[int, re.Match[str]]] = []
+    for number, row in enumerate(rows):
+        if match := _HEADER.fullmatch(row):
+            headers.append((number, match))
+    starts = [number for number, _ in headers]
+
+    entries: dict[str, Entry] = {}
+    for (start, header), end in zip(headers, [*starts[1:], len(rows)], strict=False):
+        entry = _entry(header, rows[start + 1 : end])
+        if entry is not None:
+            entries[entry.unit] = entry
+    return entries
 
 
 def _entry(header: re.Match[str], rows: list[str]) -> Entry | None:

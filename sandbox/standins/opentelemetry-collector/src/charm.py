@@ -116,7 +116,7 @@ class CollectorCharm(charm.Standin):
             config: Json = json.loads(raw)
             for name, kind in _FIELDS.items():
                 if not isinstance(config[name], kind):
-                    raise TypeError(f"{name} is no {kind.__name__}")
+                    raise TypeError(f"{name} is not a {kind.__name__}")
             dashboards = [
                 json.loads(lzma.decompress(base64.b64decode(text))) for text in config["dashboards"]
             ]
