@@ -5,6 +5,7 @@ application's mappings (options, annotations, resources ...) and replaces everyt
 application with an empty body is removed together with its relations; relations are added.
 """
 
+import collections
 import collections.abc
 import dataclasses
 import difflib
@@ -65,6 +66,8 @@ class Bundle:
         default_factory=dict[str, BundleApplication]
     )
     relations: list[tuple[str, str]] = dataclasses.field(default_factory=list[tuple[str, str]])
+    machines: Json = dataclasses.field(default_factory=dict[str, typing.Any])
+    offers: list[str] = dataclasses.field(default_factory=list[str])  # of other models
 
 
 class _Loader(yaml.SafeLoader):
@@ -156,9 +159,8 @@ def _apps(ends: tuple[str, ...]) -> set[str]:
 def _merge(bundle: Bundle, file: pathlib.Path, document: Json) -> None:
     _check_keys(file.name, document, _BUNDLE_KEYS)
     if "machines" in document:
-        raise SandboxError(
-            f"{file.name}: the sandbox gives every unit a host of its own: no machines section"
-        )
+        bundle.machines = _mapping(file, "machines", document["machines"])
+    bundle.offers += _mapping(file, "saas", document.get("saas"))
     for name, body in _mapping(file, "applications", document.get("applications")).items():
         if body is not None:
             _merge_application(bundle, file, name, body)
@@ -215,42 +217,60 @@ def check(bundle: Bundle, metadata: collections.abc.Mapping[str, Json]) -> None:
     """
     for app in bundle.applications.values():
         declared = metadata[app.name]
+        options = section(section(declared, "config"), "options")
         for option, value in app.body.get("options", {}).items():
-            if problem := option_problem(
-                option, value, section(section(declared, "config"), "options")
-            ):
+            if problem := option_problem(option, value, options):
                 raise SandboxError(f"{app.name}: {problem}")
         _check_units(app, declared)
         known = section(declared, "resources")
-        for resource, path in app.body.get("resources", {}).items():
+        for resource in app.body.get("resources", {}):
             if resource not in known:
                 raise SandboxError(
                     f"{app.name} has no resource {resource!r}{_guess(resource, known)}"
                 )
-            if isinstance(path, str) and not pathlib.Path(path).is_file():
-                raise SandboxError(f"{app.name}: resource {resource!r}: no file {path}")
     for ends in bundle.relations:
         check_relation(ends, metadata)
+    _check_limits(bundle, metadata)
+
+
+def check_playable(bundle: Bundle) -> None:
+    """Check that the sandbox can play the bundle. Raises SandboxError: the first thing it cannot."""
+    if bundle.machines:
+        raise SandboxError("machines: the sandbox gives every unit a host of its own: leave it out")
+    for app in bundle.applications.values():
+        for key in ("constraints", "to"):
+            if app.body.get(key, ARCH) != ARCH:
+                raise SandboxError(
+                    f"{app.name}: {key} is for Juju's machines: leave this overlay out in the sandbox"
+                )
+        base = app.body.get("base", BASES[0])
+        if base not in BASES:
+            raise SandboxError(
+                f"{app.name}: the sandbox's hosts have base {' or '.join(BASES)}, not {base}"
+            )
+        for resource, path in app.body.get("resources", {}).items():
+            if isinstance(path, str) and not pathlib.Path(path).is_file():
+                raise SandboxError(f"{app.name}: resource {resource!r}: no file {path}")
 
 
 def _check_units(app: BundleApplication, metadata: Json) -> None:
     units = app.body.get("num_units")
-    if metadata.get("subordinate"):
-        if units:
-            raise SandboxError(f"{app.name} is subordinate: it has no num_units")
-    elif not isinstance(units, int) or isinstance(units, bool) or not 0 <= units <= 64:
-        raise SandboxError(f"{app.name}: num_units must be a number from 0 to 64")
-    if "constraints" in app.body and metadata.get("subordinate"):
-        raise SandboxError(f"{app.name} is subordinate: it has no constraints")
-    for key in ("constraints", "to"):
-        if app.body.get(key, ARCH) != ARCH:
-            raise SandboxError(
-                f"{app.name}: {key} is for Juju's machines: leave this overlay out in the sandbox"
-            )
-    if app.body.get("base", BASES[0]) not in BASES:
-        raise SandboxError(
-            f"{app.name}: the sandbox's hosts have base {' or '.join(BASES)}, not {app.body['base']}"
-        )
+    if not metadata.get("subordinate"):
+        if not isinstance(units, int) or isinstance(units, bool) or not 0 <= units <= 64:
+            raise SandboxError(f"{app.name}: num_units must be a number from 0 to 64")
+        return
+    for key, what in (("num_units", "num_units"), ("constraints", "constraints"), ("to", "place")):
+        if app.body.get(key):
+            raise SandboxError(f"{app.name} is subordinate: it has no {what}")
+
+
+def _check_limits(bundle: Bundle, metadata: collections.abc.Mapping[str, Json]) -> None:
+    uses = collections.Counter(end for ends in set(bundle.relations) for end in ends)
+    for end, count in uses.items():
+        app, _, endpoint = end.partition(":")
+        limit = endpoints_of(metadata[app])[endpoint]["limit"]
+        if limit is not None and count > limit:
+            raise SandboxError(f"{end} takes {limit} relation at most, not {count}")
 
 
 def option_problem(

@@ -76,6 +76,7 @@ def apply(engine: Engine, bundle: bundles.Bundle) -> None:
             stage(app, staged[name])
             metadata[name] = yaml.safe_load((staged[name] / "charmcraft.yaml").read_text())
         bundles.check(bundle, metadata)
+        bundles.check_playable(bundle)
         _compare_constraints(model, bundle)
         for name, app in bundle.applications.items():
             _ensure_application(engine, app, staged[name], metadata[name])

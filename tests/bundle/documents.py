@@ -6,35 +6,31 @@ import re
 import shlex
 import textwrap
 
-import rules
 import slurmutils
 import yaml
+from deployments import BUNDLE, OVERLAYS, ROOT
+from slurm_charms import CHECKS, slurm_conf_problems
 
 PAGES = sorted(
     [
-        *rules.ROOT.glob("*.md"),
-        *(rules.ROOT / "docs").rglob("*.md"),
-        *(rules.ROOT / "charms").glob("*/README.md"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "charms").glob("*/README.md"),
     ]
 )
 
 
 def named(path: pathlib.Path) -> str:
-    return str(path.relative_to(rules.ROOT))
+    return str(path.relative_to(ROOT))
 
 
 Texts = collections.abc.Iterator[tuple[str, str]]
-CHARMS = sorted((rules.ROOT / "charms").glob("*/charmcraft.yaml"))
-SOURCES = [*PAGES, *CHARMS, *rules.OVERLAYS, rules.BUNDLE]
-CHECKS: dict[str, collections.abc.Callable[[str], collections.abc.Iterator[str]]] = {
-    "slurm-conf-parameters": rules.slurm_conf_problems,
-    "cgroup-parameters": rules.cgroup_problems,
-    "partition-config": rules.partition_problems,
-}
+CHARMS = sorted((ROOT / "charms").glob("*/charmcraft.yaml"))
+SOURCES = [*PAGES, *CHARMS, *OVERLAYS, BUNDLE]
 # What slurm.conf holds anyway may be named, if the form is right.
 ANYWHERE = CHECKS | {
     "code": lambda text: (
-        found for found in rules.slurm_conf_problems(text) if "itself says" not in found
+        found for found in slurm_conf_problems(text) if "itself says" not in found
     )
 }
 

@@ -3,8 +3,8 @@
 import pathlib
 from typing import Any
 
-import rules
 import yaml
+from deployments import ROOT
 
 PLACEHOLDER = "%%juju_topology%%"  # the collector's side replaces it with the application's labels
 TOPOLOGY = {
@@ -13,7 +13,7 @@ TOPOLOGY = {
     "juju_application": "app",
     "juju_unit": "app/0",
 }
-CHARMS = sorted(path.parent.name for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"))
+CHARMS = sorted(path.parent.name for path in (ROOT / "charms").glob("*/charmcraft.yaml"))
 
 METRICS: dict[str, dict[str, list[str]]] = yaml.safe_load(
     pathlib.Path(__file__).with_name("metrics.yaml").read_text()
@@ -25,7 +25,7 @@ NAMES = {
 
 def files(charm: str, kind: str) -> list[pathlib.Path]:
     """List the files of a charm of one kind, such as alerts."""
-    return sorted((rules.ROOT / "charms" / charm / "src" / "cos" / kind).glob("*.*"))
+    return sorted((ROOT / "charms" / charm / "src" / "cos" / kind).glob("*.*"))
 
 
 def alerts() -> list[tuple[str, dict[str, Any]]]:

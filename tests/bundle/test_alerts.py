@@ -6,17 +6,17 @@ import shutil
 import subprocess
 from typing import Any
 
+import deployments
 import observability
 import pytest
-import rules
 import yaml
 
-RUNBOOKS = rules.ROOT / "docs" / "runbooks"
+RUNBOOKS = deployments.ROOT / "docs" / "runbooks"
 PROMTOOL = shutil.which("promtool")
 Series = dict[str, str]  # a series, and its values in promtool's form
 CASES: dict[tuple[str, str], dict[str, Any]] = {
     (case["charm"], case["alert"]): case
-    for case in yaml.safe_load((rules.ROOT / "tests/bundle/alerts.yaml").read_text())
+    for case in yaml.safe_load((deployments.ROOT / "tests/bundle/alerts.yaml").read_text())
 }
 RULES = {(charm, rule["alert"]): rule for charm, rule in observability.alerts()}
 
@@ -114,7 +114,7 @@ def test_a_rule_says_how_bad_what_and_what_to_type(key: tuple[str, str]):
 @pytest.mark.parametrize("key", RULES, ids=":".join)
 def test_what_a_description_types_exists(key: tuple[str, str]):
     charm, _ = key
-    declared = yaml.safe_load((rules.ROOT / "charms" / charm / "charmcraft.yaml").read_text())
+    declared = yaml.safe_load((deployments.ROOT / "charms" / charm / "charmcraft.yaml").read_text())
     text = RULES[key]["annotations"]["description"]
     for action in re.findall(r"juju run \{\{ \$labels\.\w+ \}\}(?:/leader)? ([\w-]+)", text):
         assert action in declared["actions"]
@@ -123,7 +123,7 @@ def test_what_a_description_types_exists(key: tuple[str, str]):
 
 
 def test_every_metric_is_on_the_reference_page():
-    page = (rules.ROOT / "docs" / "reference" / "metrics.md").read_text()
+    page = (deployments.ROOT / "docs" / "reference" / "metrics.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE))
     assert {name: re.findall(r"`(\w+)`", labels) for name, labels in rows.items()} == {
         name.removeprefix("slurm_ddp_"): labels for name, labels in observability.NAMES.items()

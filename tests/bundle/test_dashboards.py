@@ -13,10 +13,11 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
+import deployments
 import documents
 import observability
 import pytest
-import rules
+import yaml
 
 from scripts import dashboards
 
@@ -35,7 +36,7 @@ _GRAFANA = {"$__rate_interval": "5m", "$__range": "1h"}
 _VALUES = {"Hostname": "node-0", "state": None, "severity": "error", "reason": "check"}
 _ONES = {"slurm_ddp_run_running", "slurm_ddp_node_held"}
 _STATES = ("pending", "running", "requeued", "failed")
-_BUNDLE = rules.read(rules.BUNDLE)["applications"]
+_BUNDLE = yaml.safe_load(deployments.BUNDLE.read_text())["applications"]
 LOGS = {name: f"/var/log/juju/unit-{name}-0.log" for name in _BUNDLE}
 
 
@@ -151,7 +152,7 @@ def test_the_page_s_query_of_logs_finds_those_of_our_charms(server: tuple[str, i
 
 
 def test_the_page_names_every_dashboard():
-    page = (rules.ROOT / "docs" / "howto" / "observe.md").read_text()
+    page = (deployments.ROOT / "docs" / "howto" / "observe.md").read_text()
     assert sorted(re.findall(r"\| Grafana, \*(.+?)\* \|", page)) == sorted(
         board["title"] for board in BOARDS
     )

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+import deployments
 import pytest
-import rules
 
 JUJU = """#!/bin/sh
 echo "$*" >> "$0.calls"
@@ -68,9 +68,7 @@ def revision(
 
 def charmhub() -> dict[str, Any]:
     """Return Charmhub's revisions of each charm in tests/bundle/upstream.yaml, by charm, track and risk."""
-    facts = rules.yaml.safe_load((rules.ROOT / "tests" / "bundle" / "upstream.yaml").read_text())[
-        "charms"
-    ]
+    facts = deployments.facts()["charms"]
     found: dict[str, Any] = {}
     for name, fact in facts.items():
         for channel, bases in fact["channels"].items():
@@ -88,12 +86,12 @@ class Place:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder, self.juju = folder, folder / "bin" / "juju"
-        shutil.copytree(rules.ROOT / "overlays", folder / "overlays")
-        (folder / "lib").symlink_to(rules.ROOT / "lib")
+        shutil.copytree(deployments.ROOT / "overlays", folder / "overlays")
+        (folder / "lib").symlink_to(deployments.ROOT / "lib")
         (folder / "scripts").mkdir()
-        shutil.copy(rules.BUNDLE, folder)
+        shutil.copy(deployments.BUNDLE, folder)
         for name in ("deploy.sh", "channels.py"):
-            shutil.copy(rules.ROOT / "scripts" / name, folder / "scripts")
+            shutil.copy(deployments.ROOT / "scripts" / name, folder / "scripts")
         (folder / "scripts" / "venv.sh").symlink_to("/bin/true")
         (folder / "build" / "venvs" / "deploy" / "bin").mkdir(parents=True)
         (folder / "build" / "venvs" / "deploy" / "bin" / "python").symlink_to(sys.executable)
@@ -107,7 +105,7 @@ class Place:
         self.juju.with_name("info").chmod(0o755)
         for name in ("cephfs", "gpu", "nfs"):
             (folder / f"my-{name}.yaml").write_text(
-                rules.filled(folder / "overlays" / f"{name}.yaml")
+                deployments.filled(folder / "overlays" / f"{name}.yaml")
             )
         self.publish(charmhub())
         self.on("aws")
@@ -237,7 +235,7 @@ def test_what_cannot_be_deployed_is_refused(
 
 @pytest.mark.parametrize("name", ["cephfs", "gpu", "lustre", "nfs"])
 def test_an_overlay_that_is_not_filled_in_is_refused_with_its_line(place: Place, name: str):
-    text = (rules.ROOT / "overlays" / f"{name}.yaml").read_text()
+    text = (deployments.ROOT / "overlays" / f"{name}.yaml").read_text()
     line = next(
         n
         for n, one in enumerate(text.splitlines(), 1)

@@ -10,24 +10,25 @@ import re
 import shlex
 from typing import Any
 
+import deployments
 import pytest
-import rules
 import slurmutils
 import yaml
 from documents import ANYWHERE, CHARMS, PAGES, SOURCES, actions_typed, named, settings
 
+from sandbox import bundle as bundles
 from sandbox import settings as operator
 from sandbox.store import Application
 from scripts import programs, reference
 
-BUNDLE: dict[str, Any] = yaml.safe_load(rules.BUNDLE.read_text())
+BUNDLE: dict[str, Any] = yaml.safe_load(deployments.BUNDLE.read_text())
 
 
 @functools.cache
 def declared(application: str) -> dict[str, Any] | None:
     """Return the charmcraft.yaml behind an application of the bundle; None for a charm that others publish."""
     charm = BUNDLE["applications"].get(application, {}).get("charm", "")
-    path = rules.ROOT / "charms" / pathlib.PurePath(charm).stem / "charmcraft.yaml"
+    path = deployments.ROOT / "charms" / pathlib.PurePath(charm).stem / "charmcraft.yaml"
     return yaml.safe_load(path.read_text()) if charm.startswith(".") else None
 
 
@@ -67,18 +68,21 @@ def test_scripts_on_nccl_keep_model_and_data_on_the_gpu_of_their_rank():
 def commands() -> dict[str, set[str]]:
     """Return the known names by the words before them: make targets, lanes, sandbox commands."""
     tox = configparser.ConfigParser()
-    tox.read(rules.ROOT / "tox.ini")
+    tox.read(deployments.ROOT / "tox.ini")
     sections = {section.removeprefix("testenv:") for section in tox.sections()}
     lanes = sections | {re.sub(r"\{,[^}]*\}", "", section) for section in sections}
-    source = (rules.ROOT / "sandbox" / "cli.py").read_text()
+    source = (deployments.ROOT / "sandbox" / "cli.py").read_text()
     sandbox = re.findall(r"@cli\.command\([^)]*\)(?:\n.*?)*?\ndef (\w+)\(", source)
     return {
         r"(?:^|`)make": set(
-            re.findall(r"^([a-z0-9.-]+):.*##", (rules.ROOT / "Makefile").read_text(), re.MULTILINE)
+            re.findall(
+                r"^([a-z0-9.-]+):.*##", (deployments.ROOT / "Makefile").read_text(), re.MULTILINE
+            )
         ),
         r"tox -e": lanes
         | {
-            f"unit-{path.parent.name}" for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml")
+            f"unit-{path.parent.name}"
+            for path in (deployments.ROOT / "charms").glob("*/charmcraft.yaml")
         },
         r"\./sandboxctl": {name.rstrip("_").replace("_", "-") for name in sandbox},
     }
@@ -95,7 +99,7 @@ def test_commands_exist(page: pathlib.Path):
         )
 
 
-TYPED = [*PAGES, *CHARMS, rules.ROOT / "sandbox" / "demo.py"]
+TYPED = [*PAGES, *CHARMS, deployments.ROOT / "sandbox" / "demo.py"]
 
 
 @pytest.mark.parametrize("source", TYPED, ids=named)
@@ -128,12 +132,12 @@ def test_options_exist(page: pathlib.Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_endpoints_exist(page: pathlib.Path):
-    charms = rules.upstream_charms() | rules.our_charms()
     for ends in re.findall(r"juju integrate ([a-z-]+:[a-z-]+) ([a-z-]+:[a-z-]+)", page.read_text()):
         for end in ends:
             name, _, endpoint = end.partition(":")
-            charm = charms.get(BUNDLE["applications"].get(name, {}).get("charm", ""))
-            assert charm is None or endpoint in charm.endpoints, end
+            if charm := BUNDLE["applications"].get(name, {}).get("charm"):
+                declared = deployments.declaration(pathlib.PurePath(charm).stem)
+                assert endpoint in bundles.endpoints_of(declared), end
 
 
 def test_the_charms_pages_are_what_they_declare():
@@ -148,8 +152,8 @@ def test_the_page_of_programs_is_what_their_tests_left():
 
 
 def test_every_overlay_is_in_the_readme():
-    text = (rules.ROOT / "README.md").read_text()
-    assert all(f"overlays/{path.name}" in text for path in rules.OVERLAYS)
+    text = (deployments.ROOT / "README.md").read_text()
+    assert all(f"overlays/{path.name}" in text for path in deployments.OVERLAYS)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=named)
@@ -173,16 +177,15 @@ def test_nodes_take_what_set_node_config_is_given(source: pathlib.Path):
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_what_is_deployed_from_charmhub_is_published_there(page: pathlib.Path):
     text = page.read_text().replace("\\\n", " ")
-    known = rules.upstream_charms()
+    known = deployments.facts()["charms"]
     for charm, rest in re.findall(r"juju deploy ([a-z][a-z-]+)([^`\n]*)", text):
         channel, base = (re.search(rf"--{option} (\S+)", rest) for option in ("channel", "base"))
         if charm in known and channel and base:
-            assert base[1] in known[charm].channels.get(channel[1], ()), (
-                f"{charm} {channel[1]} {base[1]}"
-            )
+            published = known[charm]["channels"].get(channel[1], [])
+            assert base[1] in published, f"{charm} {channel[1]} {base[1]}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, rules.ROOT / "scripts" / "deploy.sh"], ids=named)
+@pytest.mark.parametrize("page", [*PAGES, deployments.ROOT / "scripts" / "deploy.sh"], ids=named)
 def test_what_juju_4_dropped_is_never_typed(page: pathlib.Path):
     """`juju wait-for` and `juju status --watch` were removed in 4.0 and 4.0.1 (juju/juju#21692)."""
     assert not re.findall(r"juju (?:wait-for\b.*|status\b[^|`\n]* --watch\b.*)", page.read_text())
@@ -193,6 +196,6 @@ def test_every_picture_exists_is_small_and_is_shown():
     shown = {
         (page.parent / path).resolve() for page in PAGES for path in link.findall(page.read_text())
     }
-    images = rules.ROOT / "docs" / "images"
+    images = deployments.ROOT / "docs" / "images"
     assert shown == set(images.iterdir()), "docs/images differs from the pictures that pages show"
     assert [path.name for path in shown if path.stat().st_size > 300_000] == []

@@ -3,12 +3,12 @@
 import re
 import tomllib
 
+import deployments
 import pytest
-import rules
 
-CONTRACTS = tomllib.loads((rules.ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-    "contracts"
-]
+CONTRACTS = tomllib.loads((deployments.ROOT / "pyproject.toml").read_text())["tool"][
+    "importlinter"
+]["contracts"]
 LAYERS = {one["name"]: one["layers"] for one in CONTRACTS if one["type"] == "layers"}
 
 
@@ -20,7 +20,7 @@ LAYERS = {one["name"]: one["layers"] for one in CONTRACTS if one["type"] == "lay
     ],
 )
 def test_the_page_shows_the_rooms_from_the_top_down(contract: str, package: str, head: str):
-    page = (rules.ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    page = (deployments.ROOT / "docs" / "explanation" / "architecture.md").read_text()
     table = page.partition(head)[2].partition("\n\n")[0]
     shown = [
         re.findall(r"`([a-z_]+)`", row.split("|")[1])
@@ -38,7 +38,7 @@ def test_every_room_is_a_layer(contract: str, folder: str):
     layers = " ".join(LAYERS[contract])
     found = {
         path.stem
-        for path in (rules.ROOT / folder).iterdir()
+        for path in (deployments.ROOT / folder).iterdir()
         if path.suffix == ".py" or path.is_dir()
     }
     found -= {"__init__", "__main__", "__pycache__"}

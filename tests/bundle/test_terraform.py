@@ -8,13 +8,13 @@ import pathlib
 import re
 from typing import Any
 
+import deployments
 import hcl2
 import pytest
-import rules
 import yaml
 
-CHARMS = sorted(path.parent for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"))
-PRODUCT = rules.ROOT / "terraform"
+CHARMS = sorted(path.parent for path in (deployments.ROOT / "charms").glob("*/charmcraft.yaml"))
+PRODUCT = deployments.ROOT / "terraform"
 MODULES = [*(charm / "terraform" for charm in CHARMS), PRODUCT]
 FILES = {"main.tf", "outputs.tf", "terraform.tf", "variables.tf"}  # Canonical's CC008
 ARCH = "arch=amd64"  # what Juju 4 adds itself
@@ -98,7 +98,7 @@ def test_a_charm_s_module_is_of_its_charmcraft_yaml(charm: pathlib.Path):
 
 
 def test_every_application_with_units_has_the_bundle_s_constraints():
-    bundle = yaml.safe_load(rules.BUNDLE.read_text())
+    bundle = yaml.safe_load(deployments.BUNDLE.read_text())
     given = {
         name.replace("-", "_"): body["constraints"]
         for name, body in bundle["applications"].items()
@@ -112,7 +112,7 @@ def test_every_application_with_units_has_the_bundle_s_constraints():
 
 def deployed() -> dict[str, dict[str, Any]]:
     """Return the applications of bundle.yaml."""
-    return yaml.safe_load(rules.BUNDLE.read_text())["applications"]
+    return yaml.safe_load(deployments.BUNDLE.read_text())["applications"]
 
 
 def options(text: str, application: str) -> None:
@@ -163,14 +163,14 @@ def test_the_product_s_modules_are_our_charms():
         name = label.replace("_", "-")
         charm = pathlib.PurePath(bundle[name]["charm"]).stem
         assert module["source"] == f"../charms/{charm}/terraform"
-        own = inputs(rules.ROOT / "charms" / charm / "terraform")
+        own = inputs(deployments.ROOT / "charms" / charm / "terraform")
         assert set(module) - {"source", "count"} <= set(own)
         assert module.get("app_name", own["app_name"]["default"]) == name
         options(module.get("config", ""), name)
 
 
 def test_the_product_integrates_what_the_bundle_relates():
-    bundle = yaml.safe_load(rules.BUNDLE.read_text())
+    bundle = yaml.safe_load(deployments.BUNDLE.read_text())
     main = parsed(PRODUCT / "main.tf")
     local = main["locals"]
     defaults = {

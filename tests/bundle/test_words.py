@@ -5,11 +5,11 @@ import collections.abc
 import re
 import subprocess
 
+import deployments
 import pytest
-import rules
 import yaml
 
-TABLE = yaml.safe_load((rules.ROOT / "tests/bundle/words.yaml").read_text())
+TABLE = yaml.safe_load((deployments.ROOT / "tests/bundle/words.yaml").read_text())
 ALLOWED: list[tuple[str, str]] = [(one["file"], one["line"]) for one in TABLE["allowed"]]
 OPENINGS = ("Return what ", "Return whatever ")  # of a docstring, which states the fact instead
 # Files that hold other people's text, or the table
@@ -33,12 +33,14 @@ SUFFIXES = (
 def files() -> list[str]:
     """List what git tracks and people write."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=rules.ROOT, check=True, capture_output=True, text=True
+        ["git", "ls-files", "-z"], cwd=deployments.ROOT, check=True, capture_output=True, text=True
     )
     return [
         name
         for name in listed.stdout.split("\0")
-        if name.endswith(SUFFIXES) and not name.startswith(OTHERS) and (rules.ROOT / name).is_file()
+        if name.endswith(SUFFIXES)
+        and not name.startswith(OTHERS)
+        and (deployments.ROOT / name).is_file()
     ]
 
 
@@ -68,14 +70,16 @@ def problems(name: str, text: str) -> collections.abc.Iterator[str]:
 
 def test_plain_technical_english():
     found = [
-        problem for name in files() for problem in problems(name, (rules.ROOT / name).read_text())
+        problem
+        for name in files()
+        for problem in problems(name, (deployments.ROOT / name).read_text())
     ]
     assert not found, "tests/bundle/words.yaml lists words to write instead:\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize(("path", "piece"), ALLOWED)
 def test_every_exception_is_needed(path: str, piece: str):
-    lines = [line for line in (rules.ROOT / path).read_text().splitlines() if piece in line]
+    lines = [line for line in (deployments.ROOT / path).read_text().splitlines() if piece in line]
     assert lines and all(pattern().search(line) for line in lines), (
         f"{path} no longer needs its exception"
     )

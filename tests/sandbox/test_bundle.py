@@ -56,8 +56,11 @@ MISTAKES: list[dict[str, str]] = yaml.safe_load(
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["new"])
 def test_a_mistake_is_named(tmp_path: pathlib.Path, mistake: dict[str, str]):
     assert mistake["old"] in BUNDLE
+    text = BUNDLE.replace(mistake["old"], mistake["new"], 1)
     with pytest.raises(SandboxError) as error:
-        bundles.check(load(tmp_path, BUNDLE.replace(mistake["old"], mistake["new"], 1)), METADATA)
+        bundle = load(tmp_path, text)
+        bundles.check(bundle, METADATA)
+        bundles.check_playable(bundle)
     assert str(error.value) == mistake["message"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import checkout
 import pydantic
 import pytest
-import rules
+import slurm_charms
 from documents import SOURCES, named, settings
 from ops import testing
 from slurmctld_state import PEER, STATE
@@ -55,7 +55,7 @@ def test_upstream_takes_what_our_texts_set(
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_our_rules_refuse_upstream_refuses(text: str, slurmctld_module: types.ModuleType):
-    assert list(rules.slurm_conf_problems(text))
+    assert list(slurm_charms.slurm_conf_problems(text))
     with pytest.raises(pydantic.ValidationError):
         configure(slurmctld_module, **{"slurm-conf-parameters": text})
 
@@ -85,8 +85,8 @@ def test_lines_arrive_in_the_overrides_one_by_one(slurmctld: testing.Context[Any
     )
 
 
-def test_what_the_rules_say_of_shared_machines_is_upstream_s():
-    """Which of the charms write the same file, or open the same port, on one machine (tests/bundle/rules.py)."""
+def test_what_daemons_claim_of_shared_machines_is_upstream_s():
+    """Which of the charms write the same file, or open the same port, on one machine (tests/bundle/slurm_charms.py)."""
     slurm_ops: Any = __import__("slurm_ops")
     files = {
         "slurmctld": slurm_ops.SlurmctldManager().config.path,
@@ -94,9 +94,9 @@ def test_what_the_rules_say_of_shared_machines_is_upstream_s():
         "slurmdbd": slurm_ops.SlurmdbdManager().config.path,
     }
     for name, path in files.items():
-        assert str(path) in rules.CLAIMS[name]
+        assert str(path) in slurm_charms.CLAIMS[name]
     ports = {"slurmctld": 6817, "slurmd": 6818, "sackd": 6818, "slurmdbd": 6819, "slurmrestd": 6820}
     for name, port in ports.items():
         constants = (checkout.charm_folder(name) / "src" / "constants.py").read_text()
         assert f"{name.upper()}_PORT = {port}\n" in constants
-        assert f"port {port}" in rules.CLAIMS[name]
+        assert f"port {port}" in slurm_charms.CLAIMS[name]
