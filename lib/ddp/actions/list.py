@@ -76,7 +76,9 @@ def _others(workspace: Workspace, pattern: str, queue: catalog.Queue) -> list[jo
 def _job_row(job: jobs.Job) -> tuple[str, ...]:
     """Return the row of a job without a run: Slurm knows nothing of its steps."""
     unknown = [None] * 4
-    cells = (job.state, job.num_nodes, *unknown, job.elapsed, (job.nodes or job.reason)[:80])
+    elapsed_s = times.parse_time(job.elapsed)
+    elapsed = None if elapsed_s is None else times.format_time(elapsed_s)  # as a run's
+    cells = (job.state, job.num_nodes, *unknown, elapsed, (job.nodes or job.reason)[:80])
     return (job.name[:64], "job", *map(catalog.cell, cells))
 
 

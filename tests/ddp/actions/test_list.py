@@ -206,6 +206,7 @@ def test_jobs_that_ddp_did_not_submit_are_listed_as_jobs(program: Program, clust
         ["own.sbatch", "job", "RUNNING"],
         ["a", "smoke", "RUNNING"],
     ]
+    assert {row[8] for row in table[1:]} == {"00:00:07"}
     assert [(job["job_id"], job["name"]) for job in program.record["jobs"]] == [(70, "own.sbatch")]
     assert program.record["count"] == 1, "of runs"
     assert [row[0] for row in rows(program, name="a*")[1:]] == ["a"]
