@@ -19,7 +19,7 @@ from ddp.problem import ParameterError
 from ddp.workspace import checks
 from ddp.workspace.folders import Workspace
 
-_TORCH = "lib*/python3*/*-packages/torch/version.py"  # of venv, conda and Debian
+_PACKAGES = "lib*/python3*/*-packages"  # of venv, conda and Debian
 _VERSION = re.compile(r"^__version__(?:: \w+)? = ['\"]([\w.+-]{1,80})['\"]", re.MULTILINE)
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 _SYSTEM_FOLDERS = ("/usr/bin/", "/bin/", "/usr/local/bin/")
@@ -209,10 +209,21 @@ def _torch_of(prefix: pathlib.Path) -> str:
     if config.is_file():
         others = _SYSTEM.findall(_text(config))
     for root in (prefix, *map(pathlib.Path, others)):
-        for file in root.glob(_TORCH):
-            if found := _VERSION.search(_text(file)):
-                return found[1]
+        for packages in root.glob(_PACKAGES):
+            if found := _torch_in([packages, *_named_by_pth(packages)]):
+                return found
     return ""
+
+
+def _named_by_pth(packages: pathlib.Path) -> list[pathlib.Path]:
+    """Return the folders that .pth files add, such as a torch built from source (site module)."""
+    found: list[pathlib.Path] = []
+    for file in sorted(packages.glob("*.pth")):
+        with contextlib.suppress(OSError, files.RefusedError):
+            for line in _text(file).splitlines():
+                if line.strip() and not line.startswith(("#", "import ", "import\t")):
+                    found.append(packages / line.strip())
+    return found
 
 
 def _text(path: pathlib.Path) -> str:

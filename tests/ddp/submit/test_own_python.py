@@ -1,5 +1,7 @@
 """The user's own Python: typed, named, or loaded by a module; used, or refused by name."""
 
+import os
+import pathlib
 import shlex
 
 import pytest
@@ -57,6 +59,19 @@ def test_modules_without_torch_get_no_remark(
 def test_a_python_without_torch_is_refused(settings: Settings, modules: dict[str, str]):
     with pytest.raises(ParameterError, match="has no torch; give the path of an environment"):
         choose(settings, python=modules["python"])
+
+
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_a_torch_built_from_source_is_found_by_its_pth_file(
+    settings: Settings, modules: dict[str, str], *, is_relative: bool
+):
+    python = pathlib.Path(modules["python"])
+    packages = python.parents[1] / "lib/python3/site-packages"
+    packages.mkdir(parents=True)
+    line = os.path.relpath(modules["site"], packages) if is_relative else modules["site"]
+    (packages / "easy-install.pth").write_text(f"# a comment\nimport sys\n\n{line}\n")
+    found = choose(settings, python=modules["python"])
+    assert found == (modules["python"], f"python: {python}, torch 2.5.1")
 
 
 @pytest.mark.parametrize(
