@@ -145,12 +145,12 @@ def published(application: Application) -> tuple[bool, list[str]]:
                     "channels"
                 ].items():
                     channels[track] = channels.get(track, {}) | risks
-    holders = [
-        f"{track}/{risk}"
-        for track, risks in channels.items()
-        for risk in RISKS
-        if any(serves(revision, application.base) for revision in risks.get(risk, []))
-    ]
+    holders: list[str] = []
+    for track, risks in channels.items():
+        for risk in RISKS:
+            revisions = risks.get(risk, [])
+            if any(serves(revision, application.base) for revision in revisions):
+                holders.append(f"{track}/{risk}")
     return not leads_to.isdisjoint(holders), holders
 
 

@@ -101,21 +101,17 @@ def commands(names: list[str], extra: list[str]) -> list[list[list[str]]]:
     steps = [[[str(TOX), "run", "-e", name, *more]] for name in names if name in ALONE]
     if len(together) < 2:
         return steps + [[[str(TOX), "run", "-e", name, *more]] for name in together]
-    waiting, others = (
-        [one for one in together if (one in WAITING) == wanted] for wanted in (True, False)
-    )
-    cores = str(max(1, min(os.cpu_count() or 1, 4)))
     parallel = [str(TOX), "run-parallel", "--parallel-no-spinner", "-p"]
-    first = [*parallel, "all", "-e", ",".join(waiting), *more]
-    second = [
-        *(["nice", "-n", NICE] if waiting else []),
-        *parallel,
-        cores,
-        "-e",
-        ",".join(others),
-        *more,
-    ]
-    return [*steps, [command for command, has in ((first, waiting), (second, others)) if has]]
+    waiting = [one for one in together if one in WAITING]
+    others = [one for one in together if one not in WAITING]
+    step: list[list[str]] = []
+    if waiting:
+        step.append([*parallel, "all", "-e", ",".join(waiting), *more])
+    if others:
+        priority = ["nice", "-n", NICE] if waiting else []
+        cores = str(max(1, min(os.cpu_count() or 1, 4)))
+        step.append([*priority, *parallel, cores, "-e", ",".join(others), *more])
+    return [*steps, step]
 
 
 def run(steps: list[list[list[str]]]) -> int:

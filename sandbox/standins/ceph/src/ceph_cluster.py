@@ -51,12 +51,14 @@ def create(address: str) -> None:
     apt.ensure_packages(_PACKAGES)
     if (_ETC / "ceph.conf").exists():
         return
-    fsid, osd, monmap = str(uuid.uuid4()), str(uuid.uuid4()), str(_VAR / "tmp" / "monmap")
-    accounts = [
-        f"[{name}]\nkey = {run('/usr/bin/ceph-authtool', '--gen-print-key').stdout.strip()}\n"
-        + "".join(f'caps {service} = "{text}"\n' for service, text in caps.items())
-        for name, caps in _ACCOUNTS.items()
-    ]
+    fsid = str(uuid.uuid4())
+    osd = str(uuid.uuid4())
+    monmap = str(_VAR / "tmp" / "monmap")
+    accounts: list[str] = []
+    for name, caps in _ACCOUNTS.items():
+        key = run("/usr/bin/ceph-authtool", "--gen-print-key").stdout.strip()
+        accounts.append(f"[{name}]\nkey = {key}\n")
+        accounts += [f'caps {service} = "{text}"\n' for service, text in caps.items()]
     files.ensure_file(_KEYRING, "".join(accounts), mode=0o600, owner="ceph")
     files.ensure_file(
         _ETC / "ceph.conf", _CONF.format(fsid=fsid, address=address, keyring=_KEYRING)

@@ -343,8 +343,10 @@ class SlurmctldCharm(daemons.Daemon):
     def _hosts(self) -> list[str]:
         """The controllers, the primary first: slurm.conf's that still exist, then new ones."""
         peer = self.model.get_relation(_PEER)
-        written = [peer.data[unit].get("hostname") for unit in peer.units] if peer else []
-        present = {self._host, *(json.loads(host) for host in written if host)}
+        present = {self._host}
+        if peer is not None:
+            written = (peer.data[unit].get("hostname") for unit in peer.units)
+            present |= {json.loads(host) for host in written if host}
         known = slurm_controller.hosts()
         return [host for host in known if host in present] + sorted(present - set(known))
 
