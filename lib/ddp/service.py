@@ -20,7 +20,7 @@ import typing
 
 from ddp import problem
 from ddp.actions import prerequisites, verbs
-from ddp.host import files
+from ddp.host import files, waits
 from ddp.options import config, declared, fields
 from ddp.problem import ParameterError, Problem
 from ddp.results.progress import Log
@@ -65,7 +65,7 @@ def _exit_with_the_charm() -> None:
     os._exit(_PARTIAL)
 
 
-def answer(request: Json, log: Log) -> Json:
+def answer(request: Json, log: Log, wait: waits.Wait | None = None) -> Json:
     """Do a request and return the last line of the answer."""
     render = functools.partial(render_remedy, request["unit"])
     try:
@@ -76,6 +76,7 @@ def answer(request: Json, log: Log) -> Json:
             token=request.get("token", ""),
             wheelhouse=pathlib.Path(attached) if attached else None,
             takes_any_script=False,
+            wait=wait or waits.Wait(),
             render=render,
         )
         return {"results": _do(settings, request, log)}

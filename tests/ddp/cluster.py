@@ -22,6 +22,10 @@ EVERYONES_FORMAT = (
 UNKNOWN_JOB = "slurm_load_jobs error: Invalid job id specified"
 
 
+def no_pause(_: float) -> None:
+    """Look at the double of Slurm again at once."""
+
+
 @dataclasses.dataclass
 class Machine:
     """A compute node."""

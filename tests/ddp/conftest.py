@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ddp.host import locks
+from ddp.host import locks, waits
 from ddp.settings import Settings
 from ddp.slurm import jobs
 from ddp.workspace.folders import Workspace
@@ -21,6 +21,7 @@ sys.path += [
         pathlib.Path(__file__).parents[2] / "charms" / "ddp-trainer" / "src"
     ),  # installs the program
 ]
+from cluster import no_pause
 from slurm_commands import Commands
 from trainer_fixtures import cluster, pip, small_payload
 
@@ -82,7 +83,8 @@ def settings(
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # the lane's own
     about = pwd.getpwuid(os.geteuid())
     own = Workspace(workspace, about.pw_name, about.pw_uid)
-    return Settings(own, about.pw_gid, payload, "auto", "", takes_any_script=True)
+    wait = waits.Wait(no_pause)
+    return Settings(own, about.pw_gid, payload, "auto", "", takes_any_script=True, wait=wait)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The program called as by the charm: requests in, results out, and the files that jobs leave."""
 
+import collections.abc
 import dataclasses
 import json
 import os
@@ -9,8 +10,10 @@ import typing
 
 import pytest
 import yaml
+from cluster import no_pause
 
 from ddp import service
+from ddp.host import waits
 
 Json = dict[str, typing.Any]
 ROOT = pathlib.Path(__file__).parents[2]
@@ -27,6 +30,7 @@ class Trainer:
     results: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     log: list[str] = dataclasses.field(default_factory=list[str])
     holds_machine: bool = False  # by the action, as on Juju 4
+    pause: collections.abc.Callable[[float], None] = no_pause  # between two looks at a job
 
     def run(self, action: str, **params: typing.Any) -> dict[str, str]:
         """Return an action's results; a failed one raises ActionFailedError."""
@@ -49,9 +53,9 @@ class Trainer:
             "wheelhouse": attached,
         }
         self.log = []
-        reply = json.loads(
-            json.dumps(service.answer(json.loads(json.dumps(request)), self.log.append))
-        )
+        asked = json.loads(json.dumps(request))
+        answer = service.answer(asked, self.log.append, waits.Wait(self.pause))
+        reply = json.loads(json.dumps(answer))
         self.results = typing.cast(dict[str, str], reply["results"])
         if error := reply.get("error", ""):
             raise ActionFailedError(error)

@@ -1,5 +1,6 @@
 """The verbs of the program asked without a front end: results as texts, remedies in plain words."""
 
+import dataclasses
 import os
 import pwd
 import typing
@@ -7,6 +8,7 @@ import typing
 from harness import ActionFailedError, Trainer
 
 from ddp.actions import verbs
+from ddp.host import waits
 from ddp.options import config, fields
 from ddp.problem import Problem
 from ddp.results.result import Result
@@ -26,6 +28,7 @@ class Program(Trainer):
         options["account"] = pwd.getpwuid(os.geteuid()).pw_name
         options["unit"] = "trainer/0"
         settings = config.settings(fields.parse(config.Config, options))
+        settings = dataclasses.replace(settings, wait=waits.Wait(self.pause))
         verb, self.log = verbs.ACTIONS[action], []
         try:
             given = fields.parse(

@@ -8,16 +8,15 @@ import shutil
 import typing
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, no_pause
 from left_by_jobs import add_dataset
 from pip_double import ZSTD, Pip
 
 from batch_host import Node
 from ddp.environment import uv
-from ddp.host import locks
+from ddp.host import locks, waits
 from ddp.settings import Settings
 from ddp.slurm import jobs
-from ddp.submit import control
 from ddp.workspace.folders import Workspace
 from slurm_ddp import commands
 from slurm_ddp.slurm import nodes
@@ -78,7 +77,8 @@ def settings(workspace: pathlib.Path, charm_dir: pathlib.Path) -> Settings:
         (workspace / name).mkdir()
     about = pwd.getpwnam(USER)
     own = Workspace(workspace, USER, about.pw_uid, unit="trainer/0")
-    return Settings(own, about.pw_gid, charm_dir / "payload", "auto", "")
+    payload = charm_dir / "payload"
+    return Settings(own, about.pw_gid, payload, "auto", "", wait=waits.Wait(no_pause))
 
 
 @pytest.fixture
@@ -88,7 +88,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     for module in (jobs, nodes):
         monkeypatch.setattr(module, "run", double.run)
     monkeypatch.setattr(jobs, "is_installed", lambda: True)
-    monkeypatch.setattr(control, "pause", lambda _: None)
     return double
 
 

@@ -45,7 +45,7 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
         targets = [_target(workspace, queue, name) for name in names]
 
     _cancel(targets, log)
-    left = _wait(workspace, queue, targets, log)
+    left = _wait(settings, queue, targets, log)
     for name in {job.name for job in _known(targets)}:
         tokens.drop(workspace, name)
     return _result(targets, left)
@@ -64,7 +64,7 @@ def _cancel(targets: list[CancelTarget], log: Log) -> None:
 
 
 def _wait(
-    workspace: Workspace, queue: Queue, targets: list[CancelTarget], log: Log
+    settings: Settings, queue: Queue, targets: list[CancelTarget], log: Log
 ) -> list[jobs.Job]:
     """Wait until the jobs have left their nodes, at most LEAVE_S; return Slurm's view of them."""
     ended = {job.job_id for job in queue if not job.is_active}
@@ -73,8 +73,8 @@ def _wait(
     began = time.monotonic()
     reported = began
     while any(job.is_active for job in left) and time.monotonic() - began < control.LEAVE_S:
-        control.pause(0.5)
-        known = slurm.ask(lambda: jobs.jobs(user=workspace.user))
+        settings.wait.pause(0.5)
+        known = slurm.ask(lambda: jobs.jobs(user=settings.workspace.user))
         if isinstance(known, jobs.Silence):
             began = time.monotonic()  # it is unknown how long the jobs have been leaving
             continue

@@ -11,7 +11,6 @@ from ddp.results.result import Result
 from ddp.run import catalog, logs, untrusted
 from ddp.settings import Settings
 from ddp.slurm import jobs, outages
-from ddp.submit import control
 from ddp.workspace import folders
 
 
@@ -90,4 +89,4 @@ def _follow(
         is_over = settings.wait.is_over or time.monotonic() - began >= params.follow_timeout
         if is_over or not _may_go_on(known):
             return
-        control.pause(1.0)
+        settings.wait.pause(1.0)

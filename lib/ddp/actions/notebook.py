@@ -92,7 +92,7 @@ def _await(settings: Settings, run: str, job_id: int, log: Log) -> Results:
             if text != shown:
                 log(tables.Step(text, text))
             shown = text
-        control.pause(1.0)
+        settings.wait.pause(1.0)
 
 
 def _ended(settings: Settings, run: str, job_id: int) -> Problem:

@@ -23,7 +23,7 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
     """Make a requeued job that is held, or waits for its begin time, eligible now."""
     workspace = settings.workspace
     name, job_id = catalog.find(workspace, params.run)
-    known = _once_it_has_left(workspace, name, job_id, log)
+    known = _once_it_has_left(settings, name, job_id, log)
     if known is None or not known.is_active:
         raise _has_ended(workspace, name, job_id, known)
     if known.state not in control.WAITING:
@@ -31,7 +31,7 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
         raise Problem(text, remedy=Command("log", arguments=(name,)))
 
     if known.restarts:
-        control.pause(_APART_S)
+        settings.wait.pause(_APART_S)
     _release(workspace, known)
     with jobs.asking():
         now_known = catalog.job_of(workspace, name, job_id) or known
@@ -46,20 +46,20 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
     return Result(shown, {"job_id": known.job_id, "run": name, "state": state, "reason": reason})
 
 
-def _once_it_has_left(workspace: Workspace, name: str, job_id: int, log: Log) -> jobs.Job | None:
+def _once_it_has_left(settings: Settings, name: str, job_id: int, log: Log) -> jobs.Job | None:
     """Wait until a requeued job has left its nodes; return Slurm's record of it, or None."""
     slurm = outages.PatientClient(log)
     began = time.monotonic()
     while True:
-        known = slurm.ask(lambda: catalog.job_of(workspace, name, job_id))
+        known = slurm.ask(lambda: catalog.job_of(settings.workspace, name, job_id))
         if isinstance(known, jobs.Silence):
-            control.pause(1.0)
+            settings.wait.pause(1.0)
             continue
         is_leaving = known is not None and known.state in _LEAVING and known.restarts > 0
         if known is None or not is_leaving or time.monotonic() - began >= control.LEAVE_S:
             return known
         log(f"job {known.job_id} is leaving its nodes")
-        control.pause(REPORT_S)
+        settings.wait.pause(REPORT_S)
 
 
 def _has_ended(workspace: Workspace, name: str, job_id: int, known: jobs.Job | None) -> Problem:

@@ -10,18 +10,19 @@ import rich.console
 import rich.live
 
 from ddp.actions import list as listing
+from ddp.host import waits
 from ddp.options import models
 from ddp.results.progress import Log
 from ddp.run import catalog, folder, logs, metrics, state, untrusted
 from ddp.run.model import Run
 from ddp.settings import Settings
 from ddp.slurm import jobs, outages
-from ddp.submit import control
 from ddp.view import live, screen
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
 
 _LOG_LINES = 12
+_EVERY_S = 2.0
 Read = collections.abc.Callable[[], live.Frame]
 
 
@@ -31,7 +32,7 @@ def watch(settings: Settings, params: models.WatchRun, log: Log) -> None:
     console = None if params.is_json else screen.console(sys.stdout)
     if console is not None and console.is_terminal:  # the view itself shows that Slurm is silent
         log = _ignore
-    follow(reader(settings.workspace, name, log), console)
+    follow(reader(settings.workspace, name, log), console, settings.wait)
 
 
 def _ignore(_: str) -> None:
@@ -73,9 +74,9 @@ def _last_lines(workspace: Workspace, run: Run) -> list[str]:
     return printed
 
 
-def follow(read: Read, console: rich.console.Console | None, *, every_s: float = 2.0) -> None:
+def follow(read: Read, console: rich.console.Console | None, wait: waits.Wait) -> None:
     """Show the frames of `read` until the run has ended or the user presses Ctrl-C."""
-    frames = _frames(read, every_s)
+    frames = _frames(read, wait)
     with contextlib.suppress(KeyboardInterrupt):
         if console is not None and console.is_terminal:
             _draw(frames, console)
@@ -83,13 +84,13 @@ def follow(read: Read, console: rich.console.Console | None, *, every_s: float =
             _print_changes(frames)
 
 
-def _frames(read: Read, every_s: float) -> collections.abc.Iterator[live.Frame]:
+def _frames(read: Read, wait: waits.Wait) -> collections.abc.Iterator[live.Frame]:
     while True:
         now = read()
         yield now
         if now.has_ended:
             return
-        control.pause(every_s)
+        wait.pause(_EVERY_S)
 
 
 def _draw(frames: collections.abc.Iterator[live.Frame], console: rich.console.Console) -> None:

@@ -1,5 +1,6 @@
 """The waits of this account's commands, each a file on this host: removing it ends the wait."""
 
+import collections.abc
 import contextlib
 import fcntl
 import os
@@ -22,7 +23,8 @@ def folder() -> pathlib.Path:
 class Wait(contextlib.AbstractContextManager["Wait"]):
     """How long one command may wait for jobs; as a context manager, until the command ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, sleep: collections.abc.Callable[[float], None] = time.sleep) -> None:
+        self.pause = sleep  # for some seconds, between two looks at a job
         self.limit_s: float | None = None  # since the command began
         self._began = time.monotonic()
         self._path: pathlib.Path | None = None

@@ -7,7 +7,6 @@ import datetime
 import functools
 import pathlib
 import re
-import time
 import uuid
 
 from ddp.problem import Command, ParameterError, Problem, Results, Step
@@ -267,11 +266,6 @@ def held(workspace: Workspace, known: jobs.Job | None) -> Problem | None:
         f"{text}{workspace.user} (uid {workspace.uid})",
         remedy=Step("add-account-and-release", plain, values),
     )
-
-
-def pause(seconds: float) -> None:
-    """Sleep; tests replace it."""
-    time.sleep(seconds)
 
 
 def now() -> datetime.datetime:

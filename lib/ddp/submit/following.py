@@ -60,7 +60,7 @@ class Follower:
                 text = f"no end after {timeout_s:g} s: {text}; the job continues"
                 show = Command("log", arguments=(submitted.run,))
                 raise Problem(text, remedy=show, results=self._so_far(known))
-            control.pause(1.0 if time.monotonic() - began < _OFTEN_S else 3.0)
+            self.wait.pause(1.0 if time.monotonic() - began < _OFTEN_S else 3.0)
 
     def conclude(self, known: jobs.Job | None) -> Results:
         """Return the results of a completed job.

@@ -153,7 +153,7 @@ def _follow(
             show = Command("show", arguments=(name,))
             text = f"no end after {timeout_s:g} s: {states}; the sweep continues"
             raise Problem(text, remedy=show, results=results | shown_now)
-        control.pause(2.0)
+        settings.wait.pause(2.0)
     tokens.drop(workspace, name)
     results |= shown_now
     if bad := [run for run in runs if run.state != State.COMPLETED]:

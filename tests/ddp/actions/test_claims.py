@@ -67,7 +67,7 @@ def test_a_run_is_free_while_its_submitter_waits(
         free.append(other.take("first"))
         other.drop("first")
 
-    monkeypatch.setattr(control, "pause", pause)
+    ready.pause = pause
     ready.run("submit-ddp", run="first", wait=True)
     assert free
     assert all(free)

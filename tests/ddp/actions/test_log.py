@@ -6,7 +6,6 @@ from left_by_jobs import write_result
 from run_verbs import Program
 
 from ddp.actions import log as run_log
-from ddp.submit import control
 
 
 def test_a_log_is_shown(program: Program, cluster: Cluster):
@@ -36,7 +35,7 @@ def test_a_log_is_followed_to_the_jobs_end(
         with log.open("a") as file:
             file.write(next(pieces))
 
-    monkeypatch.setattr(control, "pause", pause)
+    program.pause = pause
     results = program.run("run-log", run="first", follow=True, lines=2)
     assert program.log == ["job 40 PENDING (Resources)", "one", "two", "three ?[2J", "last"]
     assert results["text"].splitlines() == ["three ?[2J", "last"]

@@ -97,9 +97,7 @@ def test_a_requeued_job_starts_only_after_it_has_left_its_nodes(
     program.run("submit-ddp", run="first")
     cluster.jobs[0].states, cluster.jobs[0].restarts = [("PENDING", 0)], 1
     paused: list[tuple[float, int]] = []
-    monkeypatch.setattr(
-        control, "pause", lambda seconds: paused.append((seconds, len(cluster.changes)))
-    )
+    program.pause = lambda seconds: paused.append((seconds, len(cluster.changes)))
     program.run("resume-run")
     assert paused == [(2.0, len(cluster.changes) - 1)], "before Slurm gets the change"
     cluster.jobs[0].restarts = 0

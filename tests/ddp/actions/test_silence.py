@@ -2,6 +2,7 @@
 
 import collections.abc
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
@@ -15,6 +16,7 @@ from left_by_jobs import write_result
 from pip_double import Pip
 
 from ddp.actions import verbs
+from ddp.host import waits
 from ddp.options import declared, fields
 from ddp.problem import Problem
 from ddp.results.result import Result, texts_of
@@ -22,7 +24,6 @@ from ddp.run import catalog
 from ddp.run.model import State
 from ddp.settings import Settings
 from ddp.slurm import jobs, outages
-from ddp.submit import control
 
 MARK = "Slurm does not answer: "
 SILENCES = {
@@ -204,7 +205,7 @@ def test_a_running_job_stays_as_in_slurms_last_answer(
         if now == 6:
             cluster.jobs[0].states = [("COMPLETED", 0)]
 
-    monkeypatch.setattr(control, "pause", sleep)
+    settings = dataclasses.replace(settings, wait=waits.Wait(sleep))
     log: list[str] = []
     seen = do(settings, "watch", log, run="trains")["printed"]
     assert [(one["state"], bool(one["slurm"]), one["has_ended"]) for one in seen] == [
@@ -268,7 +269,7 @@ def test_following_a_job_survives_a_silent_controller(
         if next(paused) == 0:
             cluster.silent = looks
 
-    monkeypatch.setattr(control, "pause", pause)
+    settings = dataclasses.replace(settings, wait=waits.Wait(pause))
     follow = submission(settings, cluster, verb)
     log: list[str] = []
     found = typing.cast("dict[str, typing.Any]", follow(log))
@@ -295,14 +296,14 @@ def test_following_a_job_ends_after_ten_minutes_of_silence_and_says_that_it_may_
     monkeypatch: pytest.MonkeyPatch,
     verb: str,
 ):
-    follow = submission(settings, cluster, verb)
     clock = [time.monotonic()]
 
     def pause(_: float) -> None:
         cluster.silent = 10**6
         clock[0] += 10.0
 
-    monkeypatch.setattr(control, "pause", pause)
+    settings = dataclasses.replace(settings, wait=waits.Wait(pause))
+    follow = submission(settings, cluster, verb)
     monkeypatch.setattr(outages.time, "monotonic", lambda: clock[0])
     log: list[str] = []
     given = {"follow-timeout": 3600} if verb == "log" else {}

@@ -34,21 +34,19 @@ def endless(cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def clock(monkeypatch: pytest.MonkeyPatch, trainer: Trainer) -> dict[str, float]:
     """The time since the command began; each look at the job takes a minute."""
     now = {"s": 0.0}
 
     def pause(_: float) -> None:
         now["s"] += 60.0
 
-    monkeypatch.setattr(control, "pause", pause)
+    trainer.pause = pause
     monkeypatch.setattr(waits.time, "monotonic", lambda: now["s"])
     return now
 
 
-def while_waiting(
-    monkeypatch: pytest.MonkeyPatch, do: collections.abc.Callable[[], object]
-) -> None:
+def while_waiting(trainer: Trainer, do: collections.abc.Callable[[], object]) -> None:
     """Do something at the first look at a job."""
     steps = iter([do])
 
@@ -57,7 +55,7 @@ def while_waiting(
         assert step is not None, "it should have ended by now"
         step()
 
-    monkeypatch.setattr(control, "pause", pause)
+    trainer.pause = pause
 
 
 @pytest.mark.parametrize(
@@ -108,10 +106,10 @@ def test_a_longer_limit_of_the_operator_s_holds(
 
 @pytest.mark.parametrize("named", ["first", "40", None])
 def test_stop_waiting_ends_the_action_and_not_the_job(
-    ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch, named: str | None
+    ready: Trainer, endless: Cluster, named: str | None
 ):
     ended: list[list[list[str]]] = []
-    while_waiting(monkeypatch, lambda: ended.append(waits.stop(named)))
+    while_waiting(ready, lambda: ended.append(waits.stop(named)))
     results = ready.run("submit-ddp", run="first", wait=True)
     assert ended == [[["first", "40"]]]
     assert results["state"] == "RUNNING"
@@ -119,16 +117,14 @@ def test_stop_waiting_ends_the_action_and_not_the_job(
     assert list(waits.folder().iterdir()) == []
 
 
-def test_another_s_run_is_not_ended(
-    ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch
-):
+def test_another_s_run_is_not_ended(ready: Trainer, endless: Cluster):
     answers: list[list[list[str]]] = []
 
     def stop() -> None:
         answers.append(waits.stop("second"))
         waits.stop("first")
 
-    while_waiting(monkeypatch, stop)
+    while_waiting(ready, stop)
     ready.run("submit-ddp", run="first", wait=True)
     assert answers == [[]]
 
@@ -145,16 +141,14 @@ def test_an_action_that_holds_the_machine_can_be_ended_before_it_has_a_job(
         return submit(*words, **more)
 
     monkeypatch.setattr(control.Submission, "submit", submit_after_stop)
-    monkeypatch.setattr(control, "pause", lambda _: pytest.fail("it still waits"))
+    trainer.pause = lambda _: pytest.fail("it still waits")
     results = trainer.run("submit-ddp", workload="smoke", run="first", wait=True)
     assert results["state"] in ("PENDING", "RUNNING")
 
 
-def test_the_log_is_followed_until_someone_ends_that(
-    ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_log_is_followed_until_someone_ends_that(ready: Trainer, endless: Cluster):
     ready.run("submit-ddp", run="first")
-    while_waiting(monkeypatch, lambda: waits.stop("first"))
+    while_waiting(ready, lambda: waits.stop("first"))
     assert ready.run("run-log", run="first", follow=True, follow_timeout=80000)["lines"] == "0"
 
 
@@ -240,7 +234,7 @@ def test_another_process_ends_the_waiting(
         )
         answers.append(json.loads(done.stdout))
 
-    while_waiting(monkeypatch, stop)
+    while_waiting(ready, stop)
     ready.run("submit-ddp", run="first", wait=True)
     assert answers == [[["first", "40"]]]
 

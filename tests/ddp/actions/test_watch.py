@@ -11,8 +11,10 @@ import pytest
 import rich.console
 import rich.text
 import run_jobs
+from cluster import no_pause
 
 from ddp.actions import watch
+from ddp.host import waits
 from ddp.run import folder, logs, state, untrusted
 from ddp.slurm import jobs
 from ddp.view import live
@@ -231,7 +233,7 @@ def test_without_a_terminal_each_change_is_an_object(
     later = live.Frame(running.run, ["another line of the log"])
     (path / "control" / "5.r0.outcome").write_text('{"outcome": "failed", "error": "boom"}')
     frames = iter([running, later, frame(path)])
-    watch.follow(lambda: next(frames), None, every_s=0.001)
+    watch.follow(lambda: next(frames), None, waits.Wait(no_pause))
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [
         (one["run"], one["state"], one["why"], one["step"], one["has_ended"]) for one in found
@@ -243,4 +245,5 @@ def test_ctrl_c_ends_it_with_no_output():
         raise KeyboardInterrupt
 
     for is_terminal in (True, False):
-        watch.follow(read, rich.console.Console(file=io.StringIO(), force_terminal=is_terminal))
+        console = rich.console.Console(file=io.StringIO(), force_terminal=is_terminal)
+        watch.follow(read, console, waits.Wait(no_pause))

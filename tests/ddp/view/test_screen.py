@@ -210,7 +210,6 @@ def test_a_live_view_for_programs_is_a_line_for_each_change(
     settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
     cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
     assert command_line.typed("submit", "--run", "night", "smoke")[0] == 0
     for words in (("watch", "night", "--json"), ("--json", "watch", "40"), ("watch",)):

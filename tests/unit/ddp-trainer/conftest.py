@@ -9,7 +9,7 @@ import typing
 import pytest
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "ddp"))  # the doubles
-from cluster import Cluster
+from cluster import Cluster, no_pause
 from harness import Trainer
 from pip_double import Pip
 from trainer_fixtures import (
@@ -29,6 +29,7 @@ import host as host_module
 import idle_check
 import program
 from ddp import service
+from ddp.host import waits
 from ddp.options import config
 from ddp.results.progress import Log
 from machine import Machine
@@ -67,7 +68,9 @@ def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path, machine: Ma
     ) -> program.Answer:
         is_operators = request["do"] in ("add-user", "sync-users")
         assert user == ("root" if is_operators else USER)
-        reply = json.loads(json.dumps(service.answer(json.loads(json.dumps(request)), log)))
+        asked = json.loads(json.dumps(request))
+        answer = service.answer(asked, log, waits.Wait(no_pause))
+        reply = json.loads(json.dumps(answer))
         return program.Answer(reply["results"], reply.get("error", ""))
 
     monkeypatch.setattr(program, "ask", ask)
