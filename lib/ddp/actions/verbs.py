@@ -24,6 +24,7 @@ class Verb:
     options: type[fields.Parsed]
     where: str  # module:function, imported on use: a command starts without the others' code
     help: str
+    where_local: str = ""  # the same with the option `local`, which needs no Slurm
     action: str = ""
     asks_nodes: bool = False
     needs: typing.Literal["slurm", "workspace", "nothing"] = "slurm"
@@ -35,7 +36,7 @@ class Verb:
         """Do it, or as much of it as fits into the limit of its wait. Raises Problem."""
         settings.wait.limit_s = getattr(params, "wait_limit", None)
         try:
-            return self._function()(settings, params, log)
+            return self._function(params)(settings, params, log)
         except UnfinishedError as e:
             go_on = settings.render(e.remedy)
             log(f"no longer waiting for {e.run}, which goes on; to follow it: {go_on}")
@@ -56,10 +57,9 @@ class Verb:
 
         if self.needs == "workspace":
             prerequisites.require_workspace(settings.workspace)
-        is_here = isinstance(params, models.SubmitDdp) and params.local
-        if self.needs != "slurm" or is_here:
+        if self.needs != "slurm" or self._is_local(params):
             return
-        imported = ahead(self._function)
+        imported = ahead(lambda: self._function(params))
         try:
             prerequisites.require(settings.workspace, asks_nodes=self.asks_nodes)
         except Problem:
@@ -69,8 +69,12 @@ class Verb:
             raise
         imported.result()
 
-    def _function(self) -> collections.abc.Callable[..., Answer | None]:
-        module, _, name = self.where.partition(":")
+    def _is_local(self, params: fields.Parsed) -> bool:
+        return bool(self.where_local) and isinstance(params, models.SubmitDdp) and params.local
+
+    def _function(self, params: fields.Parsed) -> collections.abc.Callable[..., Answer | None]:
+        where = self.where_local if self._is_local(params) else self.where
+        module, _, name = where.partition(":")
         function = getattr(importlib.import_module(module), name)
         return typing.cast(collections.abc.Callable[..., Answer | None], function)
 

@@ -17,7 +17,6 @@ from ddp.slurm import cluster
 from ddp.submit import (
     control,
     following,
-    local,
     own_python,
     payload_arguments,
     preparation,
@@ -108,8 +107,6 @@ def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer
     text = payload_arguments.help_of(settings.payload, params.workload, params.words)
     if text is not None:
         return Result({"text": text}, {"text": text}, text)
-    if params.local:
-        return local.run(settings, params, log)
     if params.ranks:
         raise ParameterError("ranks", "counts only with local; use ranks-per-node")
     checked = check(settings, params, run=params.run, resume=params.resume)
