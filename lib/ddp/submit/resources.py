@@ -195,11 +195,18 @@ def _within(partition: partition_list.Partition, wanted: _Hosts) -> partition_li
 
 
 def _with_gpus_for_ranks(params: models.Training, nodes: Nodes) -> models.Training:
-    """Give each rank that is asked for a GPU, where nodes have some."""
-    has_gpus = any(node.gpus for node in nodes)
-    if params.gpus is None and params.ranks_per_node and has_gpus:
-        return params.model_copy(update={"gpus_per_node": str(params.ranks_per_node)})
-    return params
+    """Give each rank that is asked for a GPU, where nodes have some.
+
+    Raises ParameterError if no node has that many.
+    """
+    ranks = params.ranks_per_node
+    most = max((node.gpus for node in nodes), default=0)
+    if params.gpus is not None or not ranks or not most:
+        return params
+    if ranks > most:
+        text = f"{ranks} ranks take a GPU each, and a node has at most {most}"
+        raise ParameterError("ranks-per-node", f"{text}; to share them, give gpus-per-node")
+    return params.model_copy(update={"gpus_per_node": str(ranks)})
 
 
 def _choose_gpus(params: models.Training, nodes: Nodes) -> tuple[int, Nodes]:

@@ -141,6 +141,14 @@ def typed(name: str, *types: tuple[str, int]) -> Capacity:
 CARDS = partition(typed("n0", ("a100", 4), ("a100_3g.20gb", 8)), typed("n1", ("tesla_t4", 2)))
 
 
+def test_more_ranks_than_gpus_are_refused_unless_they_share_them():
+    line = "ranks-per-node: 16 ranks take a GPU each, and a node has at most 12; to share them"
+    with pytest.raises(ParameterError, match=line):
+        training(CARDS, ranks_per_node=16)
+    request = training(CARDS, ranks_per_node=16, gpus_per_node="2")
+    assert (request.ranks_per_node, request.gpus_per_node) == (16, 2)
+
+
 @pytest.mark.parametrize(
     ("asked", "ranks", "nodes"),
     [

@@ -134,6 +134,11 @@ class Compute(orders.Unit):
         if self.slurm.record is not None and "INVALID_REG" not in self.slurm.record.flags:
             self.slurm.update("resume", "")
 
+    def end_order(self) -> None:
+        """Resume the node if an operator keeps it: a hook may have put that back, see as_found."""
+        if self.slurm.record is not None and self.slurm.record.reason in ORDERED:
+            self.resume()
+
     def lose_card(self) -> None:
         shutil.rmtree(self.machine.root / "proc/driver/nvidia/gpus" / CARDS[1], ignore_errors=True)
         self.machine.lost = {CARDS[1]}
@@ -193,15 +198,13 @@ class Compute(orders.Unit):
             "action set-mig none",
             "update_status",
         ):
-            if (
-                slurm.record is not None and slurm.record.reason in ORDERED
-            ):  # a hook may have put it back, see as_found
-                self.resume()
+            self.end_order()
             self.emit(name)
             node_watch.Watch().step()  # as the service does at once
             slurm.end_jobs()
         self.hand_out()
-        for name in ("node-gres changed", "update_status"):
+        for name in ("node-gres changed", "update_status", "update_status"):
+            self.end_order()
             self.emit(name)
             node_watch.Watch().step()
         relation = self.relation("node-gres")
