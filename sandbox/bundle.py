@@ -259,9 +259,9 @@ def _check_units(app: BundleApplication, metadata: Json) -> None:
         if not isinstance(units, int) or isinstance(units, bool) or not 0 <= units <= 64:
             raise SandboxError(f"{app.name}: num_units must be a number from 0 to 64")
         return
-    for key, what in (("num_units", "num_units"), ("constraints", "constraints"), ("to", "place")):
+    for key in ("num_units", "constraints", "to"):
         if app.body.get(key):
-            raise SandboxError(f"{app.name} is subordinate: it has no {what}")
+            raise SandboxError(f"{app.name} is subordinate: it has no {key}")
 
 
 def _check_limits(bundle: Bundle, metadata: collections.abc.Mapping[str, Json]) -> None:
