@@ -98,7 +98,7 @@ class LoginHost(orders.Unit):
                 config=self.config | {"torch-build": "fastest"}
             ),
             "config nobody": lambda: self.replace(
-                config=self.config | {"submit-user": "nobody-of-that-name"}
+                config=self.config | {"submit-user": "nosuch"}
             ),
             "config": lambda: self.replace(config=self.config),
         }
