@@ -32,25 +32,40 @@ T = typing.TypeVar("T")
 Claim = collections.abc.Callable[[], bool]
 
 
+class Call(typing.Generic[T]):
+    """A call in a thread, which may never return and is abandoned then."""
+
+    def __init__(self, action: collections.abc.Callable[[], T]) -> None:
+        self._action = action
+        self._done: list[T] = []
+        self._failed: list[BaseException] = []
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._done.append(self._action())
+        except BaseException as e:  # raised in the caller's thread
+            self._failed.append(e)
+
+    def ends_within(self, timeout_s: float) -> bool:
+        """Wait for it, and return whether it has ended."""
+        self._thread.join(timeout_s)
+        return bool(self._done or self._failed)
+
+    def result(self) -> T:
+        """Return its result once it has ended. Raises what it raised."""
+        if self._failed:
+            raise self._failed[0]
+        return self._done[0]
+
+
 def within(action: collections.abc.Callable[[], T], timeout_s: float) -> T:
     """Call `action` in a thread, which is abandoned after `timeout_s`. Raises TimeoutError."""
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            done.append(action())
-        except BaseException as e:  # raised in the caller's thread
-            failed.append(e)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if failed:
-        raise failed[0]
-    if not done:
+    call = Call(action)
+    if not call.ends_within(timeout_s):
         raise TimeoutError(f"no response within {timeout_s:g} s")
-    return done[0]
+    return call.result()
 
 
 def reason(e: OSError) -> str:
@@ -136,8 +151,27 @@ class Storage:
     def do(self, action: collections.abc.Callable[[], T]) -> T:
         """Call `action`, again after a fault of the filesystem. Raises FatalError, OSError."""
         while True:
+            call = Call(action)
             try:
-                return within(action, CALL_S)
+                if self._ends(call):
+                    return call.result()
             except OSError:
                 if not self.await_ready():
                     raise
+
+    def _ends(self, call: Call[T]) -> bool:
+        """Wait for a call, for minutes if the filesystem is only slow.
+
+        Returns False once the filesystem was away, since the call may never return then. Raises
+        FatalError.
+        """
+        began = time.monotonic()
+        while not call.ends_within(CALL_S):
+            if self.await_ready():
+                return False
+            waited = time.monotonic() - began
+            slow = f"{self.folder} is slow: files are not read and written after {waited:.0f} s"
+            if waited > PATIENCE_S or self._is_cancelled():
+                raise exit_codes.FatalError(slow)
+            self._note(f"{slow}; waiting for it")
+        return True

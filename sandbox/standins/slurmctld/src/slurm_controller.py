@@ -5,6 +5,7 @@ Line numbers of upstream's are in ../../README.md.
 
 import json
 import pathlib
+import shutil
 import time
 
 import slurmutils
@@ -145,7 +146,8 @@ def share_settings(*, is_leader: bool) -> None:
     if is_leader and not target.exists():
         target.parent.mkdir(parents=True)
         service.run("/usr/bin/cp", "--archive", str(service.ETC), str(target), timeout=600)
-    service.ETC.rename(f"{service.ETC}_{time.strftime('%Y%m%d_%H%M%S')}")
+    old = f"{service.ETC}_{time.strftime('%Y%m%d_%H%M%S')}"
+    shutil.move(service.ETC, old)  # a rename fails where an image's layer has it (EXDEV)
     service.ETC.symlink_to(target)
 
 
