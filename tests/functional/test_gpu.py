@@ -186,7 +186,7 @@ def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
     assert block(cluster) == [], "slurmd finds them by itself"
     assert refusals(cluster) == ""
     cluster.ok("gpus", HOST, ONE)  # taken out for good
-    until(cluster, "blocked: 1 of 2 GPUs found")
+    until(cluster, "blocked: bring back what is missing, or run accept-gpus: 1 of 2 GPUs found")
     assert "DRAIN" in show(cluster)["State"]
     cluster.ok("run", unit_on(cluster), "accept-gpus")
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
