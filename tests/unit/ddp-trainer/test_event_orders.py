@@ -97,9 +97,7 @@ class LoginHost(orders.Unit):
             "config malformed": lambda: self.replace(
                 config=self.config | {"torch-build": "fastest"}
             ),
-            "config nobody": lambda: self.replace(
-                config=self.config | {"submit-user": "nosuch"}
-            ),
+            "config nobody": lambda: self.replace(config=self.config | {"submit-user": "nosuch"}),
             "config": lambda: self.replace(config=self.config),
         }
 
