@@ -236,7 +236,7 @@ def check(bundle: Bundle, metadata: collections.abc.Mapping[str, Json]) -> None:
 def check_playable(bundle: Bundle) -> None:
     """Check that the sandbox can play the bundle. Raises SandboxError: the first thing it cannot."""
     if bundle.machines:
-        raise SandboxError("machines: the sandbox gives every unit a host of its own: leave it out")
+        raise SandboxError("machines: in the sandbox each unit has its own host: leave it out")
     for app in bundle.applications.values():
         for key in ("constraints", "to"):
             if app.body.get(key, ARCH) != ARCH:

@@ -108,9 +108,11 @@ def commands(names: list[str], extra: list[str]) -> list[list[list[str]]]:
     if waiting:
         step.append([*parallel, "all", "-e", ",".join(waiting), *more])
     if others:
-        priority = ["nice", "-n", NICE] if waiting else []
         cores = str(max(1, min(os.cpu_count() or 1, 4)))
-        step.append([*priority, *parallel, cores, "-e", ",".join(others), *more])
+        command = [*parallel, cores, "-e", ",".join(others), *more]
+        if waiting:
+            command = ["nice", "-n", NICE, *command]
+        step.append(command)
     return [*steps, step]
 
 

@@ -111,9 +111,11 @@ def test_required_endpoints_are_related(files: Files, names: tuple[str, ...]):
 @all_sets
 def test_slurm_s_daemons_are_of_one_generation(files: Files, names: tuple[str, ...]):
     deployment = deployed(files, names)
-    daemons = [name for charm in SLURM for name in deployment.named(charm)]
-    applications = deployment.bundle.applications
-    assert len({applications[name].body["base"] for name in daemons}) == 1
+    bases: set[str] = set()
+    for charm in SLURM:
+        for name in deployment.named(charm):
+            bases.add(deployment.bundle.applications[name].body["base"])
+    assert len(bases) == 1
 
 
 @all_sets

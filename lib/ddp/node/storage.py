@@ -163,15 +163,17 @@ class Storage:
         """Wait for a call, for minutes if the filesystem is only slow.
 
         Returns False once the filesystem was away, since the call may never return then. Raises
-        FatalError.
+        FatalError, or TimeoutError while the job is being ended.
         """
         began = time.monotonic()
         while not call.ends_within(CALL_S):
             if self.await_ready():
                 return False
             waited = time.monotonic() - began
-            slow = f"{self.folder} is slow: files are not read and written after {waited:.0f} s"
-            if waited > PATIENCE_S or self._is_cancelled():
-                raise exit_codes.FatalError(slow)
+            slow = f"{self.folder} is slow: reading and writing has taken {waited:.0f} s so far"
+            if self._is_cancelled():
+                raise TimeoutError(slow)
+            if waited > PATIENCE_S:
+                raise exit_codes.FatalError(f"{slow}; is its server overloaded?")
             self._note(f"{slow}; waiting for it")
         return True

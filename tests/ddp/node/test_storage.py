@@ -53,12 +53,14 @@ def test_a_call_on_a_slow_filesystem_is_waited_for_and_made_once(
     log: list[str] = []
     assert storage.Storage(str(tmp_path), log.append).do(slow) == "written"
     assert len(calls) == 1
-    assert log[0].startswith(f"{tmp_path} is slow: files are not read and written after 0 s")
+    assert log[0].startswith(f"{tmp_path} is slow: reading and writing has taken 0 s so far")
 
 
 def test_a_call_without_an_end_is_one_line(tmp_path: pathlib.Path, impatient: None):
     place = storage.Storage(str(tmp_path), lambda _: None)
-    with pytest.raises(exit_codes.FatalError, match=f"^{tmp_path} is slow: "):
+    with pytest.raises(
+        exit_codes.FatalError, match=f"^{tmp_path} is slow: .*; is its server overloaded"
+    ):
         place.do(threading.Event().wait)
 
 
@@ -78,3 +80,14 @@ def test_a_call_that_hung_with_its_filesystem_is_made_again(
 
     assert storage.Storage(str(folder), lambda _: None).do(act) == "done"
     assert len(calls) == 2
+
+
+def test_a_job_that_is_being_ended_does_not_wait_for_a_slow_call(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(storage, "CALL_S", 0.05)
+    place = storage.Storage(str(tmp_path), lambda _: None, is_cancelled=lambda: True)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        place.do(threading.Event().wait)
+    assert time.monotonic() - began < storage.PATIENCE_S / 10
