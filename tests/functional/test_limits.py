@@ -10,7 +10,16 @@ import re
 import pytest
 
 from functional.conftest import Cluster, Json, eventually
-from functional.training_jobs import CODE, log_of, record, submit, until, until_gone, until_state
+from functional.training_jobs import (
+    CODE,
+    log_of,
+    record,
+    submit,
+    until,
+    until_gone,
+    until_queued_again,
+    until_state,
+)
 
 pytestmark = [
     pytest.mark.trains,
@@ -159,7 +168,7 @@ def test_a_program_continues_from_its_newest_checkpoint_by_an_argument(limits: C
     if how == "requeue":
         limits.on("sackd/0", "scontrol", "requeue", job["job-id"])
     else:
-        until(limits, job, "is queued again", limit_s=LIMIT_S)
+        until_queued_again(limits, job, limit_s=LIMIT_S)
     assert resume(limits, job)["Restarts"] == "1"
     log = log_of(limits, job)
     (step,) = re.findall(r"saved step (\d+)", log)
@@ -178,7 +187,7 @@ def test_programs_that_save_on_a_signal_survive_their_time_limit(limits: Cluster
         start(limits, "usr1-1", 1, limit, "stop-signal=USR1", save_on="USR1"),
     ]
     for job in jobs:
-        until(limits, job, "is queued again", limit_s=LIMIT_S)
+        until_queued_again(limits, job, limit_s=LIMIT_S)
     for job in jobs:
         found = until_state(
             limits, job, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", limit_s=LIMIT_S

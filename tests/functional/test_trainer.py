@@ -19,6 +19,7 @@ from functional.training_jobs import (
     submit,
     until,
     until_gone,
+    until_queued_again,
     until_state,
 )
 
@@ -137,7 +138,7 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
         output, _ = waiting.communicate(timeout=600)
     assert waiting.returncode == 0, output
     assert "state: COMPLETED" in output
-    until(drills, job, "is queued again")
+    until_queued_again(drills, job)
     assert until_state(drills, job, "PENDING")["Restarts"] == "1"
     drills.action("cancel-run", f"run={job['run']}")
 

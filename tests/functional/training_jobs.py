@@ -143,6 +143,14 @@ def until_state(
     return found
 
 
+def until_queued_again(cluster: Cluster, job: Json, limit_s: float = PATIENCE_S) -> None:
+    """Wait until Slurm has requeued a job, whose log says so only if the reply came in time."""
+    began = time.monotonic()
+    while (found := record(cluster, job["job-id"]))["Restarts"] == "0":
+        assert time.monotonic() - began < limit_s, f"{found}\n{log_of(cluster, job)}"
+        time.sleep(0.5)
+
+
 def until_gone(cluster: Cluster, job: Json) -> None:
     """Wait until no node holds anything of the job any more, nor does anything wait for it."""
     began = time.monotonic()

@@ -74,6 +74,10 @@ class Job:
         """Slurm's state of the job."""
         return self._shown("JobState")
 
+    def requeues(self) -> int:
+        """Return how often Slurm has requeued the job."""
+        return int(self._shown("Restarts"))
+
     def ran_minutes(self) -> int:
         """Return the whole minutes that the job has run since it was last started."""
         hours, minutes, _ = self._shown("RunTime").split(":")
@@ -158,9 +162,10 @@ def test_a_program_continues_after_a_requeue_a_killed_rank_and_its_time_limit(
     job.until("continues after a killed rank", lambda: times() >= 2)
     trains_on(job)
 
+    before = job.requeues()
     limit = job.ran_minutes() + 2
     paula.does(f"scontrol update JobId={job.job_id} TimeLimit={limit}")
-    job.until("queued again at its limit", lambda: "is queued again" in job.log)
+    job.until("queued again at its limit", lambda: job.requeues() > before)
     paula.cluster.on("sackd/0", "scontrol", "update", f"JobId={job.job_id}", "TimeLimit=60")
     paula.tries(f"ddp resume {name}")
     job.until("continues after its limit", lambda: times() >= 3)
