@@ -1,11 +1,16 @@
 """A host for jobs without Slurm: its variables, and doubles of the commands that a job calls."""
 
+import io
 import json
 import pathlib
 import stat
 import subprocess
 import sys
 import typing
+import zipfile
+
+from ddp.node import spec
+from ddp.submit import job_program
 
 # Captured from 24.11.5: slurmd-1's machine is called juju-2586ad-4, and no other machine resolves
 # either.
@@ -19,11 +24,12 @@ NODE = (
 # Runs the program as job.sbatch does, but for its pauses, which a test need not wait for.
 DRIVER = """
 import os, sys
-sys.path.insert(0, sys.argv[1])
+specification = sys.argv[1]
+sys.path.insert(0, os.path.dirname(specification) + "/ddp.pyz")
 from ddp.node import slurm_calls, spool, storage, supervisor
 slurm_calls.pause = lambda seconds: spool.write(f"slept {seconds:g}") if seconds >= 1 else None
 storage.PATIENCE_S = float(os.environ.get("PATIENCE_S", "900"))
-code = supervisor.main(sys.argv[1] + "/job.json")
+code = supervisor.main(specification)
 os._exit(code)
 """
 
@@ -40,6 +46,7 @@ class Node:
         self.run_dir = run_dir
         self.hosts = "slurmd-0"
         self.addresses: dict[str, str] = {}
+        self.program = job_program.archive()
         self.add(
             "scontrol",
             'case "$*" in "show hostnames slurmd-[0-1]") printf "%s\\n" $HOSTS ;;\n'
@@ -86,6 +93,22 @@ class Node:
             path = self.run_dir / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self._moved(text) if name == "program/job.json" else text)
+        (self.run_dir / "program" / spec.PROGRAM).write_bytes(self.program)
+
+    def change(self, module: str, old: str, new: str) -> None:
+        """Change a module of the program, such as `network.py`."""
+        changed = io.BytesIO()
+        with (
+            zipfile.ZipFile(io.BytesIO(self.program)) as before,
+            zipfile.ZipFile(changed, "w") as after,
+        ):
+            for name in before.namelist():
+                text = before.read(name).decode()
+                if name == f"ddp/node/{module}":
+                    assert old in text
+                    text = text.replace(old, new)
+                after.writestr(name, text)
+        self.program = changed.getvalue()
 
     def _moved(self, text: str) -> str:
         job: dict[str, typing.Any] = json.loads(text)
@@ -108,7 +131,8 @@ class Node:
         self.size_before = log.stat().st_size if log.exists() else 0
         argv: list[object] = ["/bin/bash", self.run_dir / "job.sbatch"]
         if not waits:
-            argv = [sys.executable, "-I", "-S", "-B", "-c", DRIVER, self.run_dir / "program"]
+            specification = self.run_dir / "program" / "job.json"
+            argv = [sys.executable, "-I", "-S", "-B", "-c", DRIVER, specification]
         with log.open("ab") as output:
             return subprocess.Popen(
                 [str(word) for word in argv],

@@ -72,13 +72,13 @@ class Job:
     def asked(self) -> spec.JobSpec | spec.PrepareSpec:
         """Read the job's specification from the file that its script names."""
         found = re.search(
-            r"^exec /usr/bin/python3 -I -S -B (\S+/program) (job|prepare) (\S+)$",
+            r"^exec /usr/bin/python3 -I -S -B \S+/program/ddp.pyz (job|prepare) (\S+)$",
             self.text,
             re.MULTILINE,
         )
         assert found is not None
-        kind = spec.JobSpec if found[2] == "job" else spec.PrepareSpec
-        return spec.load(kind, f"{found[1]}/{found[3]}")
+        kind = spec.JobSpec if found[1] == "job" else spec.PrepareSpec
+        return spec.load(kind, found[2])
 
     def training(self) -> spec.JobSpec:
         job = self.asked()

@@ -37,12 +37,6 @@ def make(folder: pathlib.Path, **more: typing.Any) -> spec.JobSpec:
     return dataclasses.replace(job, **more)
 
 
-def program(job: spec.JobSpec) -> dict[str, str]:
-    """Return the files of a run's program, by name, with the job that it is to run."""
-    package = pathlib.Path(spec.__file__).parent
-    files = {
-        f"program/ddp/node/{path.relative_to(package)}": path.read_text()
-        for path in package.rglob("*.py")
-    }
-    files["program/__main__.py"] = files.pop("program/ddp/node/__main__.py")
-    return {**files, "program/ddp/__init__.py": "", "program/job.json": spec.dump(job)}
+def job_files(job: spec.JobSpec) -> dict[str, str]:
+    """Return the files of a run by name: the job's specification."""
+    return {"program/job.json": spec.dump(job)}

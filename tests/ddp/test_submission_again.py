@@ -41,9 +41,9 @@ def do(settings: Settings, action: str, **given: object) -> dict[str, str]:
         return texts_of(verb.do(settings, fields.parse(verb.options, given), lambda _: None) or {})
 
 
-def contents(folder: pathlib.Path) -> dict[str, str]:
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
     return {
-        str(path.relative_to(folder)): path.read_text()
+        str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file()
     }
@@ -493,7 +493,7 @@ def test_the_url_that_a_run_notifies_is_in_one_private_file(
     (project / "hook").chmod(0o600)
     do(settings, "submit-ddp", **given)
     run = settings.workspace.runs / "night"
-    assert "SECRET" not in "".join(contents(run).values())
+    assert b"SECRET" not in b"".join(contents(run).values())
     kept = json.loads((run / "program" / "job.json").read_text())["notify_path"]
     assert pathlib.Path(kept).read_text() == f"{url}\n"
     assert pathlib.Path(kept).stat().st_mode & 0o777 == 0o600

@@ -130,7 +130,7 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
         drills.on("slurmctld/0", "systemctl", "stop", "slurmctld")
         try:
             (node,) = set(re.findall(r"host=(\S+)", log_of(drills, job)))
-            program = f"[/]usr/bin/python3 .*{job['run-dir']}/program job job.json"
+            program = f"[/]usr/bin/python3 .*{job['run-dir']}/program/ddp.pyz job"
             drills.on(node.replace("-", "/"), "pkill", "-USR1", "-f", program)
             until(drills, job, "[REQUEUE] Slurm does not respond")
         finally:

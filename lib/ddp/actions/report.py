@@ -31,7 +31,7 @@ def report(settings: Settings, params: models.Report, _: Log) -> Result:
     target = workspace.runs / names[0] / "report.html"
     if params.output:
         target = pathlib.Path(params.output)
-    workspace.do(files.replace, timeout_s=60, path=target, text=text)
+    workspace.do(files.replace, timeout_s=60, path=target, content=text)
 
     shown = {"report": str(target), "runs": ", ".join(names)}
     values: dict[str, object] = {"report": str(target), "runs": names}

@@ -2,6 +2,7 @@
 
 import collections.abc
 import contextlib
+import functools
 import os
 import pathlib
 import shutil
@@ -9,7 +10,7 @@ import sys
 import tempfile
 
 from ddp.host import foreground
-from ddp.node import srun
+from ddp.node import spec, srun
 from ddp.options import models
 from ddp.problem import ParameterError, Problem
 from ddp.results.progress import Log
@@ -17,14 +18,13 @@ from ddp.run import catalog, creation, folder, untrusted
 from ddp.run.model import Run, State
 from ddp.settings import Settings
 from ddp.slurm import cluster
-from ddp.submit import scripts, sessions
+from ddp.submit import job_program, scripts, sessions
 from ddp.workspace.folders import Workspace
 from slurm_ddp import commands
 from slurm_ddp.slurm import binaries
 
 # Of the terminal, which the program on the node needs to know
 _OF_TERMINAL = ("TERM", "COLORTERM", "LANG", "LC_ALL", "LC_CTYPE", "NO_COLOR")
-_PART = "program/ddp/node/shell.py"  # which runs of earlier releases lack
 
 
 def shell(settings: Settings, params: models.OpenShell, log: Log) -> None:
@@ -48,11 +48,12 @@ def _open(settings: Settings, params: models.OpenShell, log: Log) -> None:
     with _folder(settings.workspace) as place:
         texts = scripts.session(settings, request, checked.params, environment, folder=place)
         cluster.judge(texts["job.sbatch"], request.partition)
-        settings.workspace.do(creation.create, path=place, texts=texts, again=True)
+        create = functools.partial(creation.create, program=job_program.archive(), again=True)
+        settings.workspace.do(create, path=place, texts=texts)
         asked = scripts.allocation(request, checked.params)
         words = [f"--{name}={value}" if value else f"--{name}" for name, value in asked]
         salloc = [binaries.find("salloc"), "--job-name=shell", "--chdir=/", *words]
-        step = _step(f"{place}/program", request.cpus_per_task)
+        step = _step(place, request.cpus_per_task)
         _run([*salloc, *step], {})
 
 
@@ -73,9 +74,9 @@ def _join(workspace: Workspace, params: models.OpenShell) -> None:
     run = _running(workspace, name)
     host = _host(run, params.rank)
     owner = str(run.record.get("sweep") or name)
-    program = workspace.runs / owner
+    job_dir = workspace.runs / owner
     assert run.job is not None
-    if workspace.locate(str(program / _PART)).kind != "file":
+    if workspace.locate(spec.program_of(_specification(job_dir))).kind != "file":
         plain = f"srun --jobid {run.job.job_id} --overlap --nodelist {host} --pty bash"
         raise Problem(
             f"{name} was submitted by an earlier release; without its environment: {plain}"
@@ -83,11 +84,11 @@ def _join(workspace: Workspace, params: models.OpenShell) -> None:
 
     request = untrusted.as_object(run.record.get("request"))
     cpus = untrusted.number(str(request.get("cpus_per_task")), 1)
-    step = _step(str(program / "program"), cpus)
+    step = _step(job_dir, cpus)
     # Without a name srun calls the step, and SLURM_JOB_NAME, after its program
     where = [f"--jobid={run.job.job_id}", f"--nodelist={host}", f"--job-name={owner}"]
     run_dir = str(workspace.runs / name)
-    _run([step[0], *where, *step[1:]], {"RUN_DIR": run_dir, "JOB_DIR": str(program)})
+    _run([step[0], *where, *step[1:]], {"RUN_DIR": run_dir, "JOB_DIR": str(job_dir)})
 
 
 def _running(workspace: Workspace, name: str) -> Run:
@@ -113,8 +114,13 @@ def _host(run: Run, rank: int | None) -> str:
     return run.hosts[number]
 
 
-def _step(program: str, cpus: int) -> list[str]:
+def _specification(job_dir: pathlib.Path) -> str:
+    return str(job_dir / "program" / folder.RECORD)
+
+
+def _step(job_dir: pathlib.Path, cpus: int) -> list[str]:
     """Return srun's command for the prompt, which leaves the job's resources to other steps."""
+    specification = _specification(job_dir)
     return [
         binaries.find("srun"),
         "--pty",
@@ -130,9 +136,9 @@ def _step(program: str, cpus: int) -> list[str]:
         "-I",
         "-S",
         "-B",
-        program,
+        spec.program_of(specification),
         "shell",
-        folder.RECORD,
+        specification,
     ]
 
 

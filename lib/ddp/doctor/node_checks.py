@@ -51,7 +51,7 @@ def write(workspace: Workspace, checks: Checks) -> None:
     """Store the checks of all nodes."""
     records = {name: dataclasses.asdict(one) for name, one in sorted(checks.items())}
     path = pathlib.Path(workspace.baselines, FILE)
-    workspace.do(files.replace, path=path, text=json.dumps(records, indent=1) + "\n")
+    workspace.do(files.replace, path=path, content=json.dumps(records, indent=1) + "\n")
 
 
 def choose(

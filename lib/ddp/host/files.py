@@ -59,13 +59,14 @@ def private(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def replace(path: pathlib.Path, text: str, *, mode: int = 0o644) -> None:
+def replace(path: pathlib.Path, content: str | bytes, *, mode: int = 0o644) -> None:
     """Write a file atomically: a reader sees the old content or the new one."""
+    data = content.encode() if isinstance(content, str) else content
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     partial = pathlib.Path(name)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
             os.fchmod(file.fileno(), mode)

@@ -1,6 +1,6 @@
 """`python3 -I -S -B PROGRAM PART SPEC ...`: run a part of a job.
 
-PROGRAM, a folder or a zip, has this file and the package.
+PROGRAM, a zip, has this file and the package.
 """
 
 import importlib
@@ -25,15 +25,13 @@ def main() -> int:
 
     Only its own modules are imported: imports delay every job.
     """
-    part, name, *words = sys.argv[1:]
-    program = sys.path[0]
+    part, spec_path, *words = sys.argv[1:]
     module = importlib.import_module(f"ddp.node.{MODULES[part]}")
     # Import from this host's disk alone from now on: the program's filesystem may fail
-    sys.path.remove(program)
-    path = os.path.join(program, name)
+    del sys.path[0]
     if part != "node":
-        return module.main(path)
-    return module.main(path, words)
+        return module.main(spec_path)
+    return module.main(spec_path, words)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def _unpack_elsewhere(job: spec.JobSpec, spec_path: str) -> None:
     if num_nodes == "1" or is_of_run or job.environment is None:
         return
     place = ("--overlap", f"--nodes={num_nodes}", "--ntasks-per-node=1", "--chdir=/")
-    program = (os.path.dirname(spec_path), "unpack", spec_path)
+    program = (spec.program_of(spec_path), "unpack", spec_path)
     done = slurm_calls.call("srun", *place, srun.PYTHON, "-I", "-S", "-B", *program)
     sys.stderr.write(done.stdout + done.stderr)
 

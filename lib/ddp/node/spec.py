@@ -3,8 +3,16 @@
 import dataclasses
 import itertools
 import json
+import os
 import types
 import typing
+
+PROGRAM = "ddp.pyz"  # the archive of the job's program, next to its specification
+
+
+def program_of(spec_path: str) -> str:
+    """Return the path of the program that a specification is for."""
+    return os.path.join(os.path.dirname(spec_path), PROGRAM)
 
 
 @dataclasses.dataclass(frozen=True)

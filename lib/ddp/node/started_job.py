@@ -29,8 +29,8 @@ class StartedJob:
 
     @property
     def program(self) -> str:
-        """The archive of this program, which each node reads once."""
-        return f"{self.control}/{self.job_id}.pyz"
+        """The archive of this program."""
+        return spec.program_of(self.spec_path)
 
     @property
     def num_nodes(self) -> int:

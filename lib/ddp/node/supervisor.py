@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import traceback
-import zipapp
 
 from ddp.node import (
     exit_codes,
@@ -149,7 +148,7 @@ class Supervisor:
             srun_path=self.srun_path,
         )
         self.stop.pass_on_to(ranks, [word or "" for word in words])
-        self._share_program(placement.spare)
+        self._unpack_on(placement.spare)
         self.mirror = mirror.start(self.job, self.env)
 
         restarts = 0
@@ -271,14 +270,13 @@ class Supervisor:
         shown = slurm_calls.show_nodes(self.job.nodelist, hosts)
         return network.head_address(self.job.host, hosts, shown)
 
-    def _share_program(self, spare: list[str]) -> None:
-        """Write this program into one file, and let spare nodes unpack the environment."""
-        source = os.path.dirname(self.job.spec_path)
-        self.storage.do(lambda: zipapp.create_archive(source, self.job.program))
-        if spare and self.job.spec.environment:
-            program = [self.job.program, "unpack", self.job.spec_path]
-            argv = srun.command(self.srun_path, self.job.spec, spare, program, env=self.env)
-            subprocess.Popen(argv)
+    def _unpack_on(self, spare: list[str]) -> None:
+        """Let spare nodes unpack the environment in the meantime."""
+        if not spare or self.job.spec.environment is None:
+            return
+        program = [self.job.program, "unpack", self.job.spec_path]
+        argv = srun.command(self.srun_path, self.job.spec, spare, program, env=self.env)
+        subprocess.Popen(argv)
 
 
 def main(spec_path: str) -> int:

@@ -1,7 +1,6 @@
 """A run's folder before its job: made whole, undone, or unfinished. Call it in `Workspace.do`."""
 
 import collections.abc
-import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -9,10 +8,9 @@ import shutil
 import typing
 
 from ddp.host.files import RefusedError, replace
-from ddp.node import small_files
+from ddp.node import small_files, spec
 from ddp.run import folder, untrusted
 
-_WRITERS = 8
 _MAX_FUNCTION_BYTES = 4 << 30  # of arguments that were pickled
 FUNCTION = "function.pkl"  # the ranks read it: ddptrain.functions.calls
 RUN_FILES = frozenset(
@@ -20,37 +18,43 @@ RUN_FILES = frozenset(
 )
 
 
-def create(
-    path: pathlib.Path, texts: dict[str, str], *, again: bool
-) -> dict[str, str | None] | None:
-    """Make a run's folder with files of these texts.
+Former = dict[str, bytes | None]  # the content of each file before; None: it is new
 
-    With `again` the folder may exist: returns the former text of each file, None for a new one.
-    Returns None if the folder is new. Raises RefusedError if it exists.
+
+def create(
+    path: pathlib.Path, texts: dict[str, str], *, program: bytes = b"", again: bool
+) -> Former | None:
+    """Make a run's folder with files of these texts, and with the program of its job.
+
+    With `again` the folder may exist: returns what each file held. Returns None if the folder is
+    new. Raises RefusedError if it exists.
     """
-    former: dict[str, str | None] | None = None
+    files = {name: text.encode() for name, text in texts.items()}
+    if program:
+        files[f"program/{spec.PROGRAM}"] = program
+    former: Former | None = None
     try:
         path.mkdir(mode=0o755)
     except FileExistsError:
         if not again:
             raise RefusedError(f"{path} exists already") from None
-        former = {name: _former_text(path / name) for name in texts}
+        former = {name: _read(path / name) for name in files}
     for name in ("logs", "control"):
         (path / name).mkdir(mode=0o755, exist_ok=True)
     # A job of this run may be starting from these files, through a cache of its node that knows the
     # old ones
-    changed = {name: text for name, text in texts.items() if not former or former[name] != text}
+    changed = {name: data for name, data in files.items() if not former or former[name] != data}
     _write_all(path, changed)
     return former
 
 
-def _former_text(path: pathlib.Path) -> str | None:
+def _read(path: pathlib.Path) -> bytes | None:
     with contextlib.suppress(FileNotFoundError):
-        return path.read_text(errors="replace")
+        return path.read_bytes()
     return None
 
 
-def undo(path: pathlib.Path, former: dict[str, str | None] | None, elements: int = 0) -> None:
+def undo(path: pathlib.Path, former: Former | None, elements: int = 0) -> None:
     """Undo `create` or `create_sweep`: remove new folders, give an old one its former files back.
 
     A folder that a job has used stays.
@@ -58,9 +62,9 @@ def undo(path: pathlib.Path, former: dict[str, str | None] | None, elements: int
     if former is None:
         remove(*_places(path, elements))
         return
-    _write_all(path, {name: text for name, text in former.items() if text is not None})
-    for name, text in former.items():
-        if text is None:
+    _write_all(path, {name: data for name, data in former.items() if data is not None})
+    for name, data in former.items():
+        if data is None:
             (path / name).unlink(missing_ok=True)
 
 
@@ -107,7 +111,11 @@ def _private_file(path: pathlib.Path) -> typing.BinaryIO:
 
 
 def create_sweep(
-    path: pathlib.Path, texts: dict[str, str], elements: collections.abc.Sequence[dict[str, str]]
+    path: pathlib.Path,
+    texts: dict[str, str],
+    elements: collections.abc.Sequence[dict[str, str]],
+    *,
+    program: bytes,
 ) -> None:
     """Make a sweep's folder and one for each of its runs, all or nothing."""
     places = _places(path, len(elements))
@@ -117,9 +125,11 @@ def create_sweep(
             raise RefusedError(f"{place} exists already")
     made: list[pathlib.Path] = []
     try:
-        for place, files in zip(places, [texts, *elements], strict=True):
+        for place in places:
             place.mkdir(mode=0o755, exist_ok=True)
             made.append(place)
+        create(path, texts, program=program, again=True)
+        for place, files in zip(places[1:], elements, strict=True):
             create(place, files, again=True)
     except BaseException:
         for place in made:
@@ -171,12 +181,7 @@ def kind_of(path: pathlib.Path) -> str | None:
     return found.kind
 
 
-def _write_all(path: pathlib.Path, texts: dict[str, str]) -> None:
-    """Write files, several at a time: a small file on a network filesystem is mostly waiting."""
-    for name in texts:
-        for above in reversed(pathlib.PurePath(name).parents[:-1]):
-            (path / above).mkdir(mode=0o755, exist_ok=True)
-    with concurrent.futures.ThreadPoolExecutor(_WRITERS) as pool:
-        writes = [pool.submit(replace, path / name, text) for name, text in texts.items()]
-        for write in writes:
-            write.result()
+def _write_all(path: pathlib.Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (path / name).parent.mkdir(mode=0o755, exist_ok=True)
+        replace(path / name, data)

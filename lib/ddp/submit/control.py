@@ -14,7 +14,7 @@ from ddp.project import copies
 from ddp.run import catalog, creation, curve, folder
 from ddp.run.model import UTC, Run
 from ddp.slurm import cluster, jobs, remedies, submissions
-from ddp.submit import tokens
+from ddp.submit import job_program, tokens
 from ddp.workspace import folders
 from ddp.workspace.folders import Workspace
 
@@ -152,9 +152,11 @@ class Submission:
         if again:
             record |= self._before()
         texts = {**texts, folder.RECORD: folder.dump(record)}
-        make = functools.partial(creation.create, again=again)
+        make = functools.partial(creation.create, program=job_program.archive(), again=again)
         if elements:
-            make = functools.partial(creation.create_sweep, elements=elements)
+            make = functools.partial(
+                creation.create_sweep, program=job_program.archive(), elements=elements
+            )
         timeout_s = 120 if elements else 30
         former = workspace.do(make, timeout_s=timeout_s, path=path, texts=texts)
 

@@ -15,7 +15,7 @@ from ddp.run import creation, logs, untrusted
 from ddp.run.model import PREPARATION
 from ddp.settings import Settings
 from ddp.slurm import cluster, jobs
-from ddp.submit import control, following, resources, scripts
+from ddp.submit import control, following, job_program, resources, scripts
 from ddp.workspace import checks, folders, operations
 from ddp.workspace.folders import Workspace
 
@@ -139,7 +139,8 @@ class _Preparation:
 
     def _submit_parts(self, texts: dict[str, str], *, is_again: bool) -> _Parts:
         workspace, path = self.workspace, self.submission.path
-        former = workspace.do(creation.create, path=path, texts=texts, again=is_again)
+        create = functools.partial(creation.create, program=job_program.archive(), again=is_again)
+        former = workspace.do(create, path=path, texts=texts)
         undo = functools.partial(workspace.do, creation.undo, path=path, former=former)
         with self.submission.undone(undo):
             mark = control.new_mark()

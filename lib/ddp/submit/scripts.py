@@ -1,13 +1,11 @@
-"""The files of a run: the script for sbatch, the program of the job, and its specification."""
+"""The files of a run as text: the script for sbatch, and the specification of its job."""
 
 import collections.abc
 import dataclasses
-import functools
 import os
 import pathlib
 import shlex
 
-import ddp.node
 from ddp.node import spec
 from ddp.options import declared, fabrics, fields, models
 from ddp.problem import Command, Step
@@ -18,7 +16,6 @@ from ddp.submit import tokens
 from ddp.submit.resources import Request
 from ddp.workspace import folders, operations
 
-_PROGRAM = pathlib.Path(ddp.node.__file__).parent
 RUN_DIR, RESUME = spec.Word("RUN_DIR", is_variable=True), spec.Word("resume", is_variable=True)
 
 
@@ -68,7 +65,7 @@ class TrainingJob:
     def texts(self, environment: folders.Manifest) -> dict[str, str]:
         """Render the files by name."""
         job = self.specification(environment)
-        return {"job.sbatch": self._script(), "program/job.json": spec.dump(job), **program()}
+        return {"job.sbatch": self._script(), "program/job.json": spec.dump(job)}
 
     @property
     def _folder(self) -> str:
@@ -90,7 +87,7 @@ class TrainingJob:
             output = f"{folder}-%a/logs/%j.out"
         warning = ("signal", f"B:USR1@{self.request.lead_s}")
         directives = _directives(self.request, self.params, folder, output, self.array, warning)
-        return _script(folder, "job job.json", about, directives)
+        return _script(folder, "job", about, directives)
 
     def specification(self, environment: folders.Manifest) -> spec.JobSpec:
         """Return the job's specification."""
@@ -211,9 +208,10 @@ def preparation(
     directives = _directives(request, params, folder, output, array, *after)
     script = _script(
         folder,
-        f"prepare {name}.json",
+        "prepare",
         f"Written by ddp: prepares the dataset {dataset}.",
         directives,
+        specified=name,
     )
     job = spec.PrepareSpec(
         run_dir=folder,
@@ -222,7 +220,7 @@ def preparation(
         commands=tuple(map(tuple, commands)),
         elements=array.size if array else 0,
     )
-    return {"job.sbatch": script, f"program/{name}.json": spec.dump(job), **program()}
+    return {"job.sbatch": script, f"program/{name}.json": spec.dump(job)}
 
 
 def session(
@@ -249,28 +247,14 @@ def session(
     warning = ("signal", f"B:USR1@{request.lead_s}")
     directives = _directives(request, params, str(folder), output, None, warning, comes_back=False)
     about = "Written by ddp: a notebook."
-    script = _script(str(folder), "notebook job.json", about, directives)
-    return {"job.sbatch": script, "program/job.json": spec.dump(job), **program()}
+    script = _script(str(folder), "notebook", about, directives)
+    return {"job.sbatch": script, "program/job.json": spec.dump(job)}
 
 
 OTHER_DISK = Step(
     "node-cache",
     "set node-cache in /etc/slurm-ddp.toml, or ddp --node-cache FOLDER, to another disk",
 )
-
-
-@functools.cache
-def program() -> dict[str, str]:
-    """Read the program's files, which each run has in its folder.
-
-    A job runs no other file, since only its user can write there.
-    """
-    texts: dict[str, str] = {}
-    for path in sorted(_PROGRAM.rglob("*.py")):
-        texts[f"program/ddp/node/{path.relative_to(_PROGRAM)}"] = path.read_text()
-    texts["program/ddp/__init__.py"] = (_PROGRAM.parent / "__init__.py").read_text()
-    texts["program/__main__.py"] = texts.pop("program/ddp/node/__main__.py")
-    return texts
 
 
 def environment_of(
@@ -386,12 +370,21 @@ def _login(settings: Settings, more: tuple[str, ...]) -> list[tuple[str, str]]:
     return found
 
 
-def _script(folder: str, command: str, about: str, directives: list[tuple[str, str]]) -> str:
+def _script(
+    folder: str,
+    part: str,
+    about: str,
+    directives: list[tuple[str, str]],
+    *,
+    specified: str = "job",
+) -> str:
+    """Render the script that becomes a part of the program, which reads its specification."""
     lines = ["#!/bin/bash", f"# {about}"]
     for name, value in directives:
         # sbatch splits at blanks, and # begins a comment
         quoted = f'"{value}"' if " " in value or "#" in value else value
         lines.append(f"#SBATCH --{name}={quoted}" if value else f"#SBATCH --{name}")
-    program = shlex.quote(f"{folder}/program")
-    lines.append(f"exec /usr/bin/python3 -I -S -B {program} {command}")
+    specification = f"{folder}/program/{specified}.json"
+    words = [spec.program_of(specification), part, specification]
+    lines.append(f"exec /usr/bin/python3 -I -S -B {shlex.join(words)}")
     return "\n".join([*lines, ""])

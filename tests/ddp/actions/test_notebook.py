@@ -49,7 +49,7 @@ def test_it_returns_the_line_that_opens_it_and_no_token(
     assert "hush" not in json.dumps(shown)
     job = serving.job(int(shown["job-id"]))
     assert "exec /usr/bin/python3 -I -S -B" in job.text
-    assert job.text.rstrip().endswith("notebook job.json")
+    assert job.text.rstrip().endswith(f"notebook {place}/program/job.json")
     assert "#SBATCH --no-requeue" in job.text
     spec = json.loads((place / "program" / "job.json").read_text())
     assert spec["jupyter"]["layers"][0] == spec["environment"]["layers"][0]

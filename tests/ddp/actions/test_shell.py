@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import sys
+import zipfile
 
 import pytest
 from cluster import Cluster
@@ -28,9 +29,10 @@ class Terminal:
     def run(self, argv: list[str], env: dict[str, str]) -> int:
         """Stand in for ddp.host.foreground.run."""
         assert env["PATH"]
-        program = next(word for word in argv if word.endswith("/program"))
-        assert pathlib.Path(program, "ddp", "node", "shell.py").is_file()
-        self.words, self.spec = argv, pathlib.Path(program, "job.json").read_text()
+        program, part, specification = argv[-3:]
+        assert zipfile.is_zipfile(program)
+        assert part == "shell"
+        self.words, self.spec = argv, pathlib.Path(specification).read_text()
         return self.code
 
 
@@ -76,7 +78,7 @@ def test_without_a_run_it_is_one_node_for_as_long_as_the_prompt_is_there(
         found[:step]
     )
     assert {"--pty", "--overlap", "--nodes=1"} <= set(found[step:])
-    assert found[-2:] == ["shell", "job.json"]
+    assert found[-2] == "shell"
     assert list((settings.workspace.runs).iterdir()) == []
 
 

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tarfile
 
-import job_specs
 import pytest
 
 from ddp.node import network, spec
+from ddp.submit import job_program
 
 SCONTROL = """#!/bin/sh
 case "$*" in
@@ -37,12 +37,8 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     layer = spec.Archive(str(archive), digest, 100, "ddp env install")
     wanted = spec.Environment((layer,), str(tmp_path / "cache"), "", (os.getuid(),))
 
-    files = job_specs.program(job_specs.make(tmp_path / "runs" / "one"))
-    files["program/environment.json"] = spec.dump(wanted)
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    (tmp_path / "environment.json").write_text(spec.dump(wanted))
+    (tmp_path / spec.PROGRAM).write_bytes(job_program.archive())
 
     others = [one for one in network.addresses() if not one.startswith("127.")]
     scontrol = tmp_path / "bin" / "scontrol"
@@ -54,10 +50,10 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def printed(folder: pathlib.Path, **env: str) -> tuple[int, dict[str, str], str]:
     """Return the exit code, the variables and the text that a node prints."""
-    argv = ["/usr/bin/python3", "-I", "-S", "-B", str(folder / "program")]
+    argv = ["/usr/bin/python3", "-I", "-S", "-B", str(folder / spec.PROGRAM)]
     env["PATH"] = f"{folder}/bin:/usr/bin:/bin"
     done = subprocess.run(
-        [*argv, "activate", "environment.json"],
+        [*argv, "activate", str(folder / "environment.json")],
         capture_output=True,
         text=True,
         env=env,

@@ -7,7 +7,7 @@ import typing
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from job_specs import make, program
+from job_specs import job_files, make
 
 from batch_host import Node
 from ddp.node import continuation
@@ -75,7 +75,7 @@ def run(node: Node, ends: str, **more: typing.Any) -> list[str]:
     """Run a job whose attempts fail twice; return the last two words of each attempt."""
     node.add("srun", COUNTS + NOTES_WORDS + ends + "[ $n = 3 ]")
     job = make(node.run_dir, max_restarts=2, **more)
-    code, output = node.run(program(job))
+    code, output = node.run(job_files(job))
     assert code == 0, output
     return (node.notes / "words").read_text().splitlines()
 
@@ -102,7 +102,7 @@ def test_arguments_without_a_pattern_wait_for_a_file_that_the_run_wrote(node: No
 
 def test_another_job_of_the_run_continues_from_its_first_attempt_on(node: Node):
     node.add("srun", COUNTS + NOTES_WORDS + 'mkdir -p "$RUN_DIR/out/checkpoint-$n"')
-    files = program(make(node.run_dir, again=LATEST))
+    files = job_files(make(node.run_dir, again=LATEST))
     node.run(files)
     code, output = node.run(files, SLURM_JOB_ID="13")
     assert code == 0, output

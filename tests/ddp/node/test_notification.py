@@ -9,7 +9,7 @@ import time
 import typing
 
 import pytest
-from job_specs import make, program
+from job_specs import job_files, make
 from script_texts import ENDS, WAITS, stop
 
 from batch_host import Node
@@ -76,7 +76,7 @@ def files(node: Node, url: str, **more: typing.Any) -> dict[str, str]:
     path = node.run_dir.parents[1] / "first.notify"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{url}\n")
-    return program(make(node.run_dir, notify_path=str(path), **more))
+    return job_files(make(node.run_dir, notify_path=str(path), **more))
 
 
 def test_a_run_that_completes_is_posted_once(node: Node, server: Server):

@@ -12,7 +12,7 @@ import time
 import typing
 
 import pytest
-from job_specs import make, program
+from job_specs import job_files, make
 
 from batch_host import Node
 from ddp.node import recovery, spec, srun
@@ -32,7 +32,7 @@ def node(tmp_path: pathlib.Path) -> Node:
 
 
 def files(node: Node, **more: typing.Any) -> dict[str, str]:
-    return program(make(node.run_dir, **more))
+    return job_files(make(node.run_dir, **more))
 
 
 def attempts(node: Node) -> list[str]:
@@ -104,7 +104,7 @@ def test_a_users_variables_and_words_reach_the_ranks_as_they_are(node: Node):
 def test_the_nodes_get_the_program_in_one_file(node: Node):
     node.add("srun", 'shift 9; while [ $1 != /bin/sh ]; do shift; done; exec "${@:1:5}" nothing x')
     output = node.run(files(node))[1]
-    assert f"{node.run_dir}/control/12.pyz/__main__.py" in output
+    assert f"{node.run_dir}/program/ddp.pyz/__main__.py" in output
     assert "KeyError: 'nothing'" in output
 
 
@@ -114,7 +114,7 @@ def test_faults_of_the_filesystem_have_a_bound_of_their_own(node: Node):
         COUNTS + raises("OSError: [Errno 107] Transport endpoint is not connected: '/x/shared/a'"),
     )
     job = make(node.run_dir, max_restarts=1, workspace="/x/shared")
-    code, output = node.run(program(dataclasses.replace(job)))
+    code, output = node.run(job_files(dataclasses.replace(job)))
     assert code == 1
     assert len(attempts(node)) == 1 + 1, (
         "the path is not in the workspace, so a node's disk is at fault"
@@ -125,7 +125,7 @@ def test_faults_of_the_filesystem_have_a_bound_of_their_own(node: Node):
     node.add("srun", COUNTS + raises(words))
     (node.run_dir / "control" / "12.retries").unlink()
     shutil.rmtree(node.run_dir / "logs" / "12.r0t1")
-    code, output = node.run(program(job))
+    code, output = node.run(job_files(job))
     assert code == 1
     assert len(attempts(node)) == 1 + recovery.MAX_FAULTS
     assert failures(node)[-1][1:3] == ["filesystem", "slurmd-0"]
@@ -222,18 +222,16 @@ LOOPBACK = (spec.Fabric("own", (), "lo", (), (), "", "", "", (), ()),)
 
 def test_a_mistake_of_the_programs_own_reaches_the_log(node: Node):
     node.add("srun", "exit 0")
-    given = files(node)
-    given["program/ddp/node/network.py"] += (
-        "\n\ndef is_free(port: int) -> bool:\n    raise KeyError('a bug')\n"
-    )
-    code, output = node.run(given)
+    checks_port = "def is_free(port: int) -> bool:\n"
+    node.change("network.py", checks_port, f"{checks_port}    raise KeyError('a bug')\n")
+    code, output = node.run(files(node))
     assert code == 1
     assert output.endswith("KeyError: 'a bug'\n")
 
 
 PREPARE = """
 import os, sys
-sys.path.insert(0, sys.argv[1])
+sys.path.insert(0, sys.argv[1] + "/ddp.pyz")
 from ddp.node import dataset_preparation, unpacking
 unpacking.use = lambda *_: (os.environ["NOTES"] + "/python", (os.open("/dev/null", os.O_RDONLY),))
 os._exit(dataset_preparation.main(sys.argv[1] + "/prepare.json"))
@@ -248,7 +246,7 @@ def test_a_preparation_runs_its_commands_in_turn(node: Node, fails: str, element
         *([] if elements else [("ddptrain", "inspect", "--json")]),
     )
     job = spec.PrepareSpec(str(node.run_dir), str(node.cache), made, commands, elements)
-    node.write({**program(make(node.run_dir)), "program/prepare.json": spec.dump(job)})
+    node.write({**job_files(make(node.run_dir)), "program/prepare.json": spec.dump(job)})
     python = node.notes / "python"
     python.write_text(
         f'#!/bin/sh\nshift; echo "$@"; case "$2" in "{fails or "-"}") exit 3 ;; esac\n'

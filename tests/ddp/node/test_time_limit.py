@@ -9,7 +9,7 @@ import time
 import typing
 
 import pytest
-from job_specs import make, program
+from job_specs import job_files, make
 from script_texts import ENDS, WAITS, stop, wait_for
 
 from batch_host import Node
@@ -24,7 +24,7 @@ def node(tmp_path: pathlib.Path) -> Node:
 
 
 def files(node: Node, **more: typing.Any) -> dict[str, str]:
-    return program(make(node.run_dir, **more))
+    return job_files(make(node.run_dir, **more))
 
 
 def outcome(node: Node, attempt: str = "12.r0") -> dict[str, typing.Any]:

@@ -55,11 +55,15 @@ def test_a_run_is_made_whole_and_only_once(tmp_path: pathlib.Path):
 
 def test_files_that_stay_the_same_are_not_replaced_under_a_job(tmp_path: pathlib.Path):
     path = tmp_path / "first"
-    creation.create(path, {"job.sbatch": "a", "program/x.py": "same"}, again=False)
-    inode = (path / "program" / "x.py").stat().st_ino
-    creation.create(path, {"job.sbatch": "b", "program/x.py": "same"}, again=True)
+    creation.create(path, {"job.sbatch": "a"}, program=b"same", again=False)
+    program = path / "program" / "ddp.pyz"
+    inode = program.stat().st_ino
+    former = creation.create(path, {"job.sbatch": "b"}, program=b"same", again=True)
     assert (path / "job.sbatch").read_text() == "b"
-    assert (path / "program" / "x.py").stat().st_ino == inode
+    assert program.stat().st_ino == inode
+    creation.create(path, {"job.sbatch": "b"}, program=b"\xff a newer one", again=True)
+    creation.undo(path, former)
+    assert ((path / "job.sbatch").read_text(), program.read_bytes()) == ("a", b"same")
 
 
 def test_only_a_run_that_never_started_is_removed(run: pathlib.Path, make_run: MakeRun):

@@ -20,7 +20,7 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     argv = (node.notes / "argv").read_text().split("\0")[:-1]
     options = "--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=4 --cpu-bind=none --kill-on-bad-exit=1"
     assert argv[:10] == [*options.split(), "--wait=300", "--label", "--chdir=/", "/bin/sh"]
-    program = ["/usr/bin/python3", str(node.run_dir / "control" / "12.pyz"), "node"]
+    program = ["/usr/bin/python3", str(node.run_dir / "program" / "ddp.pyz"), "node"]
     program.append(str(node.run_dir / "program" / "job.json"))
     assert argv[12:] == [*program, *"--module ddptrain smoke --lr 3e-3".split()]
     lines = output.splitlines()
@@ -186,9 +186,7 @@ def test_a_controller_that_restarts_is_asked_again_for_the_addresses(
 def test_a_port_that_is_taken_is_passed_over(settings: Settings, node: Node):
     node.add("srun", 'echo "port=$HEAD_PORT"; ' + ENDS % "done")
     files, first = texts(settings), 20500
-    program = "program/ddp/node/network.py"
-    assert "range(20000, 30000)" in files[program]
-    files[program] = files[program].replace("range(20000, 30000)", f"range({first}, {first + 3})")
+    node.change("network.py", "range(20000, 30000)", f"range({first}, {first + 3})")
     with socket.create_server(("", first)), socket.create_server(("", first + 1)):
         outputs = [node.run(files)[1] for _ in range(4)]
     for output in outputs:

@@ -26,7 +26,7 @@ from ddp.submit import resources
 
 NODE_DRIVER = """
 import os, socket, sys, time
-sys.path.insert(0, sys.argv[1])
+sys.path.insert(0, sys.argv[1] + "/ddp.pyz")
 from ddp.node import task
 def refuse(*_, **__): raise eval(os.environ['REFUSES'])
 if 'REFUSES' in os.environ: socket.create_connection = refuse

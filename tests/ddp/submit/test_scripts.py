@@ -69,7 +69,9 @@ def test_the_script_is_directives_and_one_command(settings: Settings):
         "propagate=NONE",
         "signal=B:USR1@180",
     ]
-    program = f"exec /usr/bin/python3 -I -S -B {run_dir}/program job job.json"
+    program = (
+        f"exec /usr/bin/python3 -I -S -B {run_dir}/program/ddp.pyz job {run_dir}/program/job.json"
+    )
     assert [line for line in script.splitlines() if not line.startswith("#")] == [program]
 
 
@@ -80,7 +82,12 @@ def test_a_workspace_with_a_blank_is_quoted_for_sbatch_and_the_shell(
     settings = dataclasses.replace(settings, workspace=workspace)
     script = texts(settings)["job.sbatch"]
     assert f'chdir="{settings.workspace.runs}/first"' in directives(script)
-    assert shlex.split(script.splitlines()[-1])[5] == f"{settings.workspace.runs}/first/program"
+    folder = f"{settings.workspace.runs}/first/program"
+    assert shlex.split(script.splitlines()[-1])[5:] == [
+        f"{folder}/ddp.pyz",
+        "job",
+        f"{folder}/job.json",
+    ]
 
 
 def test_unset_options_are_not_in_the_script(settings: Settings):
@@ -109,13 +116,9 @@ def test_arguments_that_would_break_the_job_are_refused(given: str, line: str):
     assert str(caught.value).startswith(line)
 
 
-def test_the_jobs_program_lies_in_its_own_folder(settings: Settings):
-    """No other account can write there, and nothing comes from elsewhere: -I, no site-packages."""
+def test_the_jobs_specification_lies_in_its_own_folder(settings: Settings):
     files = texts(settings)
-    assert {name.partition("/")[0] for name in files} == {"job.sbatch", "program"}
-    for name, text in files.items():
-        if name.endswith(".py"):
-            compile(text, name, "exec")
+    assert set(files) == {"job.sbatch", "program/job.json"}
     job = spec.parse(spec.JobSpec, files["program/job.json"])
     assert (job.run, job.job_dir, job.cache) == (
         "first",
