@@ -225,12 +225,26 @@ def requeue(
         is_queued = _restarts(found) > restarts
         if is_cancelled() or (is_over and not is_queued):
             return False
-        if is_queued or (found and call("scontrol", "requeue", job_id).returncode == 0):
+        why = "Slurm does not respond"
+        if found and not is_queued:
+            asked = call("scontrol", "requeue", job_id)
+            is_queued = asked.returncode == 0
+            why = _reason(asked) or why
+        if is_queued:
             spool.write(f"[REQUEUE] {stamp()} job {job_id} is queued again")
             return True
-        spool.write(f"[REQUEUE] Slurm does not respond; trying again in {pause_s} s")
+        spool.write(f"[REQUEUE] {why}; trying again in {pause_s} s")
         pause(pause_s)
     return False
+
+
+def _reason(failed: subprocess.CompletedProcess[str]) -> str:
+    """Return why scontrol failed, in its own words; "" if it gave none."""
+    if failed.returncode < 0:
+        return f"scontrol was ended by signal {-failed.returncode}"
+    lines = failed.stderr.split("\n")
+    words = [line.strip() for line in lines if line.strip()]
+    return f"scontrol: {words[-1][:300]}" if words else ""
 
 
 def signals_every_process() -> bool:

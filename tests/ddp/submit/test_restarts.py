@@ -256,3 +256,29 @@ def test_a_requeue_whose_answer_was_lost_is_not_asked_for_twice(settings: Settin
     assert code == 75
     assert (node.notes / "scontrol").read_text() == "requeue 12\n"
     assert output.count("job 12 is queued again") == 1
+
+
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        (
+            "echo 'Requested operation is presently disabled' >&2; exit 1",
+            "scontrol: Requested operation is presently disabled",
+        ),
+        ("kill -TERM $$", "scontrol was ended by signal 15"),
+        ("exit 1", "Slurm does not respond"),
+    ],
+)
+def test_a_requeue_that_failed_says_why_and_is_tried_again(
+    settings: Settings, node: Node, fails: str, why: str
+):
+    node.add("srun", WAITS + ENDS % "preempted")
+    node.add(
+        "scontrol",
+        'case "$*" in *"show job 12") echo "JobId=12 JobState=RUNNING Restarts=0" ;; show*) echo slurmd-0 ;; '
+        f'*) echo "$*" >> "$NOTES/scontrol"; [ $(wc -l < "$NOTES/scontrol") -gt 1 ] || {{ {fails}; }} ;; esac',
+    )
+    code, output = stop(node, texts(settings), signal.SIGUSR1)
+    assert code == 75
+    assert f"[REQUEUE] {why}; trying again in 1 s\n" in output
+    assert output.count("job 12 is queued again") == 1
