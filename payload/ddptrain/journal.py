@@ -204,6 +204,11 @@ class Journal:
             eval_s=seconds,
         )
 
+    def sync(self) -> None:
+        """Make the records durable, from another thread: no checkpoint may outlive them."""
+        if self._metrics is not None:
+            self._metrics.sync()
+
     def saved(self, record: Record) -> None:
         """Take the record of a checkpoint that is complete; from another thread."""
         self._add(record)

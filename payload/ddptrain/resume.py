@@ -188,6 +188,7 @@ class Run:
             with world.together():
                 if world.is_main:
                     made.listed = list(itertools.chain.from_iterable(listed))
+                    self._sync_log()
                     path = made.commit(self._meta(step, epoch))
                     draft.settle(self.folder, path, is_best=False, keep=self._keep)
                     self._saved = str(path)
@@ -204,6 +205,7 @@ class Run:
         self._world.barrier()  # every rank has written
         with self._world.together():
             if self._world.is_main:
+                self._sync_log()
                 draft.seal(path, self._meta(step, 0))
                 draft.point(self.folder / stored.LATEST, path)
                 self._saved = str(path)
@@ -235,6 +237,11 @@ class Run:
         if self._world.is_main:
             facts = {"step": step, "loss": loss, "checkpoint": self._saved}
             attempt.write_outcome(self.folder, outcome, **facts)
+
+    def _sync_log(self) -> None:
+        """Make the lines of the steps durable that the next checkpoint has."""
+        if self._log is not None:
+            self._log.sync()
 
     def _meta(self, step: int, epoch: int) -> dict[str, object]:
         return {

@@ -157,6 +157,7 @@ class Training:
                 keep=self.settings.keep_checkpoints,
                 attempt=attempt.name(),
                 pin=self.world.device.type == "cuda",
+                before_commit=self.journal.sync,
                 on_saved=self.journal.saved,
                 place=place,
             )

@@ -1,6 +1,7 @@
 """An accident before step $AT: $DO hits rank $OF, or all ranks (gradient, weights, stuck).
 
-kill: it gets SIGKILL, or $BY; everything to be saved before is on disk. stuck: rank 1 stops; rank
+kill: it gets SIGKILL, or $BY; everything to be saved before is on disk. power: SIGKILL, and the
+lines of metrics.jsonl that were not synced are lost, as with the machine's power. stuck: rank 1 stops; rank
 0, which waits for it, gets SIGTERM, then both SIGKILL, when rank 0 has written its outcome, or
 after a minute. slow: it waits 0.1 s for the data of each step. joining, missing: it fails before
 the first step; with missing data, that rank is the first one of another node. Once torchrun has
@@ -35,7 +36,9 @@ ERRORS = {
 _step, _next, _clip = train.Training.step, batches.Reader.next, nn.utils.clip_grad_norm_
 _init, _make_groups = dist.init_process_group, distributed.make_groups
 _world, _print = distributed.World.__init__, shards.fingerprint
+_fsync = os.fsync
 _spoilt: list[bool] = []
+_synced: dict[int, int] = {}  # the bytes of each inode that a power failure leaves
 
 
 def step(self, *args, **kwargs):
@@ -49,10 +52,12 @@ def step(self, *args, **kwargs):
 
 
 def before(training):
-    if DO == "kill":
+    if DO in ("kill", "power"):
         if training.saver is not None:
             training.saver.wait()
         training.world.barrier()
+        if IS_IT and DO == "power":
+            lose_unsynced(training.run_dir / "metrics.jsonl")
         if IS_IT:
             os.kill(os.getpid(), signal.Signals[os.environ.get("BY", "SIGKILL")])
     elif DO == "stuck":
@@ -67,6 +72,16 @@ def before(training):
         from torch._dynamo import exc
 
         raise exc.BackendCompilerFailed("inductor", OSError("Python.h"), None)
+
+
+def fsync(fd):
+    _fsync(fd)
+    about = os.fstat(fd)
+    _synced[about.st_ino] = about.st_size
+
+
+def lose_unsynced(path):
+    os.truncate(path, _synced.get(path.stat().st_ino, 0))
 
 
 def stand_still(training):
@@ -129,7 +144,9 @@ def lead_node(self, *args, **kwargs):
 train.Training.step = step
 nn.utils.clip_grad_norm_ = clip_grad_norm_
 dist.init_process_group = init
-if DO == "stuck":
+if DO == "power":
+    os.fsync = fsync
+elif DO == "stuck":
     alarm.STUCK_S = 1.0
 elif DO == "hang":
     distributed.make_groups = lambda world, store, timeout: _make_groups(

@@ -82,6 +82,22 @@ def test_twenty_steps_equal_ten_a_kill_and_ten_bit_for_bit(
     assert all(a["time"] <= b["time"] for a, b in itertools.pairwise(records))
 
 
+def test_a_checkpoint_outlives_no_record_of_its_steps(
+    whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
+):
+    run_dir = tmp_path / "run"
+    died = ranks.run(2, *arguments(dataset, run_dir), accident="accident_step DO=power AT=13 OF=0")
+    assert died.returncode != 0
+    assert set(range(1, 11)) <= set(conftest.losses(run_dir))
+
+    result = ranks.succeed(2, *arguments(dataset, run_dir), RUN_ATTEMPT_ID="7.r1")
+
+    resumed = next(line for line in result.marked("CKPT") if "resumed" in line)
+    assert resumed["step"] == "10"
+    assert conftest.losses(run_dir) == conftest.losses(whole)
+    assert conftest.val_losses(run_dir) == conftest.val_losses(whole)
+
+
 def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):

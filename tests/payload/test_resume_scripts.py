@@ -229,6 +229,27 @@ def test_outside_of_a_job_one_process_saves_below_the_current_directory(tmp_path
     )
 
 
+@pytest.mark.parametrize("saves", ["with run.saving(step): pass", "run.seal(made(step), step)"])
+def test_a_killed_script_has_the_lines_of_its_checkpoints_steps(saves: str, tmp_path: pathlib.Path):
+    code = f"""
+import os, signal
+os.chdir("{tmp_path}")
+from ddptrain import resume
+def made(step):
+    path = run.folder / f"checkpoint-{{step}}"
+    path.mkdir()
+    return path
+run = resume.Run()
+for step in (1, 2):
+    run.log(step, loss=0.5)
+    {saves}
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert alone(tmp_path / "train.py", code).returncode != 0
+    found = metrics.Reader(tmp_path / "run" / "metrics.jsonl").read()
+    assert found.points("loss", 9) == [(1, 0.5), (2, 0.5)]
+
+
 def test_it_is_imported_without_torch(tmp_path: pathlib.Path):
     code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from ddptrain import resume; print(resume.folder())"
     done = subprocess.run(

@@ -36,7 +36,8 @@ class _Job:
 class Saver:
     """Writes a run's checkpoints from a thread, on rank 0; with several sites on each one's leader.
 
-    `on_saved` gets a record of each checkpoint once it is complete, in that thread.
+    In that thread `before_commit` is called before a checkpoint appears, and `on_saved` gets a record
+    of it once it is complete.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Saver:
         keep: int,
         attempt: str,
         pin: bool = False,
+        before_commit: collections.abc.Callable[[], None] = lambda: None,
         on_saved: collections.abc.Callable[[State], None] = lambda _: None,
         place: parts.Place = parts.ALONE,
     ) -> None:
@@ -57,6 +59,7 @@ class Saver:
         # How long each save held up the caller, in `save` and in `before_update`
         self.stall_s: list[float] = []
         self._pin = pin
+        self._before_commit = before_commit
         self._on_saved = on_saved
         self._buffer: list[Tensor] = []
         self._copied = threading.Event()
@@ -169,6 +172,7 @@ class Saver:
             made.add_dcp(state)
             for site in range(1, self._place.count):
                 parts.adopt(made, job.name, site, self.attempt, self._closing)
+            self._before_commit()
             path = made.commit(job.meta)
         draft.settle(self.run_dir, path, is_best=job.is_best, keep=self.keep)
         self.last = str(path)

@@ -60,11 +60,16 @@ class Metrics:
             self._file.flush()
         self._last_flush = time.monotonic()
 
-    def close(self) -> None:
-        """Make everything durable."""
+    def sync(self) -> None:
+        """Make the records durable. Others may be added meanwhile."""
+        self.flush()
         with files.naming(self.path):
-            self._file.flush()
             os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Make everything durable, and take no more records."""
+        self.sync()
+        with files.naming(self.path):
             self._file.close()
 
 

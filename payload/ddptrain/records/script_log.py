@@ -37,6 +37,7 @@ class ScriptLog:
         self._unwritten: list[Record] = [{"kind": "start", "time": time.time(), **start}]
         self._has_read = False
         self._has_warned = False
+        self._writing = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="script-log", daemon=True)
         self._thread.start()
@@ -55,6 +56,12 @@ class ScriptLog:
         step = record.get("step")
         if isinstance(step, int | float) and not isinstance(step, bool) and abs(step) < 1 << 53:
             self._taken.append(record)
+
+    def sync(self) -> None:
+        """Write the lines so far, and make them durable if the filesystem does not fail."""
+        self._append()
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            os.fsync(file.fileno())
 
     def end(self) -> None:
         """Write the last lines."""
@@ -87,6 +94,10 @@ class ScriptLog:
 
     def _append(self) -> None:
         """Append the lines taken so far; those that cannot be written wait for the next call."""
+        with self._writing:
+            self._append_alone()
+
+    def _append_alone(self) -> None:
         while self._taken:
             self._unwritten.append(self._taken.popleft())
         if not self._unwritten:
