@@ -36,8 +36,8 @@ class _Job:
 class Saver:
     """Writes a run's checkpoints from a thread, on rank 0; with several sites on each one's leader.
 
-    In that thread `before_commit` is called before a checkpoint appears, and `on_saved` gets a record
-    of it once it is complete.
+    In that thread `before_commit` is called before a checkpoint appears, and `on_saved` gets a
+    record of it once it is complete.
     """
 
     def __init__(
