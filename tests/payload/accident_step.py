@@ -1,9 +1,9 @@
 """An accident before step $AT: $DO hits rank $OF, or all ranks (gradient, weights, stuck).
 
 kill: it gets SIGKILL, or $BY; everything to be saved before is on disk. power: SIGKILL, and the
-lines of metrics.jsonl that were not synced are lost, as with the machine's power. stuck: rank 1 stops; rank
-0, which waits for it, gets SIGTERM, then both SIGKILL, when rank 0 has written its outcome, or
-after a minute. slow: it waits 0.1 s for the data of each step. joining, missing: it fails before
+lines of metrics.jsonl that were not synced are lost, as with the machine's power. stuck: rank 1
+stops; rank 0, which waits for it, gets SIGTERM, then both SIGKILL, when rank 0 has written its
+outcome, or after a minute. slow: it waits 0.1 s for the data of each step. joining, missing: it fails before
 the first step; with missing data, that rank is the first one of another node. Once torchrun has
 restarted the ranks, only one thing happens: rank 1 comes late, so that leftovers of the first
 attempt in the store would be taken for it.

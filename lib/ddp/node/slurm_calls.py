@@ -229,7 +229,8 @@ def requeue(
         if found and not is_queued:
             asked = call("scontrol", "requeue", job_id)
             is_queued = asked.returncode == 0
-            why = _reason(asked) or why
+            if not is_queued:
+                why = _reason(asked) or why
         if is_queued:
             spool.write(f"[REQUEUE] {stamp()} job {job_id} is queued again")
             return True
@@ -242,9 +243,11 @@ def _reason(failed: subprocess.CompletedProcess[str]) -> str:
     """Return why scontrol failed, in its own words; "" if it gave none."""
     if failed.returncode < 0:
         return f"scontrol was ended by signal {-failed.returncode}"
-    lines = failed.stderr.split("\n")
-    words = [line.strip() for line in lines if line.strip()]
-    return f"scontrol: {words[-1][:300]}" if words else ""
+    words = failed.stderr.strip()
+    if not words:
+        return ""
+    last = words.splitlines()[-1].removeprefix("scontrol: ")
+    return f"scontrol: {last[:300]}"
 
 
 def signals_every_process() -> bool:

@@ -1,7 +1,9 @@
 """A run's folder before its job: made whole, undone, or unfinished. Call it in `Workspace.do`."""
 
 import collections.abc
+import concurrent.futures
 import contextlib
+import functools
 import os
 import pathlib
 import shutil
@@ -11,12 +13,12 @@ from ddp.host.files import RefusedError, replace
 from ddp.node import small_files, spec
 from ddp.run import folder, untrusted
 
+_WRITERS = 8
 _MAX_FUNCTION_BYTES = 4 << 30  # of arguments that were pickled
 FUNCTION = "function.pkl"  # the ranks read it: ddptrain.functions.calls
 RUN_FILES = frozenset(
     f"logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code code.json {FUNCTION}".split()
 )
-
 
 Former = dict[str, bytes | None]  # the content of each file before; None: it is new
 
@@ -129,8 +131,10 @@ def create_sweep(
             place.mkdir(mode=0o755, exist_ok=True)
             made.append(place)
         create(path, texts, program=program, again=True)
-        for place, files in zip(places[1:], elements, strict=True):
-            create(place, files, again=True)
+        # Several at a time: a small file on a network filesystem is mostly waiting
+        fill = functools.partial(create, again=True)
+        with concurrent.futures.ThreadPoolExecutor(_WRITERS) as pool:
+            list(pool.map(fill, places[1:], elements))
     except BaseException:
         for place in made:
             shutil.rmtree(place, ignore_errors=True)

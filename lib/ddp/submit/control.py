@@ -152,11 +152,10 @@ class Submission:
         if again:
             record |= self._before()
         texts = {**texts, folder.RECORD: folder.dump(record)}
-        make = functools.partial(creation.create, program=job_program.archive(), again=again)
+        program = job_program.archive()
+        make = functools.partial(creation.create, program=program, again=again)
         if elements:
-            make = functools.partial(
-                creation.create_sweep, program=job_program.archive(), elements=elements
-            )
+            make = functools.partial(creation.create_sweep, program=program, elements=elements)
         timeout_s = 120 if elements else 30
         former = workspace.do(make, timeout_s=timeout_s, path=path, texts=texts)
 
